@@ -1,8 +1,8 @@
-"""Work that must go on for as long as its owner lives: it begins again when it fails.
+"""Background work that must run as long as its owner lives: after a failure it is started again.
 
-A task that nobody awaits ends without a word when an exception comes out of it. So
-whatever reads, polls, beats or tidies in the background is started here: its failure is
-logged with the traceback, and after a pause the work begins anew.
+An asyncio task that is not awaited ends silently when it raises. So every background
+loop of gracekit is started here: a failure is logged with its traceback, and after a
+pause the work is called again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gracekit.errors import ConfigError
 from gracekit.telemetry.telemetry import Telemetry
 
 LONGEST_END_S: Final = 1.0
-"""Work that swallows its cancellation is not waited for any longer."""
+"""Seconds to wait for the end of cancelled work, which may swallow its cancellation."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -49,7 +49,7 @@ def need_loop() -> None:
 
 
 def start(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> asyncio.Task[None]:
-    """Do *work* in a task of its own until it returns or the task is cancelled; see `keep_on`."""
+    """Run `keep_on` in a task of its own, which the caller may cancel."""
     return asyncio.create_task(keep_on(work, name, telemetry=telemetry, clock=clock), name=name)
 
 
@@ -69,7 +69,7 @@ class Background:
             self._task = start(self._work, self._name, telemetry=self._telemetry, clock=self._clock)
 
     async def stop(self) -> None:
-        """Cancel the work, and wait for its end."""
+        """Cancel the work, and wait for its end, `LONGEST_END_S` at most."""
         task = self._task
         if task is not None:
             task.cancel()
@@ -81,14 +81,14 @@ class Background:
 async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> None:
     """Do *work* until it returns, or until this task is cancelled.
 
-    A CancelledError that nobody has sent to this task, as libraries raise for a lost connection,
-    is a failure like any other.
+    Some libraries raise CancelledError for a lost connection. If this task was not cancelled,
+    that is a failure like any other.
 
     Args:
-        work: Called anew after each failure; what it needs to go on is in its object.
+        work: Called again after each failure; it must keep its progress in its object.
         name: Names it in the log.
-        telemetry: Hears of each failure, as `background.failed`.
-        clock: Spreads the pauses, which are those of `backoff.WORK`.
+        telemetry: Emits each failure as `background.failed`.
+        clock: Jitters the pauses, which are those of `backoff.WORK`.
     """
     pauses = backoff.WORK.pauses(clock)
     while True:

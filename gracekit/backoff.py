@@ -1,7 +1,7 @@
-"""How long gracekit waits before it tries again: every such pause stands here and nowhere else.
+"""How long gracekit waits before it tries again: all such pauses are defined here.
 
-A pause that grows is a `Backoff`; one that stays the same is a number of seconds. Each is named
-for what is tried again.
+A pause that grows is a `Backoff`; a constant one is a number of seconds. Each is named for what
+is tried again, and its docstring says what has failed before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Backoff:
 
     Attributes:
         first_s: Seconds before the second try.
-        most_s: No pause is longer, but for its jitter.
-        factor: Each pause is so many times the one before.
-        jitter: Whether each is spread by `Clock.jitter`, so that siblings do not try in step.
+        most_s: Longest pause in seconds, before jitter.
+        factor: Each pause is the previous one times this.
+        jitter: Whether `Clock.jitter` varies each pause, so that siblings do not try in step.
     """
 
     first_s: float
@@ -30,17 +30,17 @@ class Backoff:
     jitter: bool = False
 
     def pauses(self, clock: Clock) -> Iterator[float]:
-        """The pauses in seconds, one for each try that failed, without an end."""
+        """The pauses in seconds, one for each failed try; the iterator never ends."""
         pause_s = self.first_s
         while True:
             yield clock.jitter(pause_s) if self.jitter else pause_s
             pause_s = min(self.most_s, self.factor * pause_s)
 
     def after(self, elapsed_s: float) -> float:
-        """The pause in seconds *elapsed_s* after the first try: for tries that are not counted.
+        """The next pause in seconds, *elapsed_s* after the first try, if tries are not counted.
 
-        They may have been made by several processes. Where pauses grow by a factor, the
-        next one is what the earlier ones took together, times the factor less one.
+        Several processes may have made them. If each pause is the previous one times the factor,
+        the next pause is about the sum of all earlier ones times (factor - 1).
         """
         return min(self.most_s, max(self.first_s, (self.factor - 1) * elapsed_s))
 
@@ -48,65 +48,69 @@ class Backoff:
 # -- the process ----------------------------------------------------------------------------
 
 WORK: Final = Backoff(first_s=0.1, most_s=10.0, jitter=True)
-"""Work in the background that raised. Work that ran for longer than the longest pause counts as
-well again: its pauses begin anew."""
+"""Background work raised. If it had run for longer than the longest pause, the pauses start over
+from the first."""
 RECOVERY_S: Final = 5.0
-"""A pass of recovery, or what is done beside it, that failed."""
+"""A pass of recovery, or a task beside it, failed."""
 OVERDUE_S: Final = 1.0
-"""A parked task whose deadline has passed, and which could not be ended."""
+"""A parked task could not be ended after its deadline."""
 MISSING_S: Final = 0.5
-"""An accepted row that may be lost, or may be about to be begun by a claim that was under way."""
+"""An accepted row may be lost, or a claim that was under way may be about to begin it."""
 PROBE: Final = Backoff(first_s=1.0, most_s=60.0)
-"""A probe that raised or was slow, or a task that could not be settled."""
+"""A probe raised or was slow, or a task could not be settled."""
 RESOURCES_S: Final = 5.0
-"""A pass over the resources of a host that another run has begun, or that could not be made; and
-the next look at one resource on which somebody works."""
+"""A pass over the resources of a host failed, or another run has begun it. Also the pause before
+the next look at a resource on which a task works."""
 BROKEN_PASS: Final = Backoff(first_s=5.0, most_s=600.0, jitter=True)
-"""A pass in which a kind could not be read; no longer than `reconciliation_interval`."""
+"""In a pass over resources, a kind could not be read; at most `reconciliation_interval`."""
 
 # -- the store ------------------------------------------------------------------------------
 
 OUTCOME: Final = Backoff(first_s=0.01, most_s=1.0)
-"""The commit of an outcome, which the store refused."""
+"""The store refused to commit an outcome."""
 PAROLE_S: Final = 1.0
-"""The commit that a suspect is no longer alone, which the store refused."""
+"""The store refused to commit that a suspect is no longer alone."""
 FALSE_DEADLOCK_S: Final = 0.002
-"""The lock between writers of one database, where the kernel saw a deadlock that is none."""
+"""The kernel reported a deadlock on the writer lock of a database, although there is none."""
 
 # -- deliveries -----------------------------------------------------------------------------
 
 GIVE_BACK_S: Final = 0.5
-"""Before a delivery goes back for want of its record: the transport may hand it out to us again in
-the same moment, and a store that stays broken would keep the loop busy with that alone."""
+"""A delivery could not be recorded, and is given back after this pause. The transport may deliver
+it here again at once, so with a broken store the loop would do nothing else."""
 SIBLING: Final = Backoff(first_s=0.5, most_s=60.0, factor=1.8)
-"""Before a delivery goes back that only another version serves. RabbitMQ 4 gives up what a quorum
-queue has delivered 20 times, and a message that no sibling takes goes back about 13 times."""
+"""Only another version serves a delivery, which is given back after this pause. RabbitMQ 4 gives up
+a message that a quorum queue delivered 20 times; with these pauses it is given back about 13
+times before it is refused."""
 CONSUME_S: Final = 1.0
-"""A lane that could not begin to consume."""
+"""A lane could not begin to consume."""
 
 # -- answers --------------------------------------------------------------------------------
 
 REPLY_S: Final = 1.0
-"""A reply that the transport does not take for now."""
+"""The transport did not take a reply."""
 
 # -- notifications --------------------------------------------------------------------------
 
 AFTER_CLOCK_S: Final = 3.0
-"""The next look at notifications after the wall clock was set: until then their times follow it."""
+"""The wall clock was set. Until the next look at notifications, their times are set likewise."""
 NOTIFICATIONS: Final = Backoff(first_s=1.0, most_s=30.0, jitter=True)
-"""Notifications that the transport does not take for now."""
+"""The transport did not take notifications."""
 
 # -- RabbitMQ -------------------------------------------------------------------------------
 
 CONNECTION: Final = Backoff(first_s=0.1, most_s=3.0, jitter=True)
-"""A connection that broke, or that no host of the URL accepted."""
+"""A connection broke, or no host of the URL accepted one."""
 CONSUMER: Final = Backoff(first_s=0.05, most_s=3.0, jitter=True)
-"""A consumer that ended, or could not be opened."""
+"""A consumer ended, or could not be opened."""
 PUBLISH_S: Final = 0.25
-"""A publish that failed, or whose reply queue is not there."""
+"""A publish failed, or its reply queue does not exist."""
 CHANNEL_S: Final = 1.0
-"""Between channels that are left for nacks, at least: a queue that is full nacks on each."""
+"""The broker nacked a publish. Its channel is replaced, but no more often than this, because a full
+queue nacks on each new channel too."""
 FOREIGN_READER_S: Final = 0.5
-"""Before a foreign reader is believed, and looked for again."""
+"""A queue seems to have a reader with another store. It is reported only if it is seen again, as a
+sibling that comes or goes looks like one for a moment."""
 NO_READER_S: Final = 1.0
-"""Before a queue counts as one without readers: a broker may count a reader late."""
+"""A queue seems to have no consumer. It counts as such only if a second look agrees, because a
+broker may count a consumer late."""

@@ -1,9 +1,9 @@
 """One request's whole life, from the delivery to the reply.
 
 `dispatch` reads top to bottom as ARCHITECTURE.md tells it: read, track, accept,
-ack, turn, begin, run, finish, reply, untrack. Here rpc, tracker and leases
-meet; nothing below knows of the other two. gracekit's own steps are never
-cancelled: only a handler is, and a wait for a turn when the gate closes.
+ack, turn, begin, run, finish, reply, untrack. rpc, tracker and leases do not
+import each other; they meet here. gracekit cancels handlers, and waits for a
+turn when the gate closes; it never cancels its own steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from gracekit.tracker.task import Awaited, Interruption, Lane, Order, Reason, Ta
 
 
 class Dispatcher:
-    """Carries requests through their life; recovered ones join in the middle.
+    """Carries each request through its life; a recovered one joins after its acceptance.
 
     Args:
-        gates: The lanes that requests come by.
-        history: Learns how long each attempt took.
+        gates: Intake, slots and threads of each lane.
+        history: Records how long each attempt took.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Dispatcher:
     # -- the ways in --------------------------------------------------------------------
 
     def take(self, delivery: Delivery, lane: Lane) -> None:
-        """Start the life of a delivery; the caller took a place of the lane for it."""
+        """Begin to process a delivery; the caller has taken a place of the lane for it."""
         self._spawn(self.dispatch(delivery, self._gates[lane]), self._when_ended[lane])
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
-        """Run an ACCEPTED row to its end: this run has claimed it, the claim limit has counted it.
+        """Run an ACCEPTED row to its end; the caller has claimed it within the claim limit.
 
         Args:
             row: As claimed.
-            inside: Resource in whose line a place is handed over with it.
+            inside: Resource in whose line the caller has already taken a place for the row.
         """
         self._spawn(self._dispatch_row(row, inside), self._when_row_ended[row.lane])
 
@@ -122,7 +122,7 @@ class Dispatcher:
         task.add_done_callback(ended)
 
     def _life_ended(self, give_back: Callable[[], None], done: asyncio.Task[None]) -> None:
-        """A life is over, and what it had of its lane is free: a place, or room for a row."""
+        """A request is done: give back its place in the lane, or its room in the claim limit."""
         self._work.discard(done)
         give_back()
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -163,24 +163,24 @@ class Dispatcher:
             self._untrack(job)
 
     async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
-        """The record cannot be read: what was not accepted goes back."""
+        """The store failed before the request was accepted: give the delivery back."""
         self._telemetry.emit("store.error", what="dispatch", error=str(error))
         await asyncio.sleep(backoff.GIVE_BACK_S)
         await settle(delivery.give_back(), self._telemetry)
 
     def _put_back(self, delivery: Delivery) -> None:
-        """The application cancelled a step of gracekit's own: an unsettled delivery goes back."""
+        """The application cancelled a step of gracekit: give an unsettled delivery back."""
         if not delivery.settled:
             self._do_beside(settle(delivery.give_back(), self._telemetry))
 
     def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
-        """Do it in a task of its own, which is kept until it ends."""
+        """Run *step* in a task of its own, and keep a reference to it until it ends."""
         task = asyncio.ensure_future(step)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
-        """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
+        """Carry an accepted row, of this run or an earlier one, through the rest of its life."""
         job = self._arrivals.job_of(row, self._gates[row.lane])
         job.claimed_ahead = True
         if inside is not None:
@@ -200,8 +200,8 @@ class Dispatcher:
             self._untrack(job)
 
     async def _track_row(self, job: Job) -> bool:
-        """Enter the tracker once the row's last attempt, or a copy, has left it; false if the gate
-        closed meanwhile.
+        """Add the task to the tracker once no attempt or copy of it is left there; false if the
+        gate closed meanwhile.
         """
         task = job.task
         if self._tracker.add(task) is not None and not await self._track_later(job):
@@ -213,7 +213,7 @@ class Dispatcher:
         if not job.gate.is_open:
             return False
         job.begin_claimed()
-        self._scheduler.leave(job)  # the one in flight may need the place that was handed to us
+        self._scheduler.leave(job)  # the attempt in flight may need the row's place
         job.task.handler = asyncio.current_task()
         job.waiting = True
         job.task.waits_for = Awaited.SAME_ID
@@ -227,7 +227,7 @@ class Dispatcher:
         return True
 
     async def _give_up_row(self, job: Job) -> None:
-        """A row that could not enter the tracker: anyone may claim it."""
+        """Release a row that could not enter the tracker: any run may claim it then."""
         self._scheduler.leave(job)
         try:
             await self._custody.give_up_start(job.task)
@@ -238,7 +238,7 @@ class Dispatcher:
             self._custody.left()
 
     async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
-        """Callers that asked for heartbeats have waited through a restart."""
+        """Send heartbeats again to callers that asked for them and waited through a restart."""
         try:
             for address in await self._journal.monitored(row_id):
                 self._heartbeats.begin(job.task, address, at_once=True)
@@ -250,15 +250,15 @@ class Dispatcher:
         if not job.task.running and not await self._begin_in_turn(job):
             return
         if job.gate.is_shut:
-            await self._hand_over(job, Interruption.SAFE_POINT)  # nothing was done
+            await self._hand_over(job, Interruption.SAFE_POINT)  # its handler has not begun
             return
         try:
             end = await self._attempts.run(job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
+        except Exception as error:  # noqa: BLE001 - charged: it must not be retried for ever
             await self._charge(job, error)
             return
         if job.stuck:
-            return  # the drain has recorded it; what it did after that is for recovery to find
+            return  # the drain recorded it as unclean; recovery finds out what it did since
         if end.outcome is None:
             await self._hand_over(job, end.cut or Interruption.CANCELLED)
             return
@@ -267,7 +267,7 @@ class Dispatcher:
     # -- track and accept: custody ------------------------------------------------------
 
     async def _track(self, job: Job) -> bool:
-        """Enter the tracker before anything is submitted; false for what is in flight here."""
+        """Add the task to the tracker before any commit; false if its id is in flight here."""
         known = self._tracker.add(job.task)
         if known is None:
             self._jobs[job.task] = job
@@ -276,15 +276,15 @@ class Dispatcher:
         return False
 
     async def _accept(self, job: Job) -> bool:
-        """Dedupe and accept in a group commit, begun in the same one when its turn is at once."""
+        """Dedupe and accept in a group commit, which also records the start if a slot is free."""
         job.gate.entering[job] = None
-        # A sign of life from us, and none of a commit, which may take longer than a caller bears.
+        # Before the commit, which may take longer than the caller waits without a heartbeat.
         self._heartbeats.begin(job.task, job.reply)
         at_once = self._scheduler.enter_nowait(job)
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
                 case Admission.DONE:
-                    job.request = None  # its place is on record now
+                    job.request = None  # its row has all of it now
                     if at_once:
                         self._attempts.mark_running(job)
                     return True
@@ -314,7 +314,7 @@ class Dispatcher:
     # -- turn and begin -----------------------------------------------------------------
 
     async def _begin_in_turn(self, job: Job) -> bool:
-        """Wait for the turn, then record the attempt; false if it does not start here."""
+        """Wait for the task's turn, then record the attempt; false if it does not start here."""
         while await self._scheduler.wait(job):
             if job.expires_at is not None and self._clock.loop() >= job.expires_at:
                 self._scheduler.leave(job)
@@ -330,7 +330,7 @@ class Dispatcher:
                 case _:
                     self._scheduler.leave(job)
                     job.in_doubt = True
-                    return False  # still ours on record: the reconciler finds and frees it
+                    return False  # this run still owns the row: the reconciler releases it
         self._scheduler.leave(job)
         if job.task.order is not None:
             await self._end_unstarted(job, ordered(str(job.task), job.task.order, job.task.state))
@@ -351,10 +351,10 @@ class Dispatcher:
     # -- run and finish -----------------------------------------------------------------
 
     async def _charge(self, job: Job, error: Exception) -> None:
-        """A fault of gracekit's own steps around the handler counts as a crash.
+        """Count an error in gracekit's steps around the handler as a crash of the task.
 
-        Code of the application runs there too: of its logging, its tracing, its exceptions. The
-        task goes the way of one whose process has crashed, so that its attempts are capped.
+        Code of the application runs there too: its logging, tracing and exception classes. So the
+        task is recovered like one whose process crashed, and `max_attempts` ends it.
         """
         self._telemetry.emit("dispatch.failed", error=words_of(error))
         await self._custody.charge(job)
@@ -363,7 +363,7 @@ class Dispatcher:
         self._custody.left()
 
     async def _finish(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
-        """Outcome, end of the lease and replies due, in one commit; then turn and replies."""
+        """Commit outcome, release of the lease and due replies together; then send the replies."""
         self._scheduler.leave_slots(job)
         outcome, addresses = await self._parking.end(job, outcome, end.requested)
         self._journal.forget_cursor(job.task)
@@ -388,7 +388,7 @@ class Dispatcher:
             await self._answers.send_due(row_id, address, outcome)
 
     def obey(self, task: TrackedTask, order: Order) -> None:
-        """Let a task in flight end as an operator orders: its handler, or its wait for a turn."""
+        """End a task in flight as ordered: cancel its handler, or its wait for a turn."""
         self._attempts.obey(self._jobs[task], order)
 
     # -- cut short ----------------------------------------------------------------------
@@ -402,13 +402,13 @@ class Dispatcher:
         self._events.cut(job, cut)
 
     def _note_handed_over(self, job: Job, *, recorded: bool) -> None:
-        # Outside of a drain the application has cancelled its handler, or a step of gracekit has
-        # failed: recovery of this very run settles it.
+        # A drain's report lists only what the drain cut. Otherwise the application cancelled the
+        # handler or a step of gracekit failed, and this run's own recovery settles the task.
         if self._services.phase.draining:
             self.unfinished.hand_over(job.task, recorded=recorded)
 
     async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
-        """Record tasks whose handler did not return; their leases stay with this process."""
+        """Record tasks whose handlers have not returned; this process keeps their leases."""
         jobs = [self._jobs[task] for task in tasks if task in self._jobs]
         await asyncio.gather(*map(self._hand_over_stuck, jobs))
 
@@ -419,13 +419,13 @@ class Dispatcher:
             await self._custody.hand_over(job, Interruption.UNCLEAN, returned=False)
         else:
             await self._unjournaled.hand_over_stuck(job)
-        if job.task.running:  # else it has ended in the last moment
+        if job.task.running:  # else it ended while it was being recorded
             self._events.cut(job, Interruption.UNCLEAN)
 
     def abandon_threads(self) -> None:
-        """Wait no longer for plain handlers that were recorded as unclean.
+        """Stop waiting for plain handlers that the drain recorded as unclean.
 
-        An embedding program may then end, and with it their threads.
+        A program that embeds the service can then exit, which ends their threads.
         """
         for job in self._jobs.values():
             if job.stuck and not job.method.is_async and job.task.handler is not None:
@@ -441,20 +441,20 @@ class Dispatcher:
         self._tracker.remove(job.task)
         if job.in_doubt:
             self._custody.left()
-        if job.unended:  # charged, or a step of gracekit's own was cancelled
+        if job.unended:  # it was charged, or the application cancelled a step of gracekit
             self._events.cut(job, job.task.cut or Interruption.UNCLEAN)
 
     # -- the gate, for the drain --------------------------------------------------------
 
     def open_gate(self, lane: Lane) -> None:
-        """Accept and begin again."""
+        """Accept and start requests of the lane again."""
         gate = self._gates[lane]
         gate.is_open, gate.is_shut = True, False
         gate.not_started = []
         self.unfinished.forget()
 
     def close_gate(self, lane: Lane) -> None:
-        """From now on no accepting or RUNNING commit of the lane is submitted."""
+        """Submit no more commits that accept or start a request of the lane; end its waits."""
         gate = self._gates[lane]
         gate.is_open = False
         for job in gate.entering:
@@ -462,18 +462,18 @@ class Dispatcher:
                 job.task.handler.cancel("gate closed")
 
     async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]:
-        """Wait until nothing is between acceptance and start; ids of those given up.
+        """Wait until no request is between acceptance and start; returns ids of those not started.
 
-        What is still on its way at the deadline begins no more.
+        A request that is still between them at the deadline does not start.
         """
         gate = self._gates[lane]
         while gate.entering and await self._tracker.wait_change(deadline=deadline):
             pass
-        gate.is_shut = not gate.is_open  # else it was opened again meanwhile
+        gate.is_shut = not gate.is_open  # a resume may have opened it again
         return list(gate.not_started)
 
     async def wait_flushed(self, *, deadline: float) -> None:
-        """Wait until every job but the stuck ones has left; no reply is tried twice any more."""
+        """Wait until all jobs but the stuck ones have ended; each reply is tried only once now."""
         self._answers.stop()
         while not self._is_flushed() and await self._tracker.wait_change(deadline=deadline):
             pass
@@ -486,14 +486,14 @@ class Dispatcher:
         return any(gate.entering for gate in self._gates.values() if not gate.is_open)
 
     def seal(self) -> None:
-        """Start no handler any more, of either lane."""
+        """Let no handler of any lane start any more."""
         for gate in self._gates.values():
             gate.is_shut = True
 
     def kept_leases(self) -> int:
-        """Leases that only the death of this process frees."""
+        """How many leases only the death of this process frees."""
         return self._services.leases.kept
 
     def left_behind(self) -> int:
-        """Requests that are still in gracekit's own hands; a handler that never ended is not."""
+        """How many requests gracekit has not finished, without those stuck in a handler."""
         return sum(not job.stuck for job in self._jobs.values())

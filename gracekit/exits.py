@@ -1,7 +1,7 @@
-"""How a run ended: exit codes on the way out, verdicts when others look back.
+"""How a run ended: its exit code, and the verdict that another run records later.
 
-`classify` is the one place that turns evidence into a verdict; it is pure, and
-its answer is stored once per run.
+Only `classify` turns evidence into a verdict. It is a pure function, and its
+answer is stored once for each run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gracekit.errors import (
 
 
 class ExitCode(enum.IntEnum):
-    """What the process tells its supervisor (BSD sysexits where one fits)."""
+    """Exit codes of the process, for its supervisor (BSD sysexits where one fits)."""
 
     DRAINED = 0
     DEPENDENCY = 69  # a broker or store could not be reached at start
-    INTERNAL = 70  # gracekit's own fault, a broken store, or a forced end
+    INTERNAL = 70  # an error in gracekit, a broken store, or a forced end
     HANDED_OVER = 75  # stopped on time, unfinished work is in the journal
     CONFIG = 78  # restarting will not help
 
@@ -36,7 +36,7 @@ class Verdict(enum.Enum):
     DRAINED = "drained"
     HANDED_OVER = "handed_over"  # intended stop, leftovers in the journal
     STOP_TIMEOUT = "stop_timeout"  # a stop was begun and not ended
-    KILLED = "killed"  # no farewell: kill -9, out of memory, power, a crash
+    KILLED = "killed"  # no record of a stop: kill -9, out of memory, power, a crash
     FAILED = "failed"  # it left a record of its own failure
 
 
@@ -69,7 +69,7 @@ def classify(evidence: ExitEvidence) -> Verdict:
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """What a process tells its supervisor that ends by *error* before it has served."""
+    """The exit code of a process that *error* ends before it has served."""
     match error:
         case ConfigError() | DeclarationError() | AlreadyRunningError():
             return ExitCode.CONFIG
@@ -80,13 +80,13 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def explained(error: GracekitError) -> str:
-    """The text of an *error* that refuses a start, and at its end where the docs explain it.
+    """The text of an *error* that refuses a start, with a reference to the docs at its end.
 
-    A class that is not of `gracekit.errors` is explained under its nearest base that is.
+    A class that is not in `gracekit.errors` is explained there under its nearest base class.
     """
     documented = next(kind for kind in type(error).__mro__ if kind.__module__ == _DOCUMENTED)
     text = str(error) or type(error).__name__
-    # Several problems are a line each, and what explains them all is not part of the last.
+    # If there are several problems, each has a line; the reference is for all of them.
     between = "\n" if "\n" in text else "; "
     return f"{text}{between}see docs/errors.md#{documented.__name__.lower()}"
 

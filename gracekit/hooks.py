@@ -13,11 +13,11 @@ from gracekit.process import Threads
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
-"""What each `on_stop` gets at least, even past the moment by which all should have ended."""
+"""Seconds that each `on_stop` gets at least, even after `end_by` has passed."""
 START_GRACE_S: Final = 1.0
 STOP_GRACE_S: Final = 0.1
-"""What a hook that was cancelled gets to clean up; one that goes on is left to itself. Less at the
-end, where the whole drain has a second for what follows its tasks."""
+"""Seconds that a cancelled hook gets to clean up; after that gracekit no longer waits for it. An
+`on_stop` hook gets less, because a drain has one second for everything after its last task."""
 
 ServiceHook = Callable[[], Any]
 
@@ -26,12 +26,12 @@ class ServiceHooks:
     """The `on_start` and `on_stop` hooks of one service, each called in the order of declaration.
 
     Args:
-        threads: For plain hooks. One that hangs keeps its thread, so each needs its own.
-        start_timeout_s: Bound of each `on_start`.
-        stop_timeout_s: Bound of each `on_stop`.
+        threads: Run plain hooks. One that hangs keeps its thread, so each hook needs its own.
+        start_timeout_s: Timeout of each `on_start`.
+        stop_timeout_s: Timeout of each `on_stop`.
 
     Attributes:
-        end_by: Loop time by which all `on_stop` should have ended; None while no drain says so.
+        end_by: Loop time by which all `on_stop` should have ended; None until a drain sets it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ServiceHooks:
 
     @property
     def still_running(self) -> int:
-        """How many hooks go on although they were cancelled."""
+        """How many hooks still run although they were cancelled."""
         return sum(not calling.done() for calling in self._ignoring)
 
     async def start(self) -> None:
@@ -101,10 +101,10 @@ class ServiceHooks:
     async def _call_for(
         self, hook: ServiceHook, timeout_s: float, grace_s: float
     ) -> asyncio.Task[None] | None:
-        """Call *hook* in a task of its own, which has ended then; None if it took over *timeout_s*.
+        """Call *hook* in a task of its own; returns the ended task, None if it took too long.
 
-        A hook may swallow its cancellation, or raise a CancelledError of its own. Without a task of
-        its own it would keep the step that awaits it for ever, or cancel that step.
+        A hook may swallow its cancellation, or raise CancelledError itself. If it were awaited
+        directly, it could block the step that awaits it for ever, or cancel that step.
         """
         calling = asyncio.create_task(
             _call(hook, self._threads), name=f"gracekit-hook-{_name(hook)}"
@@ -120,7 +120,7 @@ class ServiceHooks:
 
 
 def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:
-    """What is logged of a hook that was called; empty if it did its work."""
+    """The error to log for a hook that was called; empty if it succeeded."""
     if calling is None:
         return f"took over {timeout_s:g} s, and was cancelled"
     if calling.cancelled():
@@ -135,7 +135,7 @@ async def _call(hook: ServiceHook, threads: Threads) -> None:
         else:
             await threads.run(hook, abandon=True)
     except (SystemExit, KeyboardInterrupt) as error:
-        # Out of a task it would end the loop, and with it the drain.
+        # If a task raised it, asyncio would end the whole loop, and with it the drain.
         raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error
 
 

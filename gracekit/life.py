@@ -1,14 +1,14 @@
-"""Who is alive: one rule, the evidence that it judges, and the lock that proves a life.
+"""Whether a process is alive: the rule, the evidence for it, and the lock that proves a life.
 
-`judge` is the rule, and the only one. It answers *alive*, *dead* or *not
-proven*: a missing sign is no proof. Two witnesses are asked. The lock that a
-life holds on a file of its own is dropped by the kernel at its death. The
-process table knows more, but it can be asked only under an equal boot id, in
-the same pid namespace, and where nothing is hidden from us.
+`judge` is the only such rule. It answers *alive*, *dead* or *not proven*: a
+missing sign proves nothing. There are two kinds of evidence. Each process locks
+a file of its own, and the kernel drops that lock when the process dies. The
+process table says more, but it counts only with the same boot id, in the same
+pid namespace, and where /proc hides nothing.
 
-Rows record a life by its identity and its lock file. Who judges looks for that
-file by name in the directory as it sees it itself, because the same volume may
-be mounted elsewhere under another path.
+Rows record a process by its identity and its lock file. The judging process
+looks for that file by name in its own view of the directory, because the same
+volume may be mounted elsewhere under another path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gracekit.errors import ConfigError
 
 
 class Alive(enum.Enum):
-    """Whether somebody is alive."""
+    """Whether a process is alive."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -40,7 +40,7 @@ class Alive(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """An answer and its reason, which is half a sentence for operators."""
+    """An answer and its reason, a clause for messages to operators."""
 
     answer: Alive
     reason: str
@@ -60,7 +60,7 @@ class Liveness:
 
 
 class Lock(enum.Enum):
-    """What we see of the lock file; the value is half a sentence."""
+    """What this process sees of the lock file; the value is a clause for messages."""
 
     HELD = "its lock is held"
     FREE = "its lock is free"
@@ -71,7 +71,7 @@ class Lock(enum.Enum):
 
 
 class Pid(enum.Enum):
-    """What our process table says about the process; the value is half a sentence."""
+    """What our process table says about the process; the value is a clause for messages."""
 
     THERE = "its process is there"
     GONE = "its process is gone"
@@ -83,13 +83,13 @@ class Pid(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeEvidence:
-    """All that we know about one life.
+    """All that is known about the life of one process.
 
     Attributes:
         same_boot: Whether its boot id is ours. Equal ids mean one running kernel; different
             ones prove nothing, because a container manager may give each container its own.
         same_namespace: Whether its pid namespace is ours.
-        pid: Counts only where both are equal.
+        pid: What the process table says; counts only if both of the above are true.
     """
 
     lock: Lock
@@ -99,19 +99,19 @@ class LifeEvidence:
 
 
 def judge(evidence: LifeEvidence) -> Liveness:
-    """The rule."""
+    """Decide whether the process is alive; no other code decides that."""
     table, seen = _table(evidence)
     reason = f"{evidence.lock.value}, and {seen}"
     match evidence.lock, table:
         case Lock.HELD, (Pid.GONE | Pid.REUSED | Pid.EXECED):
-            # A child that C code has forked may hold the lock that its parent left behind.
+            # For example, a child that C code forked still holds the lock of its dead parent.
             return Liveness(Alive.NOT_PROVEN, f"{reason}: something else holds it")
         case Lock.HELD, _:
             return Liveness(Alive.ALIVE, Lock.HELD.value)
         case _, Pid.THERE:
             return Liveness(Alive.ALIVE, Pid.THERE.value)
         case Lock.FREE, _:
-            # It is the very file that was held. Where the table cannot be asked, that is enough.
+            # The process had locked this very file. So it is dead, even if no table can be asked.
             return Liveness(Alive.DEAD, reason)
         case (
             (Lock.MISSING | Lock.REPLACED | Lock.UNKNOWN),
@@ -123,7 +123,7 @@ def judge(evidence: LifeEvidence) -> Liveness:
 
 
 def _table(evidence: LifeEvidence) -> tuple[Pid, str]:
-    """What the process table proves, and the words for it."""
+    """What the process table proves, and how a message says it."""
     if not evidence.same_boot:
         return Pid.UNKNOWN, "it has another boot id, so its process cannot be looked up here"
     if not evidence.same_namespace:
@@ -136,7 +136,7 @@ def _table(evidence: LifeEvidence) -> tuple[Pid, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """One process, so that a reused pid is not mistaken for it.
+    """Identifies one process, so that a later one with the same pid is not mistaken for it.
 
     Attributes:
         boot_id: Kernel's random id of this boot.
@@ -155,11 +155,11 @@ class Identity:
 
 
 class LockFile(NamedTuple):
-    """Which file a lock is on.
+    """Identifies the file that a lock is on.
 
-    While its holder lives the file stays open, so its inode number cannot be given to another
-    file: a file of this number *is* the one that was locked. Devices are numbered anew at each
-    boot, so their number is compared within one boot only.
+    While its holder lives the file stays open, so no other file can get its inode number: a
+    file with this number *is* the one that was locked. Devices are numbered anew at each boot,
+    so their number is compared within one boot only.
     """
 
     device: int
@@ -167,7 +167,7 @@ class LockFile(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """The file that a `stat` has described."""
+        """The file that a `stat` describes."""
         return cls(status.st_dev, status.st_ino)
 
     @classmethod
@@ -180,7 +180,7 @@ class LockFile(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The other way round from `str`."""
+        """Read what `str` has written."""
         device, _, inode = text.partition(":")
         return cls(int(device, 16), int(inode, 16))
 
@@ -190,7 +190,7 @@ class LockFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLife:
-    """One life of a process, as its row records it.
+    """One process, as the row of its run records it.
 
     Attributes:
         lock_name: Name of its lock file, which no other life ever uses; empty if it has none.
@@ -206,7 +206,7 @@ class RecordedLife:
 
 
 def read_identity() -> Identity:
-    """The identity of this process, read now: a fork has another one."""
+    """The identity of this process; read at each call, because a fork has another one."""
     stat = _read("/proc/self/stat")
     return Identity(
         boot_id=_read("/proc/sys/kernel/random/boot_id").strip(),
@@ -218,7 +218,7 @@ def read_identity() -> Identity:
 
 
 def _read(path: str) -> str:
-    """One of the kernel's small files; transports ask often, and `Path` takes three times that."""
+    """Read a small file of the kernel; transports do so often, and `Path` takes 3 times as long."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 4096).decode()
@@ -234,7 +234,7 @@ def _time_namespace() -> int | None:
 
 
 def _ended_and_start(stat: str) -> tuple[bool, int]:
-    """Of `/proc/<pid>/stat`: whether the process has ended, and its start in ticks.
+    """Parse `/proc/<pid>/stat`: whether the process has ended, and its start in ticks.
 
     While a process ends, its first thread may be gone before others, which still hold its locks.
     """
@@ -247,7 +247,7 @@ def _ended_and_start(stat: str) -> tuple[bool, int]:
 def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
     """Gather the evidence; takes no lock, and raises nothing.
 
-    The lock file is looked for in *directory*, as this process sees that; None if there is none.
+    Looks for the lock file in *directory*, which is a path of this process; None without locks.
     """
     theirs = life.identity
     try:
@@ -256,8 +256,8 @@ def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
         mine = None  # for example, no descriptor is left to read with
     same_boot = mine is None or theirs.boot_id == mine.boot_id
     path = None if directory is None or not life.lock_name else directory / life.lock_name
-    # The process first. If it ended between the two looks, its lock would seem to outlive it, and
-    # to be held by something else.
+    # Look for the process before the lock. The other way round, a process that ends in between
+    # would be seen as gone and its lock as held, as if something else held it.
     pid = Pid.UNKNOWN if mine is None else _look_up(life, mine)
     return LifeEvidence(
         lock=look_at_lock(path, life.lock_file, same_boot=same_boot),
@@ -268,7 +268,7 @@ def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
 
 
 def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: bool) -> Lock:
-    """What is seen of a lock by a descriptor of our own; takes nothing."""
+    """Look at a lock through a new descriptor, without taking it."""
     if path is None or expected is None:
         return Lock.UNKNOWN
     try:
@@ -302,25 +302,25 @@ def _look_up(life: RecordedLife, mine: Identity) -> Pid:
 
 
 def _absence(pid: int) -> Pid | None:
-    """Why nothing can be said of a process with that pid; None if there is one."""
+    """GONE or UNKNOWN if no process with that pid can be seen; None if there is one."""
     try:
         os.kill(pid, 0)  # also sees what /proc hides (hidepid)
     except ProcessLookupError:
         return Pid.GONE
     except PermissionError:
-        return None  # it is there, and another user's
+        return None  # it exists and belongs to another user
     except (OSError, OverflowError):
         return Pid.UNKNOWN
     return None
 
 
 def _was_before_exec(life: RecordedLife) -> bool:
-    """Whether this process had that life before an `exec`, which closes the lock."""
+    """Whether this process recorded that life before an `exec`, which closed its lock."""
     return life.lock_file is not None and not LifeLock.is_held_here(life.lock_name)
 
 
 def _compare_start(theirs: Identity, mine: Identity) -> Pid:
-    """Whether the process that has the pid is the one that had it."""
+    """Whether the process that has the pid now is the recorded one."""
     try:
         has_ended, start = _ended_and_start(_read(f"/proc/{theirs.pid}/stat"))
         is_our_table = Path("/proc/self").readlink() == Path(str(mine.pid))
@@ -349,9 +349,9 @@ def _whole_file(kind: int) -> bytes:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether another open file description, of any process and also of ours, has the lock.
+    """Whether another open file description, of this or any other process, has the lock.
 
-    It sees POSIX locks too, which older versions take.
+    Also sees the POSIX locks that older versions take.
     """
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
@@ -368,10 +368,10 @@ def read_note(path: Path) -> str:
 class LifeLock:
     """Proof of life: a lock on a file, held until `release` or death.
 
-    It is an open-file-description lock. Unlike a POSIX lock, it survives that
-    another descriptor of the file is closed, by a backup for example. Unlike a
-    POSIX lock, a forked child shares it; so the child closes its copy at the
-    fork, and an exec closes it too.
+    It is an open-file-description lock. Unlike a POSIX lock, it is not lost when
+    another descriptor of the file is closed, for example by a backup. Unlike a
+    POSIX lock, a forked child shares it. So the child closes its copy right
+    after the fork; an exec closes it too.
     """
 
     _held: ClassVar[WeakSet[LifeLock]] = WeakSet()
@@ -383,12 +383,12 @@ class LifeLock:
 
     @property
     def file(self) -> LockFile:
-        """The file that it is on; only once it was acquired."""
+        """The locked file; `acquire` must have succeeded."""
         assert self._file is not None, "acquire() it first"
         return self._file
 
     def acquire(self) -> bool:
-        """Take the lock without waiting; false if somebody else holds it.
+        """Take the lock without waiting; false if another process holds it.
 
         Raises:
             ConfigError: the file cannot be made, cannot be locked in this way, or is not ours.
@@ -402,14 +402,14 @@ class LifeLock:
         )
 
     def remove_if_free(self) -> bool:
-        """Remove the file if nobody holds the lock; whether it was so."""
+        """Remove the file if no process holds the lock; returns whether it did."""
         if not self.acquire():
             return False
         self.release(remove=True)
         return True
 
     def _try_to_acquire(self) -> bool | None:
-        """As `acquire`; None if somebody removed the file between its opening and its lock."""
+        """As `acquire`; None if the file was removed or replaced before it was locked."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             fd = os.open(self.path, flags, 0o600)
@@ -469,7 +469,7 @@ class LifeLock:
         return any(lock.path.name == name for lock in list(cls._held))
 
     def write_note(self, note: str) -> None:
-        """Write a short note into the lock file, for what the store may be unable to take.
+        """Write a short note into the lock file, in case the store cannot be written.
 
         The bytes were reserved by `acquire`, so this works on a full disk too.
         """
@@ -493,8 +493,8 @@ class LifeLock:
         """Give the lock up; may be called twice.
 
         Args:
-            remove: Remove the file first. Who opened it before and locks it afterwards finds in
-                `acquire` that it is not the file of that name any more.
+            remove: Remove the file first. A process that opened it before and locks it afterwards
+                sees in `acquire` that its name leads to another file or to none.
         """
         if self._fd is not None:
             if remove:
@@ -510,7 +510,7 @@ class LifeLock:
 
     @classmethod
     def leave_child(cls) -> None:
-        """In a forked child: the lock stays the parent's alone."""
+        """In a forked child, close its copies of the locks: only the parent holds them then."""
         for lock in list(cls._held):
             lock._close()  # noqa: SLF001 - its own class
 

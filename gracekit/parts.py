@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 Action = Callable[[], Awaitable[object]]
 Around = Callable[[str, Awaitable[Any], float], Awaitable[Any]]
-"""Runs one stop (its name, the stop, loop time at which it is cut), and reports what it raises."""
+"""Awaits one stop and reports what it raises; takes its name, the stop, and the loop time at which
+to cancel it."""
 
 
 class Part(Protocol):
@@ -30,11 +31,11 @@ class Part(Protocol):
 
 
 class StepPart:
-    """A part made of a step that is taken at the start, and of one for the stop.
+    """A part made of two functions, one for its start and one for its stop.
 
     Args:
-        begin: Taken once; again if it raised. None for nothing.
-        end: Taken at each stop, so it may be taken twice. None for nothing.
+        begin: Called at the start; not again unless it raised. None for nothing to do.
+        end: Called at each stop, so perhaps twice. None for nothing to do.
     """
 
     def __init__(self, begin: Action | None = None, *, end: Action | None = None) -> None:
@@ -43,14 +44,14 @@ class StepPart:
         self._beginning = asyncio.Lock()
 
     async def start(self) -> None:
-        """Take the first step, unless it was taken."""
+        """Call `begin`, unless it has succeeded before."""
         async with self._beginning:
             if self._begin is not None:
                 await self._begin()
                 self._begin = None
 
     async def stop(self) -> None:
-        """Take the last step."""
+        """Call `end`."""
         if self._end is not None:
             await self._end()
 
@@ -62,7 +63,7 @@ class ListedPart:
     Attributes:
         name: Names the part in the log.
         part: Started after those above it, stopped before them.
-        reserve_s: Seconds that its stop gets at least: those below it end so much earlier.
+        reserve_s: Seconds that its stop gets at least: parts below it must end that much earlier.
     """
 
     name: str
@@ -73,27 +74,27 @@ class ListedPart:
 class PartList:
     """The parts of one service in their order: starting goes down the list, stopping up.
 
-    Each start and each stop is begun once, so both may be called again to go on.
+    If a start or stop was interrupted, calling it again continues at the part where it stood.
     """
 
     def __init__(self, listed: Sequence[ListedPart]) -> None:
         self._listed = listed
-        self._started = 0  # so many from the top have been started, or were begun to be
-        self._standing = len(listed)  # so many from the top have not been stopped
+        self._started = 0  # number of parts, from the top, that have started
+        self._standing = len(listed)  # number of parts, from the top, that have not stopped
 
     @property
     def starting(self) -> str:
-        """Name of the part that starts, or would start next; of the last one if all have."""
+        """Name of the part that is starting or starts next; of the last one once all have."""
         return self._listed[min(self._started, len(self._listed) - 1)].name
 
     async def start(
         self, *, through: str | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Start what has not been started, down to the part of that name or to the last.
+        """Start, in order, the parts that have not been started.
 
         Args:
             through: Name of the last one to start; None for all.
-            unless: Asked before each part; once it says true nothing more is started.
+            unless: Called before each part; once it returns true, no more parts are started.
         """
         end = len(self._listed) if through is None else self._place(through) + 1
         while self._started < end and not unless():
@@ -102,14 +103,14 @@ class PartList:
             self._started += 1
 
     async def stop(self, around: Around, *, by: float, above: str | None = None) -> None:
-        """Stop what has not been stopped, from the last one up.
+        """Stop the parts that have not been stopped, from the last one up.
 
-        All are stopped, whether they were started or not: a start may have been cut in the middle.
+        Parts that never started are stopped too, because a start may have been cut short.
 
         Args:
             around: Runs each stop.
-            by: Loop time at which the uppermost of them is cut.
-            above: Name of the part at which to end, which is not stopped; None for all.
+            by: Loop time at which the last of these stops is cancelled.
+            above: Stop only the parts below the one of this name; None for all.
         """
         end = 0 if above is None else self._place(above) + 1
         while self._standing > end:
@@ -119,8 +120,8 @@ class PartList:
             self._standing -= 1
 
     async def undo(self) -> None:
-        """After a start that failed: stop what was started, or begun to be; all of it."""
-        async with AsyncExitStack() as stack:  # one that raises does not keep the others
+        """After a failed start, stop the part that failed and all that were started before it."""
+        async with AsyncExitStack() as stack:  # if one raises, the others are stopped all the same
             for listed in self._listed[: self._started + 1]:
                 stack.push_async_callback(listed.part.stop)
 

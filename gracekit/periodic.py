@@ -1,8 +1,9 @@
-"""Periodic jobs: per process, tracked so that a drain waits for them, not journaled.
+"""Periodic jobs: each process runs its own. A drain waits for them; they are not journaled.
 
-A job never overlaps itself: the pause is counted from the end of the last one.
-A drain starts none; a running one finishes. A singleton tries a lease and skips;
-who held it may be dead, so recovery is asked to look, once a period.
+A job never overlaps itself: its pause begins when its last run ends. During a
+drain no job starts, and a running one may finish. A singleton needs a lease: if
+another process holds it, the run is skipped, and recovery checks whether that
+process has died.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class PeriodicJob:
     """A job as declared.
 
     Attributes:
-        every_s: Seconds between the end of one and the start of the next.
+        every_s: Seconds between the end of one run and the start of the next.
         singleton: Run by at most one process of the store at a time.
     """
 
@@ -56,8 +57,8 @@ class PeriodicJobs:
     """The jobs of one process.
 
     Args:
-        suspects: No job begins beside one.
-        trigger: Recovery is asked to look for runs that have died.
+        suspects: No job begins beside a suspect.
+        trigger: Asks recovery to look for dead runs if the lease of a singleton is taken.
 
     Attributes:
         succeeded_at: Wall time of the last success of each job that has succeeded in this process.
@@ -106,7 +107,7 @@ class PeriodicJobs:
             await asyncio.sleep(job.every_s)
             if self._paused:
                 continue
-            # In a task of its own: a drain may cancel the job, and the next must still come.
+            # In a task of its own: a drain may cancel this run, and later runs must still come.
             await asyncio.wait({asyncio.create_task(self._run_told(job))})
 
     async def _run_told(self, job: PeriodicJob) -> None:
@@ -114,7 +115,7 @@ class PeriodicJobs:
             await self._run(job)
         except asyncio.CancelledError:
             self._telemetry.emit("hook.failed", hook=job.name, error="cancelled")
-        except Exception as error:  # noqa: BLE001 - the application's; the next run still comes
+        except Exception as error:  # noqa: BLE001 - the application's; later runs still come
             self._telemetry.emit("hook.failed", hook=job.name, error=words_of(error))
 
     async def _run(self, job: PeriodicJob) -> None:
@@ -144,7 +145,7 @@ class PeriodicJobs:
         if job.singleton:
             guard = await self._services.leases.take(("periodic", job.name), job.name)
             if guard is None:
-                self._trigger.poke()  # a lease of the dead is free before the next period
+                self._trigger.poke()  # recovery frees a dead run's lease before the next try
                 return False
         try:
             if self._paused:  # a drain has begun while the lease was taken
@@ -161,7 +162,7 @@ class PeriodicJobs:
         began_at = task.started_at or 0.0
         self._telemetry.emit(
             "job.finished",
-            # During a drain an operator wants to read what became of each task it waits for.
+            # During a drain an operator wants to see the end of each job that it waits for.
             level=logging.INFO if self._services.phase.draining else None,
             task_id=task.request_id,
             method=task.method,

@@ -1,4 +1,4 @@
-"""Where a service is in its life: read by everybody, advanced by its drain alone."""
+"""The state of a service. Many modules read it; only its start and its drain change it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Phase:
     Attributes:
         state: Changed only by `advance()`.
         has_served: Whether it has ever been SERVING.
-        asked_at: Loop time at which the drain was asked for; None outside one.
+        asked_at: Loop time at which the drain was requested; None outside one.
         deadline: Loop time at which a drain cancels what still runs; None outside one.
-        deaf: Why requests cannot be read, once that has lasted; None while they can.
+        deaf: Why requests cannot be read, set once that has lasted; None while they can.
         cut_off: Why the store cannot be reached; None while it can.
     """
 
@@ -60,12 +60,12 @@ class Phase:
 
     @property
     def trouble(self) -> str | None:
-        """What keeps a service that serves from its work; None if nothing does."""
+        """Why a service that is SERVING cannot do its work; None if it can."""
         return "; ".join(filter(None, (self.cut_off, self.deaf))) or None
 
     @property
     def drain_timeout(self) -> float | None:
-        """Seconds from the word that began the drain to its deadline; None outside one."""
+        """Seconds from the request for the drain to its deadline; None outside one."""
         if self.asked_at is None or self.deadline is None:
             return None
         return self.deadline - self.asked_at

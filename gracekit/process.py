@@ -1,12 +1,12 @@
-"""The process port: who this process is, who else lives, and how it ends.
+"""What gracekit needs of its process: its identity, its signals and alarm, its threads, its exit.
 
-Who lives is judged in `gracekit.life`; the port asks there. A forked child
-that comes back into gracekit's code leaves at once (`ForkGuard`,
+`gracekit.life` judges which processes live; `Process.judge` calls it. A forked
+child that returns into gracekit's code exits at once (`ForkGuard`,
 `never_in_a_fork`): it would be a second service on its parent's connections.
 
-The module also owns the *points*: every place where a crash would leave a
-different picture on disk or on the wire. Code that commits, acks, replies or
-changes a lease must name its point, so the crash matrix can stop there.
+The module also defines the *points*: the steps that change what a crash would
+leave on disk or on the wire. Code that commits, acks, replies or changes a
+lease must name its point, so that the crash matrix of the tests can stop there.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from gracekit.notify import Notify
 from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
-"""An exit code that is on record must not turn into a death by SIGALRM."""
+"""The process exits at least so long before its alarm: otherwise it would die by SIGALRM instead of
+with the exit code on record."""
 ALARM_AFTER_EXIT_S: Final = 0.5
-"""From the moment at which a thread should have ended the process to the kernel's own end of it."""
+"""SIGALRM comes so long after the moment at which a thread should have ended the process."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 FAILPOINTS_ON: Final = {"GRACEKIT_TEST_FAILPOINTS": "1"}
-"""Without it the other variable does nothing: what a test has left over must kill no service."""
+"""GRACEKIT_FAILPOINT works only with it: a variable left behind by a test must kill no service."""
 STANDARD_ERROR: Final = 2
 LAST_WORDS_S: Final = 1.0
 
@@ -87,7 +88,7 @@ class Point(enum.Enum):
     RESOURCE_SETTLED = "resource_settled"  # ends that lease in the same commit
     PAROLE = "parole"  # a suspect is no longer alone
     RETIRE = "retire"
-    # commits of what waits for capacity
+    # commits about parked tasks
     UNPARK = "unpark"  # by a resolver, an operator or the deadline; writes the notification
     OUTBOX_SENT = "outbox_sent"
     # the wire
@@ -117,20 +118,20 @@ class ForkGuard:
         self._all.add(self)
 
     def end(self) -> None:
-        """The loop is the program's again."""
+        """Stop guarding: the service no longer uses the loop."""
         self._all.discard(self)
 
     @classmethod
     def divert_child(cls) -> None:
-        """In a forked child: its next step on a guarded loop is its last."""
+        """In a forked child, let it exit at its next step on a guarded loop."""
         for guard in list(cls._all):
             guard._divert()  # noqa: SLF001 - its own class
 
     def _divert(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon(_leave_fork, self._opener)
-            # asyncio runs what was ready before the fork first. A loop without this attribute
-            # (uvloop) does so; each of those callbacks then runs once in the child too.
+            # Put it before the callbacks that were ready at the fork. A loop without `_ready`
+            # (uvloop) runs those first, so each of them runs once in the child too.
             ready = getattr(self._loop, "_ready", None)
             if isinstance(ready, deque):
                 ready.rotate(1)
@@ -140,9 +141,9 @@ os.register_at_fork(after_in_child=ForkGuard.divert_child)
 
 
 def never_in_a_fork(function: Callable[[], T]) -> Callable[[], T]:
-    """*function*, after which a child that it has forked leaves instead of returning.
+    """Wrap *function*, so that a child that it forked exits instead of returning.
 
-    For worker threads: the child has that thread alone, and would wait for work for ever.
+    For worker threads: the child has only that thread, which would wait for work for ever.
     """
     opener = os.getpid()
 
@@ -157,7 +158,7 @@ def never_in_a_fork(function: Callable[[], T]) -> Callable[[], T]:
 
 
 def _leave_fork(opener: int) -> NoReturn:
-    """Leave without a trace in what the parent shares with us: no flush, no atexit."""
+    """Exit without touching what the child shares with its parent: no flush, no atexit."""
     leave_at_once(
         f"gracekit: process {os.getpid()} is a fork of {opener}, which runs the service, and came "
         "back into its code: it leaves. End a forked child by os._exit or exec."
@@ -165,7 +166,7 @@ def _leave_fork(opener: int) -> NoReturn:
 
 
 def leave_at_once(why: str) -> NoReturn:
-    """Say *why* and leave, when descriptors may be somebody else's: nothing else is written."""
+    """Write *why* to standard error and exit; touches nothing else that others may share."""
     with contextlib.suppress(OSError):
         os.write(STANDARD_ERROR, f"{why}\n".encode(errors="backslashreplace"))
     os._exit(ExitCode.INTERNAL)
@@ -174,7 +175,7 @@ def leave_at_once(why: str) -> NoReturn:
 class Threads:
     """Worker threads of one lane, at most *number* at work at a time.
 
-    Who takes a place in the line of these threads first finds one free, and never waits here.
+    A task that has a place in the scheduler's line for these threads finds one free.
     """
 
     def __init__(self, number: int) -> None:
@@ -182,10 +183,10 @@ class Threads:
         self._limiter = anyio.CapacityLimiter(number)
 
     async def run(self, function: Callable[[], T], *, abandon: bool = False) -> T:
-        """Run *function* in a thread; cancelled while it waits for one, it never begins.
+        """Run *function* in a thread; if cancelled while it waits for one, it never begins.
 
-        A function that has begun cannot be stopped: the cancellation waits for it, unless it is
-        to *abandon* the thread.
+        A function that has begun cannot be stopped: a cancellation takes effect at its return, or
+        at once with *abandon*, which leaves the thread behind.
         """
         return await anyio.to_thread.run_sync(
             never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
@@ -193,25 +194,25 @@ class Threads:
 
 
 class SafePoints(Protocol):
-    """Who is asked at each safe point, after it was noted and before the handler goes on.
+    """Called at each safe point, after it was noted and before the handler goes on.
 
-    Whoever answers late holds the handler there; so a test can begin a drain at
-    one safe point and not at the next.
+    The handler waits until the call returns. So a test can begin a drain at one
+    safe point and not at the next.
     """
 
     async def reached(self, method: str, request_id: str) -> None:
-        """A coroutine is at a safe point."""
+        """A coroutine handler is at a safe point."""
 
     def reached_in_thread(self, method: str, request_id: str) -> None:
-        """A plain function is, in its worker thread."""
+        """A plain handler is, in its worker thread."""
 
 
 class Process:
     """This process, as gracekit's code may use it; a simulation passes its own.
 
     Attributes:
-        safe_points: Nobody in a real process; a played one may have itself asked.
-        notify: Tells the platform how the service is.
+        safe_points: None in a real process; a simulated one may set it.
+        notify: Reports the state of the service to the platform, such as systemd.
     """
 
     safe_points: SafePoints | None = None
@@ -221,7 +222,7 @@ class Process:
         self._stop_at, self._remaining = _failpoint(os.environ)
 
     def reach(self, point: Point, phase: Side) -> None:
-        """Pass a point; dies there by SIGKILL when the crash matrix says so."""
+        """Pass a point; dies there by SIGKILL if GRACEKIT_FAILPOINT names it."""
         if self._stop_at is None or self._stop_at != (point, phase):
             return
         self._remaining -= 1
@@ -229,10 +230,10 @@ class Process:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def identify(self) -> Identity:
-        """Who this process is; asked when something opens, because a fork is somebody else.
+        """Who this process is; read whenever something opens, because a fork is another process.
 
         Raises:
-            DependencyError: /proc does not say it.
+            DependencyError: /proc cannot be read.
         """
         try:
             return read_identity()
@@ -245,12 +246,12 @@ class Process:
     def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:
         """Whether that process lives.
 
-        Its lock file is looked for in *directory*, as this process sees that.
+        Looks for its lock file in *directory*, which is a path of this process.
         """
         return judge(look(life, directory))
 
     def guard_forks(self, loop: asyncio.AbstractEventLoop) -> ForkGuard:
-        """From here to the guard's end, a forked child that comes back to *loop* leaves."""
+        """Until the guard's end, let a forked child exit when it comes back to *loop*."""
         return ForkGuard(loop)
 
     def arm_alarm(self, seconds: float) -> None:
@@ -264,7 +265,7 @@ class Process:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def disarm_alarm(self) -> None:
-        """Withdraw the alarm; a handler that the application has set for it is in force again."""
+        """Cancel the alarm, and restore the handler for SIGALRM that the application has set."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         handler = signal.getsignal(signal.SIGALRM)
         if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -283,21 +284,21 @@ class Process:
         return Threads(number)
 
     def has_ended(self) -> bool:
-        """Whether this process is over, which only a played one can be while its code runs.
+        """Whether this process is dead; only a simulated one can be while its code still runs.
 
-        Asked where gracekit survives a cancellation: that may be how the player ends it.
+        Asked where gracekit survives a cancellation: a simulation kills a process by cancelling.
         """
         return False
 
     def exit_within(self, seconds: float, code: int) -> None:
-        """Leave by `os._exit` after *seconds* at most, and before the alarm: the end is on record.
+        """Exit by `os._exit` after *seconds* at most, and before the alarm: the end is on record.
 
-        From a thread of its own, as what keeps the process may be its loop, another thread or an
-        `atexit` hook. Nothing is flushed then: a stream may be what keeps it.
+        A thread of its own does it, because the loop, another thread or an `atexit` hook may block
+        the exit. Nothing is flushed: a stream may be what blocks.
 
-        What keeps it may also be C code, with the interpreter's lock or after Python's end: no
-        thread of ours runs then. So the alarm comes nearer, to `ALARM_AFTER_EXIT_S` past that
-        moment, and the process dies by SIGALRM, some 4 s after its record by default.
+        C code may block it too, holding the interpreter's lock or after Python's end, and then no
+        Python thread runs. So the alarm is moved to `ALARM_AFTER_EXIT_S` after that moment: the
+        process dies by SIGALRM, some 4 s after its record by default.
         """
         left, _ = signal.getitimer(signal.ITIMER_REAL)
         if left:
@@ -308,20 +309,21 @@ class Process:
         timer.start()
 
     def exit_now(self, code: int) -> NoReturn:
-        """Leave without finally, atexit or joining threads; logs and streams have a moment."""
+        """Flush logs and streams, for a moment at most, and exit without finally or atexit."""
         streams.flush(self._moment_s())
         os._exit(code)
 
     def _moment_s(self) -> float:
-        """A second, and less if the alarm is near: the exit code would be lost."""
+        """Seconds for a flush: one, or less if the alarm is near, so that the exit code counts."""
         left_s = signal.getitimer(signal.ITIMER_REAL)[0]
         return min(LAST_WORDS_S, left_s / 2) if left_s else LAST_WORDS_S
 
 
 def _heed_alarm() -> None:
-    """Make SIGALRM end this process, though whoever started it ignored or blocked it.
+    """Make SIGALRM end this process even if its parent ignored or blocked the signal.
 
-    Both outlive an exec; the alarm is armed from a thread that could not unblock it here.
+    Both survive an exec. Done here, in the main thread, because the thread that arms the alarm
+    could not unblock it for this one.
     """
     if not callable(signal.getsignal(signal.SIGALRM)):
         _end_at_alarm()
@@ -329,11 +331,10 @@ def _heed_alarm() -> None:
 
 
 def _end_at_alarm() -> None:
-    """Have SIGALRM end the process, from any thread; `signal.signal` is the main thread's.
+    """Let SIGALRM end the process; works in any thread, unlike `signal.signal`.
 
-    As PID 1 by libc's `_exit`, with code 14: the kernel drops every signal of PID 1 that has no
-    handler, so the default action would be none. A handler in C needs no interpreter, whose lock
-    a stuck process may hold.
+    PID 1 ends by libc's `_exit`, with code 14, because the kernel drops every signal to PID 1
+    that has no handler. A handler in C needs no interpreter, whose lock a stuck process may hold.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -346,7 +347,7 @@ _FAILPOINT: Final = re.compile(r"(\w+)\.(before|after)(?::([1-9][0-9]{0,8}))?", 
 
 
 def _failpoint(environment: Mapping[str, str]) -> tuple[tuple[Point, Side] | None, int]:
-    """Where to die, and at which passing, for example `accept.after:3`; None for nowhere.
+    """Where to die, and at which pass, for example `accept.after:3`; None for nowhere.
 
     Raises:
         ConfigError: the variable names no point.
@@ -370,12 +371,12 @@ def network_file_system(path: Path) -> str | None:
 
 
 def kernel_file_system(path: Path) -> str | None:
-    """Name of the file system that holds *path* if the kernel makes its files up; else None."""
+    """Name of the file system that holds *path* if it is the kernel's, such as proc; else None."""
     return _KERNEL_FILE_SYSTEMS.get(_file_system(path))
 
 
 def _file_system(path: Path) -> int:
-    """Its f_type, see statfs(2); 0 if that is not known."""
+    """`f_type` of the file system that holds *path*, see statfs(2); 0 if it is not known."""
     buffer = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.statfs(os.fsencode(path), buffer) != 0:
@@ -384,9 +385,9 @@ def _file_system(path: Path) -> int:
 
 
 def is_mount_point(path: Path) -> bool:
-    """Whether something is mounted right at *path*, a real path; also a file by itself.
+    """Whether something is mounted exactly at *path*, a directory or a file; needs a real path.
 
-    By the kernel's list, since device and inode of a bind mount are those of its origin.
+    Reads the kernel's list of mounts: a bind mount has the device and inode of its origin.
     """
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
@@ -396,7 +397,7 @@ def is_mount_point(path: Path) -> bool:
 
 
 def _unescaped(name: bytes) -> bytes:
-    """A path as the kernel's lists have it: blank, tab, newline and backslash are octal."""
+    """Decode a path of the kernel's lists: blank, tab, newline and backslash are octal there."""
     for code in (b"040", b"011", b"012", b"134"):
         name = name.replace(b"\\" + code, bytes((int(code, 8),)))
     return name
@@ -412,7 +413,7 @@ _NETWORK_FILE_SYSTEMS: Final = {
     0x65735546: "fuse",
     0x00C36400: "ceph",
     0x5346414F: "afs",
-    # Of clusters and virtual machines: hosts share them, and not their memory.
+    # Of clusters and virtual machines: hosts share the files, but no memory.
     0x01161970: "gfs2",
     0x7461636F: "ocfs2",
     0x0BD00BD0: "lustre",

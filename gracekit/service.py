@@ -97,15 +97,15 @@ class Service:
     Args:
         topic: Name of the new-request topic; the ops topic is `{topic}-ops`
             unless GRACEKIT_OPS_TOPIC says otherwise.
-        version: Interface version that plain functions are served at.
+        version: Interface version at which its functions are served.
         exceptions: Exception classes that clients made by `client()` rebuild.
-        defaults: Settings of this service that no other source sets, by name, as a file spells
-            them: `{"drain_timeout": "180s"}`. A file, a variable or a flag goes before.
+        defaults: Settings of this service, by name, as a file spells them:
+            `{"drain_timeout": "180s"}`. A file, an environment variable or a flag overrides them.
         task_api: Whether the ops topic serves the namespace `gracekit.tasks`, by which a resolver
-            moves tasks that wait for capacity. Whoever may send there may then use it.
+            moves tasks that wait for capacity. Every sender to that topic may then use it.
 
     Raises:
-        DeclarationError: an argument is wrong, one of *defaults*, or there is no such argument.
+        DeclarationError: an argument, or one of *defaults*, is wrong or unknown.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Service:
         **unknown: Never,
     ) -> None:
         _check_arguments(unknown, defaults)
-        if not isinstance(task_api, bool):  # "no" would open the door
+        if not isinstance(task_api, bool):  # a text such as "no" would count as true
             raise DeclarationError(f"task_api={task_api!r} must be True or False")
         try:
             self.topic = check_topic(topic, "give the service another")
@@ -150,7 +150,7 @@ class Service:
     @overload
     def rpc(self, **options: Unpack[RpcOptions]) -> _Declares: ...
     def rpc(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
-        """Serve a function; new requests for it are closed by a drain.
+        """Serve a function on the lane of new requests, whose intake a drain closes.
 
         Use bare or with options: `@svc.rpc(resource="vm", on_interrupt="probe")`.
 
@@ -166,7 +166,7 @@ class Service:
     @overload
     def ops(self, **options: Unpack[OpsOptions]) -> _Declares: ...
     def ops(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
-        """Serve a function on the ops lane: it answers until the last task ends."""
+        """Serve a function on the ops lane, which a drain keeps open until the last task ends."""
         return self._declare(handler, {**options, "ops": True})
 
     def _declare(self, handler: Any, options: dict[str, Any]) -> Any:
@@ -182,16 +182,17 @@ class Service:
     ) -> None:
         """Serve the marked methods of an object (`rpc_method`, `ops_method`, marks of kinds).
 
-        Callers pass the object's method (`manager.resize`); the class's
-        (`Manager.resize`) will do while its objects are served at one place.
+        Clients name a method by the object (`manager.resize`). The class
+        (`Manager.resize`) works too while all its objects are served in one
+        namespace and version.
 
         Args:
-            manager: Its class marks the methods.
+            manager: An object whose class marks the methods.
             namespace: As an oslo Target's; None for the default one.
             version: As an oslo Target's; None for the service's.
 
         Raises:
-            DeclarationError: the class marks none, or a name is taken.
+            DeclarationError: the class marks no method, or a name is taken.
         """
         settles = [kind for kind in self.kinds if kind.bind(manager)]
         marked = [
@@ -221,16 +222,16 @@ class Service:
         stuck_after: str | float = "10m",
         max_wait: str | float = "10m",
     ) -> ResourceKind:
-        """Declare a kind of resources, whose forgotten ones are found and settled.
+        """Declare a kind of resources; those stuck in a transient status are found and settled.
 
         Args:
             name: As methods name it: `@svc.rpc(resource="share")`.
             after: Kinds that are settled before it.
-            statuses: All of its transient statuses, so that none is forgotten.
-            stuck_after: Duration for which a resource has had its status before a later pass
-                settles it. The first pass after a start does not wait so long.
-            max_wait: Duration for which a probe may be asked again, in all; a delete takes no
-                longer.
+            statuses: All of its transient statuses; each of them must then have a rule.
+            stuck_after: A pass settles a resource that has had its status for this duration. The
+                first pass after a start uses `startup_reconciliation_wait_seconds` instead.
+            max_wait: Duration after which a probe is no longer asked again. Also the timeout of a
+                delete.
 
         Raises:
             DeclarationError: the declaration cannot work; the message says why.
@@ -242,7 +243,7 @@ class Service:
         return kind
 
     def check(self) -> None:
-        """Check what can be known only once all is declared; each start does, and doctor.
+        """Check what can be checked only after all is declared; each start and doctor call it.
 
         Raises:
             DeclarationError: a kind cannot work; the message says why.
@@ -254,11 +255,11 @@ class Service:
     def periodic(
         self, *bare: Never, every: str | float = "", singleton: bool = False
     ) -> Callable[[HookT], HookT]:
-        """Run a function again and again, its pause counted from its end.
+        """Run a function repeatedly; each pause begins when a run ends.
 
         Args:
-            bare: Nothing: it is for the error where the parentheses were forgotten.
-            every: Duration between the end of one and the start of the next; it must be given.
+            bare: Must be empty; it catches a decorator without parentheses.
+            every: Duration between the end of one run and the start of the next; required.
             singleton: At most one process of the store runs it at a time.
 
         Raises:
@@ -295,7 +296,7 @@ class Service:
         return hook
 
     def on_stop(self, hook: HookT) -> HookT:
-        """Call *hook* at each stop, after the last task has ended; bounded.
+        """Call *hook* at each stop, after the last task has ended; it has a timeout.
 
         Raises:
             DeclarationError: it cannot be called without arguments.
@@ -307,7 +308,7 @@ class Service:
     # -- use ----------------------------------------------------------------------------
 
     def doubts(self) -> Iterator[str]:
-        """What is declared and will not do what was meant, a sentence each, for a start's log."""
+        """Declarations that will not do what was meant, one sentence each; logged at a start."""
         for method in self.methods:
             if method.options.on_interrupt == "probe" and method.probe_hook is None:
                 yield (
@@ -340,8 +341,8 @@ class Service:
 
         Args:
             url: Of the transport.
-            settings: None for the defaults. Of these the client needs the name of the ops topic,
-                and as the service has them: exchange, declare profile, and the largest body.
+            settings: None for the defaults. The client uses the ops topic, exchange, declare
+                profile and largest body, which must be the same as the service's.
         """
         settings = settings or Settings()
         return RpcClient(
@@ -355,17 +356,17 @@ class Service:
         )
 
     def run(self, settings: Settings | None = None) -> None:
-        """Run until a signal ends it, then leave the process with the drain's exit code."""
+        """Run until a signal ends the service, then exit with the exit code of its drain."""
         from gracekit.runtime.process_life import run_service  # noqa: PLC0415 - the Runtime reads Services
 
         raise SystemExit(run_service(self, settings))
 
 
 def _check_arguments(unknown: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """See that arguments of Service, and settings, stand where each of them belongs.
+    """Refuse a setting among the arguments of Service, an argument among its settings.
 
     Raises:
-        DeclarationError: one does not; the message says where it belongs.
+        DeclarationError: there is one, or an unknown one; the message says where it belongs.
     """
     known = inspect.signature(Service).parameters.keys() - {"unknown"}
     for name, value in unknown.items():
@@ -384,7 +385,7 @@ def _check_arguments(unknown: Mapping[str, object], defaults: Mapping[str, objec
 
 
 def _shown_value(value: object) -> str:
-    """As it is to be written, if it is no text or object, which may hold a password."""
+    """A number as it is written, `...` for anything else: it may hold a password."""
     return repr(value) if isinstance(value, int | float) else "..."
 
 
@@ -476,7 +477,7 @@ def _type_of(annotation: Any, function: Callable[..., Any]) -> type | None:
 
 
 def _check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
-    """Refuse what cannot be called with as many arguments, and what has a yield.
+    """Refuse a generator, and a function that cannot be called with these *arguments*.
 
     Raises:
         DeclarationError: it cannot.

@@ -1,4 +1,4 @@
-"""What a run looks after beside its requests: its signs of life, systemd, its store, old rows."""
+"""What a run does besides its requests: signs of life, systemd, state of the store, old rows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from gracekit.tracker.task import Lane, TaskState
 from gracekit.tracker.tracker import Tracker
 
 DISCARD_S: Final = 1800.0
-"""Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
+"""After its start a run removes the fanout queues of runs that were adopted up to so many seconds
+before; those of earlier ones have expired by themselves."""
 DEAF_AFTER_S: Final = 5.0
-"""A service that could not read its queues for so long is not ready."""
+"""Seconds without reading its queues after which a service is not ready."""
 HELD_AFTER_S: Final = 30.0
-"""The same, if reading pauses because too many bytes are read and not accepted yet."""
+"""The same, if reading pauses because too many bytes were read and are not accepted yet."""
 START_SHOWN_S: Final = 5.0
 """Seconds between two lines of a start, at most: systemd waits for a start no longer than its
 `TimeoutStartSec` unless it is asked for more time."""
@@ -44,14 +45,14 @@ STATUS_S: Final = 5.0
 BLOCKED_S: Final = 1.0
 """If the event loop was blocked for so long, a line is logged."""
 SHORTEST_FEED_S: Final = 0.1
-"""systemd's watchdog is fed no more often, so its time must be at least twice as long."""
+"""Shortest pause between two messages to systemd's watchdog: its WatchdogSec must be twice that."""
 
 
 class LifeSigns:
     """Whether others can see that this run lives, and whether it may still act.
 
     Args:
-        coordinator: Drains the service where either is lost.
+        coordinator: Drains the service if either is lost.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class LifeSigns:
         self._is_lost = False
 
     async def beat(self) -> None:
-        """Show in the store that the loop runs, for listings; a slow store holds it up."""
+        """Record in the store, for listings, that the loop runs; a slow store delays it."""
         settings = self._settings
-        # A run whose beat is too old is taken for gone, and its fanout queues are removed.
+        # A run whose beat is too old counts as gone, and its fanout queues are removed.
         gone_s = min(settings.fanout_gone_after_s, settings.host_gone_after_s)
         written_s = min(BEAT_WRITTEN_S, gone_s / 4)
         while True:
@@ -106,10 +107,10 @@ class LifeSigns:
 
 
 class StoreChanges:
-    """What a run does when the state of its store changes: it is not ready, or it ends.
+    """Reacts when the state of the store changes: the run is not ready, or it ends.
 
     Args:
-        coordinator: Drains the service where the change is final.
+        coordinator: Drains the service if the change is final.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class StoreChanges:
 
         Args:
             what: Which file is broken: the "store", or the "queue" of a transport.
-            error: How.
+            error: What is wrong with it.
         """
         self._telemetry.emit("store.broken", what=what, error=str(error))
         self._coordinator.give_up(f"the {what} is broken: {error}", by=what)
@@ -164,10 +165,10 @@ class StoreChanges:
 
 
 class Watchdog:
-    """Tells systemd that the event loop runs, from its readiness to the end of its drain.
+    """Reports to systemd that the event loop runs, from its readiness to the end of its drain.
 
-    It waits for nothing but its timer: a slow store does not keep it from feeding, and a blocked
-    loop does.
+    It waits for nothing but its timer. So a slow store does not stop the reports; a blocked
+    event loop does.
     """
 
     def __init__(self, notify: Notify, telemetry: Telemetry, *, beat_s: float) -> None:
@@ -177,7 +178,7 @@ class Watchdog:
         self._every_s = max(SHORTEST_FEED_S, min(beat_s, self._half_s or beat_s))
 
     async def feed(self) -> None:
-        """Feed systemd's watchdog until cancelled, if there is one: twice in its time, or more."""
+        """Report until cancelled, at least twice in WatchdogSec; return if there is no watchdog."""
         if self._half_s is None:
             return
         if self._half_s < self._every_s:
@@ -190,10 +191,10 @@ class Watchdog:
 
 
 class Starting:
-    """Shows systemd how far a start is, and asks it for more time, while the context is open.
+    """While the context is open, shows systemd how far a start is and asks it for more time.
 
     Attributes:
-        order: What starts; None while the store is opened.
+        order: The parts that are being started; None while the store is opened.
     """
 
     def __init__(
@@ -226,11 +227,11 @@ class Starting:
 
     @property
     def took_s(self) -> float:
-        """Seconds since the start began, with its opening."""
+        """Seconds since the start began; opening the store counts."""
         return self._clock.loop() - self._began_at
 
     def end_ready(self) -> None:
-        """Show nothing more, but that the service takes requests."""
+        """Report that the service takes requests, and show no more progress."""
         self._end()
         self._notify.ready(ServiceState.SERVING.value)
 
@@ -249,8 +250,8 @@ class Starting:
 class StatusLine:
     """Shows systemd how much a service has to do, while it serves or is quiet.
 
-    A start and a drain send lines of their own. This line is sent when it has changed, at most
-    each `STATUS_S`.
+    A start and a drain send their own lines. This line is sent when it has changed, at most once
+    in `STATUS_S`.
     """
 
     def __init__(self, tracker: Tracker, phase: Phase, notify: Notify, clock: Clock) -> None:
@@ -287,7 +288,7 @@ class StatusLine:
 
 
 class RunWatch:
-    """What is looked at each second, whatever the store does."""
+    """Checks that are made each second, also while the store does not answer."""
 
     def __init__(
         self,
@@ -329,12 +330,12 @@ class RunWatch:
             self._tell_blocked(looked_at - before - self._every_s)
 
     def _tell_blocked(self, late_s: float) -> None:
-        """Log for how long the loop was blocked: for *late_s*, and one interval more at most."""
+        """Log that the loop was blocked: for *late_s* seconds, or up to one interval longer."""
         if late_s >= BLOCKED_S:
             self._telemetry.emit("loop.blocked", blocked_s=round(late_s, 1))
 
     def _listen(self) -> None:
-        """Notice that a lane cannot be read, or can again."""
+        """Note and log which lanes cannot be read, and which can be read again."""
         now, deaf = self._clock.loop(), {}
         for lane, server in self._servers.items():
             failure = server.failure
@@ -353,7 +354,7 @@ class RunWatch:
 
 
 class Tidying:
-    """Removes what nothing needs any more: old rows, abandoned ones, fanout queues of dead runs."""
+    """Removes old rows and the fanout queues of dead runs; ends rows that no run will take."""
 
     def __init__(
         self,
@@ -402,7 +403,7 @@ class Tidying:
                 await self._leases.remove_old(self._clock.wall() - settings.retention_s)
 
     async def _discard_fanouts(self, since: float) -> float:
-        """Remove the fanout queues of runs that were adopted since then; returns now."""
+        """Remove the fanout queues of runs adopted after *since*; returns the wall time now."""
         now = self._clock.wall()
         for run in await self._members.ended_badly(since=since):
             topics = (run.topic, run.ops_topic)

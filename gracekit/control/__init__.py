@@ -1,1 +1,1 @@
-"""What an operator may ask of one run: the verbs, and the orders about single tasks."""
+"""What operators can ask of one run: the control verbs, and orders about single tasks."""

@@ -1,8 +1,8 @@
-"""The accounts of a run's store, counted beside all other reads.
+"""Counts the accounts of a run's store without delaying other reads.
 
-A count reads every row of the store. A large store takes seconds for that, and the engine has one
-thread for all its reads, probes and recovery among them. So the rows of a file are counted on a
-connection and a thread of their own.
+A count reads every row, which takes seconds for a large store. The engine has one thread for all
+its reads, including those of probes and recovery. So the rows of a file are counted on a connection
+and a thread of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Freshness(NamedTuple):
     """How new one kind of reader gets the accounts, and what that may cost.
 
     Attributes:
-        age_s: A count that is younger, in seconds, is not made again.
-        pause: After a count that took 1 s, the next begins so many seconds later at the earliest.
+        age_s: A count that is younger than so many seconds is not made again.
+        pause: After a count that took 1 s, the next one begins at least so many seconds later.
     """
 
     age_s: float
@@ -32,13 +32,13 @@ class Freshness(NamedTuple):
 
 
 OPERATOR: Final = Freshness(age_s=5.0, pause=100)
-"""Somebody waits for the answer; counts cost 1 % of one processor at most."""
+"""For an operator who waits for the answer; counts cost 1 % of one processor at most."""
 METRIC: Final = Freshness(age_s=60.0, pause=1000)
-"""It is read again and again, also while nothing happens; counts cost 0.1 % at most."""
+"""For metrics, which are read all the time; counts cost 0.1 % of one processor at most."""
 COUNT_WAIT_S: Final = 1.0
-"""A caller waits so many seconds for a count; after that it gets the one before."""
+"""A caller waits so many seconds for a count; after that it gets the previous one."""
 END_TIMEOUT_S: Final = 1.0
-"""A disk that does not answer must not keep a stop waiting for longer."""
+"""A stop waits so many seconds at most for a disk that does not answer."""
 
 
 class AccountsCount:
@@ -48,7 +48,7 @@ class AccountsCount:
         view: Reads the run's store.
         file: Opens the file of the store once more; None for a store in memory, which the engine
             of *view* counts.
-        threads: One thread.
+        threads: One thread, for the count.
 
     Attributes:
         last: The last count, however old; None before the first.
@@ -59,14 +59,14 @@ class AccountsCount:
         self._file = file
         self._threads = threads
         self._pending: asyncio.Task[None] | None = None
-        self._ended_at: float | None = None  # loop time; of the last count, also if it failed
+        self._ended_at: float | None = None  # loop time of the last count's end, even if it failed
         self._took_s = 0.0
         self._failure: Exception | None = None
         self._is_stopped = False
         self.last: Accounts | None = None
 
     async def fresh(self, freshness: Freshness) -> Accounts | None:
-        """The last count, as new as *freshness* says; None if there is none.
+        """The last count, after a new one if *freshness* asks for it; None if there is none.
 
         Waits `COUNT_WAIT_S` at most, and never raises. A count that takes longer goes on.
         """
@@ -75,7 +75,7 @@ class AccountsCount:
         return self.last
 
     async def first(self) -> Accounts:
-        """As `fresh`, but the first count is waited for to its end.
+        """As `fresh`, but waits for the first count without a limit.
 
         Raises:
             StoreError: there is none, because the store cannot be read.
@@ -91,7 +91,7 @@ class AccountsCount:
         return counted
 
     async def stop(self) -> None:
-        """Give up the count that goes on, and wait until its connection is closed."""
+        """Cancel a count that is under way, and wait until its connection is closed."""
         self._is_stopped = True
         if (pending := self._pending) is not None:
             if self._file is None:
@@ -99,7 +99,7 @@ class AccountsCount:
             await asyncio.wait({pending}, timeout=END_TIMEOUT_S)
 
     def _begin(self, freshness: Freshness) -> asyncio.Task[None] | None:
-        """The count that goes on, or a new one where one is due; None if none is."""
+        """The count under way, or a new one if that is due; None if there is neither."""
         if self._pending is None and not self._is_stopped:
             pause_s = max(freshness.age_s, freshness.pause * self._took_s)
             if self._ended_at is None or self._view.clock.loop() - self._ended_at >= pause_s:
@@ -118,14 +118,14 @@ class AccountsCount:
         except Exception as error:
             self._failure = error
             if not isinstance(error, GracekitError):
-                raise  # a fault of gracekit: the loop logs it
+                raise  # an error in gracekit: the loop logs it
         finally:
             self._ended_at = clock.loop()
             self._took_s = self._ended_at - began_at
             self._pending = None
 
     def _read(self, file: StoreReader) -> Accounts:
-        """In the thread: no code of the loop uses that connection."""
+        """Count; runs in the thread, and only there the connection is used."""
         with contextlib.closing(file):
             file.open(given_up=lambda: self._is_stopped)
             return Accounts.of_rows(file.read(sql.ACCOUNTS))

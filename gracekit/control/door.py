@@ -1,9 +1,9 @@
-"""The door of one run: a unix socket in its run directory, for operators of the same host.
+"""The door of one run: a unix socket in its run directory, for operators on the same host.
 
-It depends on no queue. A connection is one ask: a line comes (`door_wire`), the verb is carried
-out, a line goes back. The asker must be this process's user, or root: the kernel says who it
-is. An ask whose sender has gone meanwhile, because the loop was blocked for longer than it
-waits, is not carried out.
+It works without the transport. A connection carries one request (an *ask*): the run reads a line
+(`door_wire`), carries out the verb, and sends a line back. The sender must be the user of this
+process, or root; the kernel says who it is. If the sender has hung up meanwhile, because the loop
+was blocked for longer than it waits, the ask is not carried out.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from gracekit.errors import BadMessageError, GracekitError
 from gracekit.telemetry.telemetry import Telemetry
 
 LINE_TIMEOUT_S: Final = 5.0
-"""For a line to come whole, and for one to be taken."""
+"""Timeout for reading a line, and for sending one."""
 LOOK_EVERY_S: Final = 5.0
-"""It is looked whether the socket's file is still there."""
+"""Seconds between two checks that the file of the socket is still there."""
 MAX_ASKS: Final = 64
-"""Connections at one time. Further ones are refused before their line is read."""
+"""Most connections at one time. Further ones are refused before their line is read."""
 LONGEST_BY: Final = 200
 LAST_ANSWERS_S: Final = 0.5
-"""When the door closes, verbs in progress get so many seconds to be answered."""
+"""Seconds that verbs in progress get for their answers when the door closes."""
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who is at the other end of a connection, as the kernel knows it."""
+    """The process at the other end of a connection, as the kernel reports it."""
 
     pid: int
     uid: int
@@ -67,18 +67,18 @@ class Asker:
         return self.uid in {0, os.geteuid()}
 
     def named(self, claim: object) -> str:
-        """`uid 1000 (alice)@host`: its own words, if they begin with the uid that is proven."""
+        """`uid 1000 (alice)@host`: *claim*, if it begins with the uid that the kernel reports."""
         proven = f"uid {self.uid}"
         words = claim if isinstance(claim, str) else ""
         return words[:LONGEST_BY] if words.startswith((f"{proven} ", f"{proven}@")) else proven
 
 
 class Door:
-    """Listens, and carries out what is asked.
+    """Listens at the socket, and carries out verbs.
 
     Args:
-        path: Of the socket; None for a run that has no directory, and so no door.
-        control: The verbs.
+        path: Path of the socket; None for a run without a directory, which has no door.
+        control: Carries out the verbs.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class Door:
         self._listening: tuple[socket.socket, asyncio.Task[None]] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._admitted: set[asyncio.Task[Any]] = set()  # those that are carrying out a verb
+        self._admitted: set[asyncio.Task[Any]] = set()  # of these, those carrying out a verb
 
     async def start(self) -> None:
-        """Open the door. A run whose door cannot be made goes on without it, and says so."""
+        """Open the door. If that fails, the run logs it and goes on without a door."""
         if self._path is None or self._looking is not None:
             return
         self._listen(self._path)
         self._looking = self._begin(partial(self._look_after, self._path), "gracekit-door-look")
 
     def _listen(self, path: Path, *, again: bool = False) -> None:
-        """Listen at *path*; a failure is reported, but not *again*: the next look tries once more.
+        """Listen at *path*. A failure is logged, but not with *again*, as it is tried repeatedly.
 
         The directory itself may be missing for a while.
         """
@@ -117,7 +117,7 @@ class Door:
         return background.start(work, name, telemetry=self._telemetry, clock=self._clock)
 
     async def _look_after(self, path: Path) -> None:
-        """Make a socket again that somebody has removed, a cleaner of old files for example."""
+        """Make the socket again if its file is removed, for example by a cleaner of old files."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if path.exists():  # noqa: ASYNC240 - of its own directory, which the run uses
@@ -137,7 +137,7 @@ class Door:
             work.add_done_callback(lambda _: listener.close())
 
     async def stop(self) -> None:
-        """Close the door: it takes no new ask, and cuts answers that take too long."""
+        """Close the door: accept no new ask, and cut off answers that take too long."""
         if self._looking is not None:
             looking, self._looking = self._looking, None
             looking.cancel()
@@ -163,8 +163,8 @@ class Door:
             task.add_done_callback(self._answering.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """One ask, whatever comes."""
-        with connection, contextlib.suppress(OSError, TimeoutError):  # who asked has gone
+        """Serve one connection; never raises an error of the sender."""
+        with connection, contextlib.suppress(OSError, TimeoutError):  # the sender has hung up
             connection.setblocking(False)
             try:
                 ask = await self._admit(connection)
@@ -184,7 +184,7 @@ class Door:
             self._admitted.discard(task)
 
     async def _admit(self, connection: socket.socket) -> Ask:
-        """What is asked, and by whom; raises GracekitError for what is refused."""
+        """Read an ask and note its sender in it; raises GracekitError if it is refused."""
         asker = Asker.of(connection)
         if not asker.may_ask:
             self._telemetry.emit("door.refused", uid=asker.uid, pid=asker.pid)
@@ -202,13 +202,13 @@ class Door:
             return line_of_answer(await self._control.carry_out(ask.verb, ask.run_id, ask.args))
         except GracekitError as error:
             return line_of_error(error)
-        except Exception as error:  # noqa: BLE001 - a fault of a verb; the run goes on
+        except Exception as error:  # noqa: BLE001 - an error in a verb; the run goes on
             self._telemetry.emit("dispatch.failed", cause=error, error=repr(error))
             return line_of_error(error)
 
 
 def _listener(path: Path) -> socket.socket:
-    """A socket that listens at *path*, for this user alone."""
+    """A socket that listens at *path*; only this user (and root) can connect."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
@@ -241,7 +241,7 @@ async def _send(connection: socket.socket, line: bytes) -> None:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether the other end was closed altogether; one that only writes no more still listens."""
+    """Whether the sender has closed its socket, and not only shut it down for writing."""
     poll = select.poll()
-    poll.register(connection, 0)  # POLLHUP comes unasked
+    poll.register(connection, 0)  # POLLHUP is always reported
     return any(events & select.POLLHUP for _, events in poll.poll(0))

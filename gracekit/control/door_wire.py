@@ -1,4 +1,4 @@
-"""What goes through the door of a run: one line of JSON each way.
+"""The messages of a run's door: one line of JSON each way.
 
     {"run_id": "4f…", "verb": "drain", "args": {"timeout": "60s"}}
     {"answer": {"run_id": "4f…", "phase": "draining"}}
@@ -22,12 +22,12 @@ from gracekit import errors
 from gracekit.errors import BadMessageError, ConflictError, GracekitError, Parked
 
 LONGEST_LINE: Final = 65_536
-"""Bytes of a line, its end included. What is longer is asked for page by page."""
+"""Most bytes of a line, with its line end. Longer answers are sent page by page."""
 LONGEST_ADDRESS: Final = 107
-"""Bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
+"""Most bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
 
-# A ConflictError needs the statement that failed, and Parked a task: a message alone cannot make
-# one, and no verb raises them.
+# These cannot be made from a message alone: a ConflictError also needs a statement, and a Parked a
+# task. No verb raises them.
 _NEED_MORE: Final = (ConflictError, Parked)
 _CLASSES: Final = MappingProxyType(
     {
@@ -57,10 +57,10 @@ def line_of_ask(ask: Ask) -> bytes:
 
 
 def read_ask(line: bytes) -> Ask:
-    """What a line asks.
+    """The ask in a line.
 
     Raises:
-        BadMessageError: it is none, and why.
+        BadMessageError: the line is no ask; the message says why.
     """
     found = _read(line)
     run_id, verb, args = found.get("run_id"), found.get("verb"), found.get("args", {})
@@ -81,17 +81,17 @@ def line_of_answer(answer: Mapping[str, Any]) -> bytes:
 
 
 def line_of_error(error: Exception) -> bytes:
-    """A refusal as a line; its text is cut where it is very long."""
+    """*error* as a line; a very long message is cut."""
     message = str(error)[: LONGEST_LINE // 16]  # \u escapes take 6 bytes of a UTF-16 unit
     return _line({"error": {"class": type(error).__name__, "message": message}})
 
 
 def read_answer(line: bytes) -> dict[str, Any]:
-    """What a run answered.
+    """The answer in a line.
 
     Raises:
-        GracekitError: of the class and with the message of the run's refusal; or BadMessageError,
-            if the line is no answer.
+        GracekitError: the run has answered with an error, whose class and message this one has.
+        BadMessageError: the line is no answer.
     """
     found = _read(line)
     answer, refusal = found.get("answer"), found.get("error")
@@ -103,14 +103,14 @@ def read_answer(line: bytes) -> dict[str, Any]:
 
 
 def _error_named(name: str, message: str) -> GracekitError:
-    """One of gracekit's own errors; the name of any other class goes into the message."""
+    """An error of gracekit's class *name*; for other classes a GracekitError that names it."""
     kind = _CLASSES.get(name)
     return GracekitError(f"{name}: {message}") if kind is None else kind(message)
 
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """The address of the socket at *path*, however long that is; it holds inside the block.
+    """An address for the socket at *path*, of any length; valid inside the block.
 
     Raises:
         OSError: the directory of a long path cannot be opened.

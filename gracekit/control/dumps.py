@@ -1,7 +1,7 @@
-"""Tasks and stacks for an operator: the text that SIGUSR1 writes, page by page.
+"""The dump of tasks and stacks for operators: the text that SIGUSR1 writes, page by page.
 
 A text is made once and kept for a minute, so that its pages fit together even if the tasks
-change meanwhile. A thread makes it, so that the event loop can go on.
+change meanwhile. A thread makes it, so that the event loop is not blocked.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from gracekit.process import Threads
 from gracekit.tracker.stacks import StackDump
 
 PAGE_BYTES: Final = 40_000
-"""JSON bytes of a page, unless one line is longer; less than `door_wire.LONGEST_LINE`."""
+"""Most JSON bytes of a page, unless one line is longer; less than `door_wire.LONGEST_LINE`."""
 KEPT_S: Final = 60.0
 MOST_KEPT: Final = 4
 
 
 class Dumps:
-    """The texts of one run that are being read.
+    """Makes dumps of one run, and keeps them while they are read.
 
     Args:
-        stacks: Makes them.
-        threads: One thread, for one text at a time.
+        stacks: Makes the text.
+        threads: One thread, which makes one text at a time.
     """
 
     def __init__(self, stacks: StackDump, threads: Threads, clock: Clock) -> None:
         self._stacks = stacks
         self._threads = threads
         self._clock = clock
-        self._kept: dict[str, tuple[list[str], float]] = {}  # pages, and until when
+        self._kept: dict[str, tuple[list[str], float]] = {}  # pages, kept until loop time
 
     async def page(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """One page of a text.
 
         Args:
-            args: `dump_id` and `page`, as the page before says in `dump_id` and `next`; neither
+            args: `dump_id` and `page`, which are `dump_id` and `next` of the previous page; neither
                 for the first page of a new text.
 
         Raises:
@@ -78,7 +78,7 @@ class Dumps:
 
 
 def _paged(text: str) -> list[str]:
-    """*text* in pieces of whole lines, each of at most `PAGE_BYTES` as JSON, one line at least."""
+    """*text* in pages of whole lines, each at most `PAGE_BYTES` as JSON, but at least one line."""
     pages, page, size = [], "", 0
     for line in text.splitlines(keepends=True):
         length = len(json.dumps(line))

@@ -1,4 +1,4 @@
-"""What probes and metrics show of a run's store, at most 5 seconds old; and its accounts."""
+"""What probes and metrics show of a run's store: facts at most 5 seconds old, and its accounts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LOOK_TIMEOUT_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What one look has shown.
+    """The result of one query of the store.
 
     Attributes:
-        at: Loop time in seconds.
+        at: Loop time of the query.
         answers: Whether the store answered at all.
         unfinished: Requests of the service that have not ended, by state.
         oldest_s: Age of the oldest of them, in seconds, since it was accepted or last parked; None
             if there is none. Those that are parked now do not count.
-        notifications_due: Notifications that runs of the service have still to send.
+        notifications_due: Number of notifications that runs of the service are still to send.
     """
 
     at: float
@@ -48,8 +48,8 @@ class StoreFacts:
         service: The service whose requests are counted.
 
     Attributes:
-        last: What the last look has shown, however old; None before the first.
-        accounts: Counts the accounts, which takes longer than a look.
+        last: The last result, however old; None before the first.
+        accounts: Counts the accounts, which takes longer than this query.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StoreFacts:
             return self.last
 
     async def measure(self) -> None:
-        """Let `last` and the accounts be as new as metrics need; waits 2 seconds at most."""
+        """Refresh `last` and the accounts as metrics need it; waits 2 seconds at most."""
         await self.fresh()
         await self.accounts.fresh(METRIC)
 

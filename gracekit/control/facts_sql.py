@@ -1,4 +1,4 @@
-"""What a run asks its store for probes and metrics."""
+"""The queries of a run's store for probes and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SELECT state, count(*), min(since) FROM (
     WHERE {OWNERLESS} AND service = ?1) AS unfinished
 GROUP BY state UNION ALL
 SELECT 'pending', count(*), NULL FROM task WHERE state = 'pending' AND service = ?1"""
-# By their senders, as the index has them. A dead run that was adopted has none.
+# Selects by sender, as the index is by sender. Adopted runs have no notifications left to send.
 NOTIFICATIONS_DUE: Final = """
 SELECT count(*) FROM outbox
 WHERE owner IN (SELECT run_id FROM run WHERE service = ? AND adopted_at IS NULL)"""

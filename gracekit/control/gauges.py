@@ -1,4 +1,4 @@
-"""The readings of one run's gauges."""
+"""Reads the gauges of one run's metrics."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Gauges:
     """Reads the gauges of one run, from any thread; asks neither the store nor the broker.
 
     Args:
-        members: Knows when the run began.
-        gates: Know how many handlers of their lanes may run.
-        servers: Know whether the queues of their lanes are read.
-        transport: Knows whether the broker is connected.
-        jobs: Know when each periodic job last succeeded.
-        facts: What the last query of the store has shown.
-        loop: The run's event loop: deadlines are in its time.
+        members: Has the time at which the run began.
+        gates: Have the numbers of handlers that may run in each lane.
+        servers: Say whether the queues of each lane are read.
+        transport: Says whether the broker is connected.
+        jobs: Have the time of the last success of each periodic job.
+        facts: Have the result of the last query of the store.
+        loop: The run's event loop, whose time deadlines use.
     """
 
     def __init__(
@@ -98,8 +98,9 @@ class Gauges:
 def _is_read(server: RpcServer, now: float) -> bool:
     """Whether intake is open and its queues can be read, as the health checks see it.
 
-    A pause for want of places or of bytes counts as read: the service is busy, and the broker is
-    there. Each claim of a queue file takes a moment in which the file has not answered yet.
+    A pause because the lane has no free place, or because too many bytes were read, counts as
+    read: the service is busy, but the broker is there. A short gap counts as read too, because
+    each claim of a queue file takes a moment.
     """
     lost = server.lost
     return server.is_open and (lost is None or now - lost.since < LOST_S)

@@ -1,4 +1,4 @@
-"""What probes ask of a run: whether it is alive, whether it is ready, whether it has started.
+"""Answers health probes: whether a run is alive, whether it is ready, whether it has started.
 
 Probes come by the run's door (`gracekit health`) and by its HTTP endpoint. A check asks neither
 the broker nor the application: it reads the state of the run, and facts of the store that are
@@ -33,7 +33,7 @@ LOST_S: Final = 1.0
 """A shorter gap in reading requests is no warning: a queue may be busy for a moment."""
 
 ENDED_S: Final = 10.0
-"""If the run has ended for longer and its process goes on, a new process may help."""
+"""If the run ended more seconds ago and its process goes on, the process should be restarted."""
 
 HealthStatus = Literal["pass", "warn", "fail"]
 
@@ -94,7 +94,7 @@ class HealthCheck:
         self._engine = engine
         self._facts = facts
         self._clock = clock
-        self._seen_ended_at: float | None = None  # by a probe
+        self._seen_ended_at: float | None = None  # loop time at which a probe saw it
 
     async def ask(self, probe: Probe) -> Health:
         """Whether *probe* passes now; within 1 second, also when the store hangs."""
@@ -107,7 +107,7 @@ class HealthCheck:
                 return await self._ready()
 
     def _live(self) -> Health:
-        """The answer itself proves that the loop runs; a broken store needs a new process."""
+        """The answer itself proves that the loop runs; with a broken store a restart may help."""
         failures = []
         if self._engine.status.state is StoreState.BROKEN:
             failures.append("the store is broken")
@@ -136,7 +136,7 @@ class HealthCheck:
         return Health.judged(self._phase.state, failures, warnings)
 
     def _not_serving(self) -> Iterator[str]:
-        """Why its phase lets it take no new requests."""
+        """Why it takes no new requests in its present state."""
         request, state = self._coordinator.stop_request, self._phase.state
         if state is ServiceState.STOPPED:
             yield "it has stopped"

@@ -1,9 +1,9 @@
-"""An operator's orders, carried out by the run that owns the task.
+"""Carries out the orders of operators about tasks of this run.
 
-A task at work, or in line for its turn, is cancelled with a cause, and ends by
-its own way when its handler has returned. A row that recovery has claimed is
-changed by compare-and-set under it. Nobody else's row is touched here: whoever
-asks is told that it has moved, and reads it again.
+A task that runs or waits for its turn is cancelled with a cause, and ends when
+its handler has returned. A row that recovery has claimed is changed by
+compare-and-set, even while recovery works on it. Rows of other runs are not
+changed here: the answer is then `moved`, and the caller reads the row again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gracekit.tracker.tracker import Tracker
 
 LOOKS: Final = 50
 BETWEEN_LOOKS_S: Final = 0.02
-"""A task between two of gracekit's own steps, a commit for example, is looked at again."""
+"""Seconds between two looks at a task that is in a step of gracekit, such as a commit."""
 
 VerbAnswer = dict[str, Any]
 
@@ -45,9 +45,9 @@ class Orders:
     """Carries out orders in one run.
 
     Args:
-        dispatcher: Cancels a task in flight as its order says.
-        parked_tasks: Carries out what is ordered about a task that waits for capacity.
-        trigger: Recovery is asked to look: a reply or a hook may be due.
+        dispatcher: Cancels a task in flight.
+        parked_tasks: Carries out orders about parked tasks.
+        trigger: Asks recovery to look, because a reply or a hook may be due.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Orders:
         self._one_at_a_time = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
-        """Carry out one order; those about one task one after the other.
+        """Carry out one order; orders about the same task are carried out one after the other.
 
         Returns:
-            `{"state": …}` as it is now; with `"asked": True` if it ends later, when its handler
-            has returned; with `"moved": True` if the task is not this run's.
+            `{"state": …}`, the state now. With `"asked": True` if the task ends later, when its
+            handler has returned; with `"moved": True` if another run owns the task.
 
         Raises:
-            GracekitError: it cannot be; the message says why.
-            StoreError: it could not be recorded, and was not done.
+            GracekitError: the order cannot be carried out; the message says why.
+            StoreError: the order could not be recorded, and was not carried out.
         """
-        # Otherwise two orders of one moment would both be on record, and one of them be refused.
+        # Without the lock, two orders at a time would both be recorded, although one is refused.
         lock = self._one_at_a_time.setdefault((request_id, recipient), asyncio.Lock())
         async with lock:
             return await self._carry_out(request_id, recipient, order)
@@ -89,11 +89,11 @@ class Orders:
         for _ in range(LOOKS):
             task = self._tracker.get(request_id, recipient)
             if task is not None and task.journaled and task.row_id is None:
-                pass  # its acceptance is not committed yet, and may not be
+                pass  # its acceptance is not committed yet, and may fail
             elif task is not None and task.state in {TaskState.ACCEPTED, TaskState.RUNNING}:
                 self._check(task, order)
-                if not noted and task.order is None:  # asked twice, it is on record once
-                    # First the record: whoever reads the outcome must find who wanted it.
+                if not noted and task.order is None:  # a repeated order is recorded once
+                    # Record it first: a reader of the outcome must also find who ordered it.
                     await self._note(task, order)
                     noted = True
                     continue  # it may have ended meanwhile
@@ -101,7 +101,7 @@ class Orders:
             elif answer := await self._order_row(request_id, recipient, order):
                 return answer
             await asyncio.sleep(BETWEEN_LOOKS_S)
-        raise GracekitError(f"task {request_id} changes hands again and again: try once more")
+        raise GracekitError(f"task {request_id} keeps changing its state: try again")
 
     # -- in flight ----------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Orders:
             )
         if task.lane is Lane.BACKGROUND:
             raise GracekitError(
-                f"{task} is no request but work beside them, and ends with what has started it"
+                f"{task} is background work and no request: it ends with the code that started it"
             )
         if (why := refusal(task, order.verb, task.state)) is not None:
             raise GracekitError(why)
@@ -124,7 +124,7 @@ class Orders:
             )
         if task.order is not None and task.order.verb is not order.verb:
             raise GracekitError(
-                f"{task} was already told to {task.order.verb.value} by {task.order.by}: "
+                f"{task} has an order already, {task.order.verb.value} by {task.order.by}: "
                 "its handler has not returned yet"
             )
 
@@ -134,7 +134,7 @@ class Orders:
         await self._journal.commit(batch)
 
     def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
-        if task.order is None:  # asked twice, its handler's clean-up is not cut again
+        if task.order is None:  # a repeated order must not cancel the handler's clean-up
             self._dispatcher.obey(task, order)
             self._tell(task.request_id, task.method, order, task.state)
         return {"state": task.state.value, "asked": True}
@@ -142,13 +142,13 @@ class Orders:
     # -- on record ----------------------------------------------------------------------
 
     async def _order_row(self, request_id: str, recipient: str, order: Order) -> VerbAnswer | None:
-        """Carry the order out on a row of ours that is not in flight; None: look again."""
+        """Carry the order out on a row that is not in flight here; None to look at it again."""
         target = await target_named(self._journal.engine, request_id, recipient)
         if target is None:
             return {"moved": True, "state": None}
         if (why := refusal_of(target, order.verb)) is not None:
             raise GracekitError(why)
-        if target.state in RETRIED:  # no run works on it, whichever owns it
+        if target.state in RETRIED:  # no run works on it, even if it has an owner
             return await self._change(target, order)
         if target.state is TaskState.PENDING and target.service == self._journal.service:
             end = await self._parked_tasks.carry_out(target, order, source="operator")
@@ -156,14 +156,14 @@ class Orders:
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}
         if target.state is not TaskState.HANDED_OVER:
-            return None  # between two steps, or a commit whose end was never seen
+            return None  # between two steps of gracekit, or left by a commit of unknown end
         if self._tracker.get(request_id, recipient) is not None:
             raise GracekitError(
                 f"{target} was cut and its handler has not returned: once its process is gone it "
                 f"can be {'retried' if order.verb is Verb.RETRY else 'ended'}"
             )
         if order.verb is Verb.RETRY and target.probing:
-            raise GracekitError(f"{target} is being settled: its probe is asked now; try again")
+            raise GracekitError(f"{target} is being settled: its probe is running; try again")
         return await self._change(target, order)
 
     async def _change(self, target: OrderTarget, order: Order) -> VerbAnswer | None:
@@ -185,7 +185,7 @@ class Orders:
         self._tell(target.request_id, target.method, order, state)
         return {"state": state.value}
 
-    # -- telling ------------------------------------------------------------------------
+    # -- record and log -----------------------------------------------------------------
 
     def _incident(self, request_id: str, method: str, order: Order, was: str) -> OrderIncident:
         journal = self._journal

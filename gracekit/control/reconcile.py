@@ -1,6 +1,7 @@
-"""Passes that operators ask for: the verb `reconcile` begins one, `reconciled` shows how far it is.
+"""Passes that operators ask for: the verb `reconcile` begins one, `reconciled` shows its progress.
 
-A pass takes longer than an answer may: it goes on by itself, and is kept for a while after its end.
+A pass takes longer than an answer may take. So it goes on by itself, and its report is kept for
+some time after its end.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.results import PassReport
 
 PAGE_BYTES: Final = 40_000
-"""JSON bytes of the results in one answer: less than `door_wire.LONGEST_LINE`."""
+"""Most JSON bytes of the results in one answer, less than `door_wire.LONGEST_LINE`."""
 MOST_KEPT: Final = 4
 NEWS_WITHIN_S: Final = 0.2
-"""An answer waits so long for the end of a pass that has no new results. A drain ends the process
-right behind the pass, and still answers what was asked before: so its end is heard."""
+"""If a pass has no new results, an answer waits so many seconds for its end. A drain ends the
+process soon after the pass, but still answers earlier asks: so the operator sees the end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class _HandPass:
     """One pass.
 
     Attributes:
-        error: Why it was not made; None if it was, or is under way.
+        error: Why the pass was not made; None if it was made, or is under way.
     """
 
     request: PassRequest
@@ -42,7 +43,7 @@ class _HandPass:
 
 
 class HandPasses:
-    """The passes of one run that operators have asked for, the last few of them."""
+    """The last passes of one run that operators have asked for."""
 
     def __init__(self, reconciler: Reconciler, kinds: KindTable, clock: Clock) -> None:
         self._reconciler = reconciler
@@ -52,25 +53,25 @@ class HandPasses:
 
     @property
     def settles(self) -> bool:
-        """Whether unfinished tasks and resources are settled unasked."""
+        """Whether recovery settles unfinished tasks and resources without an operator's request."""
         return self._reconciler.settles
 
     def begin(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a pass; the answer is that of `look`, with two more fields.
+        """Begin a pass. The answer is that of `look`, with three more fields.
 
-        They are its `pass_id`, and `kinds`, the number of kinds that the service has.
+        They are its `pass_id`, `dry_run`, and `kinds`, the number of kinds of the service.
 
         Args:
-            args: `dry_run`, true or false; `kind`, or `resource` as `kind:id`, to settle it alone.
+            args: `dry_run`, true or false. To settle only one: `kind`, or `resource` as `kind:id`.
 
         Raises:
-            GracekitError: one that settles is under way.
+            GracekitError: a pass that is no dry run is under way.
             InvalidArgumentsError: there is no such kind.
         """
         request = self._read(args)
         if not request.dry_run and any(_is_settling(one) for one in self._passes.values()):
             raise GracekitError(
-                "a pass that somebody has asked for is under way: wait for its end, or look at "
+                "a pass that an operator has asked for is under way: wait for its end, or look at "
                 "what it would do with --dry-run"
             )
         one = _HandPass(request=request, report=PassReport(keeps=True))
@@ -85,13 +86,13 @@ class HandPasses:
         return {**about, **_page_of(one, 0)}
 
     async def look(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """How far a pass is, and a page of its results.
+        """The progress of a pass, and a page of its results.
 
         Args:
-            args: `pass_id`; and `after`, the `next` of the page before.
+            args: `pass_id`; and `after`, the `next` of the previous page.
 
         Raises:
-            GracekitError: it is not kept any more.
+            GracekitError: the pass is not kept any more.
         """
         one = self._passes.get(str(args.get("pass_id")))
         if one is None:
@@ -107,7 +108,7 @@ class HandPasses:
     async def _make(self, one: _HandPass) -> None:
         try:
             await self._reconciler.by_hand.make(one.request, one.report)
-        except Exception as error:  # noqa: BLE001 - who asked reads it
+        except Exception as error:  # noqa: BLE001 - the operator reads it
             one.error = str(error) or type(error).__name__
 
     def _read(self, args: Mapping[str, Any]) -> PassRequest:
@@ -143,9 +144,9 @@ def _is_settling(one: _HandPass) -> bool:
 
 
 def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
-    """How far a pass is, with its results behind the first *after* of them."""
+    """The progress of a pass, with its results after the first *after* ones."""
     report = one.report
-    done = one.task is None or one.task.done()  # before the page is cut from its results
+    done = one.task is None or one.task.done()  # read before the results, which may still grow
     results = _page([result.as_json() for result in report.results[after : after + 500]])
     following = after + len(results)
     return {
@@ -167,7 +168,7 @@ def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
 
 
 def _page(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many of *results*, from the first, as fit into a page; one at least."""
+    """As many of *results*, from the first on, as fit into a page; at least one."""
     size = PAGE_BYTES
     for number, result in enumerate(results):
         size -= len(json.dumps(result))

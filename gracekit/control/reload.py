@@ -1,4 +1,4 @@
-"""Settings that are read again while the service runs, as SIGHUP asks for it.
+"""Reads the settings again while the service runs, after SIGHUP.
 
 Settings that may change are changed. For every other setting whose value differs, one log line
 says that it needs a restart. If the settings are wrong, or cannot be read in time, nothing changes.
@@ -23,26 +23,27 @@ from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 READ_S: Final = 10.0
-"""The longest time that a reload waits for the settings."""
+"""Seconds that a reload waits for the settings at most."""
 READERS: Final = 2
-"""Threads that read settings: one may be stuck for ever, and another one still reads."""
+"""Threads that read settings: if one is stuck for ever, the other one can still read."""
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from another one that replaces it."""
+    """Tells a file from another one that replaces it."""
 
     device: int
     inode: int
 
 
 class SettingsReader:
-    """Reads the settings in a thread, and does not wait for them without a limit.
+    """Reads the settings in a thread, with a timeout.
 
-    A file may never end: a FIFO without a writer, a disk that does not answer. No thread that
-    reads it can be stopped. It is left behind, and the same file is not read again before its end.
+    Reading may never end: the file may be a FIFO without a writer, or on a disk that does not
+    answer. A thread cannot be stopped, so it is left behind, and the same file is not read again
+    until that thread has ended.
 
     Args:
-        settings: Say how and where to read.
+        settings: Says how and where to read.
         threads: At most `READERS`.
     """
 
@@ -53,7 +54,7 @@ class SettingsReader:
         self._latest: FileIdentity | None = None  # of the file that was opened last
 
     async def read(self) -> Settings:
-        """The settings as they are now.
+        """Read the settings.
 
         Raises:
             ConfigError: they are wrong, or were not read in time.
@@ -80,7 +81,7 @@ class SettingsReader:
         )
 
     def _read(self, unread: Collection[FileIdentity | None]) -> Settings:
-        """What the thread does; *unread* are the files that earlier ones still wait for."""
+        """Read in the thread; *unread* are the files for which earlier threads still wait."""
         file = self._settings.file
         present = None if file is None else _identity(file)
         if present is not None and present in unread:
@@ -99,16 +100,16 @@ class SettingsReader:
 
 
 def _identity(file: Path) -> FileIdentity | None:
-    """Of what is at *file* now; None if nothing is."""
+    """The identity of the file at that path now; None if it cannot be found."""
     try:
         found = file.stat()
-    except OSError:  # whatever it is, reading the file says it better
+    except OSError:  # reading the file will raise a better error
         return None
     return FileIdentity(found.st_dev, found.st_ino)
 
 
 def _forget(reading: asyncio.Task[Settings]) -> None:
-    """Take the outcome of a reader that was given up, or asyncio would log it."""
+    """Retrieve the exception of a reader that is no longer awaited, or asyncio would log it."""
     if not reading.cancelled():
         reading.exception()
 
@@ -117,8 +118,8 @@ class Reload:
     """Reads the settings of one run again.
 
     Args:
-        coordinator: Knows whether a drain is under way: its times must not change.
-        threads: At most `READERS` of them read the file, because its disk may not answer.
+        coordinator: Says whether a drain is under way, whose times must not change.
+        threads: At most `READERS`; they read the file, because its disk may not answer.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Reload:
         self._is_busy = False
 
     async def reload(self) -> None:
-        """Read the settings, and again if another reload is asked for meanwhile; never raises."""
+        """Read the settings, and once more if a reload is asked for meanwhile; never raises."""
         self._is_asked = True
         if self._is_busy:
             return

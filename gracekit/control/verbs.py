@@ -1,9 +1,9 @@
-"""Control verbs: what an operator may ask of one run.
+"""Control verbs: what operators can ask of one run.
 
 They come by its door (`control.door`), and from older command lines by the ops topic
-of a local queue, in a namespace of their own. They are neither journaled nor tracked as
-requests are. A verb names the run that it is meant for, so that a command for a dead run
-does not hit its successor. Each answer fits into one line, however much is in flight.
+of a local queue, in a namespace of their own. Unlike requests, they are neither journaled
+nor tracked. A verb names the run that it is for, so that a command for a dead run does
+not affect its successor. Each answer fits into one line, however much is in flight.
 Each verb that changes something is recorded as an incident: who, what, when, which run, why.
 """
 
@@ -44,15 +44,16 @@ LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500
 LONGEST_RESOURCE: Final = 300
 MAX_PAGE: Final = 100
-"""Tasks in one answer: below the limit of a message by number of keys."""
+"""Most tasks in one answer; a message may have only so many keys."""
 PAGE_BYTES: Final = 40_000
-"""Of the tasks in one answer, however long their names are: below `door_wire.LONGEST_LINE`."""
+"""Most JSON bytes of the tasks in one answer, less than `door_wire.LONGEST_LINE`."""
 INTAKE_ANSWER_S: Final = 3.0
-"""After it a quiet or a resume is answered although the transport has not confirmed it yet."""
+"""A quiet or resume is answered after so many seconds, even if the transport is not done yet."""
 SAME_TIME_S: Final = 0.5
-"""Times of two drains that differ by less are the same."""
+"""Timeouts of two drains that differ by less count as the same."""
 TERM_WAIT_S: Final = 0.1
-"""A SIGCONT waits so long for the SIGTERM before it: threads may take them in another order."""
+"""Seconds to wait at a SIGCONT for a SIGTERM sent before it, as threads may take them in another
+order."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
 
@@ -91,11 +92,11 @@ class Control:
         self._passes = passes
         self._telemetry = telemetry
         self._clock = clock
-        self._unfinished: set[asyncio.Task[None]] = set()  # what goes on after its answer
-        self._obeying: set[asyncio.Task[None]] = set()  # signals that stop nothing
+        self._unfinished: set[asyncio.Task[None]] = set()  # steps that go on after the answer
+        self._obeying: set[asyncio.Task[None]] = set()  # of signals that ask for no drain
         self._one_signal = asyncio.Lock()
-        self._quieted_by_signal = False  # SIGTSTP was the last that closed or opened the intake
-        self._interrupted = False  # by one SIGINT, at least
+        self._quieted_by_signal = False  # whether SIGTSTP was the last to change the intake
+        self._interrupted = False  # whether a SIGINT has come
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "health": self._answer_probe,
@@ -110,7 +111,7 @@ class Control:
         }
 
     async def __call__(self, request: Request) -> VerbAnswer:
-        """Carry out a verb that came by the ops topic; as `carry_out`."""
+        """Carry out a verb that came by the ops topic; see `carry_out`."""
         return await self.carry_out(request.method, request.args.get("run_id"), request.args)
 
     async def carry_out(self, name: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
@@ -119,8 +120,8 @@ class Control:
         Raises:
             NoSuchMethodError: there is no such verb.
             InvalidArgumentsError: it names no run.
-            RunEndedError: it is meant for another one.
-            GracekitError: it cannot be done now; the message says why.
+            RunEndedError: it is meant for another run.
+            GracekitError: it cannot be carried out now; the message says why.
         """
         verb = self._verbs.get(name)
         if verb is None:
@@ -138,10 +139,10 @@ class Control:
         return await verb(args)
 
     def obey_signal(self, number: int, at: float) -> None:
-        """A stop signal drains; a second SIGINT, or SIGQUIT, hands over at once.
+        """Drain after a stop signal; after a second SIGINT, or SIGQUIT, hand over at once.
 
         Args:
-            number: Of the signal.
+            number: Number of the signal.
             at: Loop time at which it came.
         """
         name = signal.Signals(number).name
@@ -156,7 +157,7 @@ class Control:
         )
 
     def act_on_signal(self, number: int) -> None:
-        """SIGHUP reads the settings again, SIGTSTP closes the intake, SIGCONT opens it again."""
+        """Read the settings after SIGHUP, close the intake after SIGTSTP, open it after SIGCONT."""
         name = signal.Signals(number).name
         step = self._reload.reload() if number == signal.SIGHUP else self._change_intake(name)
         task = asyncio.create_task(step, name=f"gracekit-{name}")
@@ -189,8 +190,8 @@ class Control:
         """Counts of all tasks in flight, and one page of them.
 
         Args:
-            args: `limit`, at most `MAX_PAGE`, and `after`, the `next` of the page before; or
-                `task_id` and `recipient` for one task alone.
+            args: `limit`, at most `MAX_PAGE`, and `after`, the `next` of the previous page; or
+                `task_id` and `recipient` for one task only.
         """
         deadline, timeout = self._phase.deadline, self._phase.drain_timeout
         now = self._clock.loop()
@@ -210,7 +211,7 @@ class Control:
         }
 
     async def _answer_probe(self, args: Mapping[str, Any]) -> VerbAnswer:
-        """Args: `probe`, "live", "ready" or "started"."""
+        """Answer the probe that `probe` names: "live", "ready" or "started"."""
         probes = {probe.value: probe for probe in Probe}
         asked = args.get("probe", Probe.READY.value)
         if asked not in probes:
@@ -223,9 +224,9 @@ class Control:
         return {"run_id": self._run_id, **names, **health.as_json()}
 
     def _expectation(self, now: float) -> VerbAnswer:
-        """Of the tasks that run: which has run longest, and when all are expected to have ended.
+        """The task that has run longest, and when all running tasks are expected to have ended.
 
-        `expected_s` is None without a history of each of them.
+        `expected_s` is None if one of them has no estimate.
         """
         running = [task for task in self._tracker if task.running]
         longest = min(running, key=_since, default=None)
@@ -288,10 +289,10 @@ class Control:
         return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
     def _check_same_time(self, timeout_s: float | None) -> None:
-        """Check that the drain under way has the time that was asked for, if one was.
+        """Check that the drain under way has the timeout that was asked for, if one was.
 
         Raises:
-            GracekitError: it has another.
+            GracekitError: it has another one.
         """
         first, known_s = self._coordinator.stop_request, self._phase.drain_timeout
         if first is None or timeout_s is None:
@@ -302,7 +303,7 @@ class Control:
                 f"the service is draining already, asked for by {first.by}, and its deadline "
                 f"stands: {format_duration(timeout_s)} is not taken; "
                 + (
-                    "it is final since a signal, and cannot be extended"
+                    "a signal has made it final, so it cannot be extended"
                     if first.final
                     else "`gracekit extend --by 5m` moves the deadline"
                 )
@@ -312,7 +313,7 @@ class Control:
         """Move the deadline of the drain later.
 
         Args:
-            args: `more`, a duration; `by` and `reason` as with every verb.
+            args: `more`, a duration; `by` and `reason` as for each verb.
         """
         if (more := args.get("more")) is None:
             raise InvalidArgumentsError("verb 'extend' needs more, a duration such as '5m'")
@@ -327,7 +328,7 @@ class Control:
 
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
         is_quiet = self._is_quiet_by_signal()
-        before, self._quieted_by_signal = self._quieted_by_signal, False  # no signal opens it
+        before, self._quieted_by_signal = self._quieted_by_signal, False  # SIGCONT must not open it
         if is_quiet:
             await self._note("quiet", args)
             return {"run_id": self._run_id, "phase": self._phase.state.value}
@@ -357,7 +358,7 @@ class Control:
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
     async def _resume_drain_or_quiet(self) -> None:
-        """Resume, and wait until a drain has obeyed, unless it has become final meanwhile."""
+        """Resume; if a drain is resumed, wait until it has ended, or was made final meanwhile."""
         request = self._coordinator.stop_request
         await self._coordinator.resume()
         for _ in range(int(INTAKE_ANSWER_S / BETWEEN_LOOKS_S)):
@@ -375,21 +376,21 @@ class Control:
         return {"run_id": self._run_id, **answer}
 
     async def _reconciled(self, args: Mapping[str, Any]) -> VerbAnswer:
-        """How far a pass is; args as in `HandPasses.look`."""
+        """The progress of a pass; args as in `HandPasses.look`."""
         return {"run_id": self._run_id, **await self._passes.look(args)}
 
     async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change of the intake, `INTAKE_ANSWER_S` at most: it then goes on by itself.
+        """Run a change of the intake, and wait for it `INTAKE_ANSWER_S` at most.
 
-        A broker that is away keeps it waiting for longer than the command line waits.
+        If the broker is away, the change takes longer than the command line waits. It goes on then.
         """
         await self._wait_for(step, INTAKE_ANSWER_S)
 
     async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
-        """Record who asked for what, and why; after it was done, as the store may be slow.
+        """Record who asked for what, and why, after it was done, because the store may be slow.
 
-        The answer does not wait for longer than `NOTE_TIMEOUT_S`; the record is written all the
-        same, as soon as the store takes it.
+        The answer waits `NOTE_TIMEOUT_S` at most; the record is still written as soon as the store
+        takes it.
         """
         by, reason = _words(args, "by", LONGEST_WORD), _words(args, "reason", LONGEST_REASON)
         self._telemetry.emit("run.ordered", verb=verb, by=by, reason=reason)
@@ -403,7 +404,7 @@ class Control:
             self._telemetry.emit("store.error", what=what, error=repr(error))
 
     async def _wait_for(self, step: Coroutine[Any, Any, None], within_s: float) -> None:
-        """Wait for *step*; after *within_s* seconds it goes on by itself."""
+        """Run *step*, and wait for it *within_s* seconds at most; it then goes on by itself."""
         task = asyncio.create_task(step)
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
@@ -427,7 +428,7 @@ class Control:
 
 
 def _cut_to(tasks: list[VerbAnswer], size: int) -> list[VerbAnswer]:
-    """As many of *tasks*, from the first, as fit into *size* bytes of JSON; one at least."""
+    """As many of *tasks*, from the first on, as fit into *size* bytes of JSON; at least one."""
     for number, task in enumerate(tasks):
         size -= len(json.dumps(task))
         if size < 0:
@@ -444,13 +445,13 @@ def _since(task: TrackedTask) -> float:
 
 
 def _words(args: Mapping[str, Any], name: str, longest: int) -> str:
-    """Who asks, or why, as far as they say so."""
+    """Who asks, or why; a default text if the operator has not said it."""
     unsaid = {"by": "operator", "reason": "no reason given"}
     return _writable(str(args.get(name) or unsaid[name]))[:longest]
 
 
 def _writable(text: str) -> str:
-    """*text* as the store takes it: arguments that are no UTF-8 come as surrogates."""
+    """*text* as the store takes it: with escapes for surrogates, which stand for wrong UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,1 +1,1 @@
-"""One drain: its coordinator, what it reports while it goes on, and what it leaves behind."""
+"""One drain: its coordinator, its steps and times, its progress, and its report."""

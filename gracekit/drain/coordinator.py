@@ -1,7 +1,7 @@
-"""The owner of a drain: from the request to the stop record.
+"""The owner of a drain, from the request to the stop record.
 
-`ShutdownCoordinator` alone advances the `Phase` of the service from SERVING on. `drain()` reads
-like the eight steps of ARCHITECTURE.md, and every step is bounded.
+Once the service is SERVING, only `ShutdownCoordinator` changes its `Phase`. `drain()` reads like
+the eight steps of ARCHITECTURE.md, and each step has a timeout.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ RECORD: Final = "record"
 INTENT_TIMEOUT_S: Final = 1.0
 RECORD_TIMEOUT_S: Final = 1.0
 LAST_STEPS: Final = 3
-"""Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
+"""Waits after the stop record, for executors, other tasks and threads, `exit_margin_s` each."""
 _INTAKES: Final = {Lane.REQUESTS: "new-request", Lane.OPS: "ops"}
 HOLD_POLL_S: Final = 0.5
-"""A hold may be ended or lapse in another process, which does not wake this one."""
+"""Seconds between two reads of the holds; another process that ends one does not wake this one."""
 
 
 class ShutdownCoordinator:
     """The owner of every drain of one service.
 
     Args:
-        phase: The state that it alone advances from SERVING on.
-        parts: What it acts on.
-        settings: Its times.
+        phase: State of the service, which only it changes from SERVING on.
+        parts: The objects on which a drain acts.
+        settings: Times of a drain.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class ShutdownCoordinator:
     # -- what others ask ----------------------------------------------------------------
 
     def request_stop(self, request: StopRequest) -> bool:
-        """Ask for a drain; whether that changed anything.
+        """Ask for a drain; returns whether that changed anything.
 
-        The first request stands. A final one makes a resumable drain final, and any request takes
-        back a resume that the drain has not obeyed yet.
+        The first request counts. A final one makes a resumable drain final. Any request cancels a
+        resume that has not taken effect yet.
         """
         if self._request is None:
             self._request = request
@@ -97,7 +97,7 @@ class ShutdownCoordinator:
         return True
 
     def _make_final(self, first: StopRequest, final: StopRequest) -> None:
-        """A signal's patience is its sender's: a longer drain has to fit into it from now on."""
+        """Make a drain final, by the earlier deadline: a signal's sender kills after a timeout."""
         deadline = min(self._times.deadline_of(first), self._times.deadline_of(final))
         self._request = replace(first, final=True, timeout_s=deadline - first.at)
         self._past_return = True
@@ -135,24 +135,24 @@ class ShutdownCoordinator:
         self._parts.tracker.poke()
 
     def force(self) -> None:
-        """Go to the deadline step at once: a second INT, or QUIT."""
+        """Go on to the hand-over at once, as after a second SIGINT or SIGQUIT."""
         self._report.forced = True
         self._times.is_cut_short = True
         self._parts.tracker.poke()
 
     def fail(self, reason: str, code: ExitCode | None = None) -> None:
-        """The end will not be in order, whatever else happens: exit 70, or *code*."""
+        """Note that the end is not in order: the exit code will be 70, or *code*."""
         self._report.failure = self._report.failure or reason
         self._report.failed_as = code or self._report.failed_as
 
     def give_up(self, why: str, *, by: str) -> None:
-        """The service cannot go on: drain, and end with exit 70."""
+        """Drain and end with exit code 70, because the service cannot go on."""
         self.fail(why)
         at, reason = self._times.now, why[:200]
         self.request_stop(StopRequest(source="error", by=by, reason=reason, final=True, at=at))
 
     async def wait_requested(self) -> StopRequest:
-        """Wait until somebody asks for a stop."""
+        """Wait until a stop is asked for."""
         await self._requested.wait()
         assert self._request is not None
         return self._request
@@ -164,7 +164,7 @@ class ShutdownCoordinator:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a stop was asked for and stands."""
+        """Whether a stop was asked for and not resumed."""
         return self._request is not None
 
     async def quiet(self) -> None:
@@ -182,17 +182,17 @@ class ShutdownCoordinator:
         await self._close_intake()
 
     async def resume(self) -> None:
-        """Undo quiet, or a drain that no signal asked for, also before it begins.
+        """Undo quiet, or a drain that an operator asked for, even before it has begun.
 
         Raises:
-            GracekitError: the service is not quiet or draining, or it is too late, or the drain
-                has cut the start.
+            GracekitError: the service is not quiet or draining; or the drain is final, has handed
+                tasks over, or has cut the start short.
         """
         self._check_resumable()
         if self._request is not None:
             self._resumed = True
             self._parts.tracker.poke()
-        elif self._phase.state is ServiceState.QUIET:  # in a drain a resume is being obeyed
+        elif self._phase.state is ServiceState.QUIET:  # otherwise a drain is being resumed already
             await self._reopen()
 
     def _check_resumable(self) -> None:
@@ -215,11 +215,11 @@ class ShutdownCoordinator:
     # -- one drain ----------------------------------------------------------------------
 
     async def drain(self, request: StopRequest, order: PartList) -> DrainReport | None:
-        """Stop the service in eight bounded steps.
+        """Stop the service in eight steps, each with a timeout.
 
         Args:
-            request: What asked for it.
-            order: All that starts and stops; those above `RECORD` outlive the stop record.
+            request: Who asked for it, and how long it may take.
+            order: The parts of the service; those above `RECORD` stop after the stop record.
 
         Returns:
             The report; None if the drain was resumed and the service goes on.
@@ -229,7 +229,7 @@ class ShutdownCoordinator:
         try:
             await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
             if not await self._insist(partial(self._wait_idle, request)):  # 4
-                progress.cancel()  # the service may take long to reopen, and drains no more
+                progress.cancel()  # it is no drain any more, even if reopening takes long
                 await self._withdraw()
                 return None
             self._wait_over = True
@@ -243,10 +243,10 @@ class ShutdownCoordinator:
             progress.cancel()
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Take a step, again if somebody cancels it: a drain ends only when it is over.
+        """Take a step, and take it again if it is cancelled: a drain always goes on to its end.
 
-        A program whose loop is torn down, or a handler that cancels every task of the process,
-        cancels the drain's task too. Then there is no time left for waiting.
+        When a program tears down its loop, or a handler cancels all tasks of the process, the task
+        of the drain is cancelled too. The drain then waits no longer and hands over.
         """
         while True:
             try:
@@ -256,7 +256,7 @@ class ShutdownCoordinator:
                 self.force()
 
     def survive(self, error: asyncio.CancelledError) -> None:
-        """Go on after a cancellation of gracekit's own task, which gracekit did not ask for."""
+        """Go on after something other than gracekit has cancelled gracekit's own task."""
         if self._parts.process.has_ended():
             raise error
         self.fail(f"something in this process cancelled gracekit's own task: {error!r}")
@@ -264,13 +264,13 @@ class ShutdownCoordinator:
             task.uncancel()
 
     async def _announce(self, request: StopRequest) -> None:
-        """Step 1: kernel alarm, stop-intent, and then the state that everybody sees."""
+        """Step 1: arm the alarm, record the stop-intent, and then change the state."""
         self._arm_alarm(self._times.deadline_of(self._request or request))
-        # The record first: a handler that sees the drain may keep the interpreter to itself from
-        # then on, and nothing could be recorded any more.
+        # The record comes first. A handler that sees the new state may hold the interpreter's lock
+        # from then on, and nothing could be recorded any more.
         await self._steps.bounded("stop-intent", self._intend(request), INTENT_TIMEOUT_S)
         request = self._request or request  # a signal may have made it final and shorter meanwhile
-        if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
+        if self._phase.state is not ServiceState.DRAINING:  # `_insist` may repeat the step
             self._phase.advance(ServiceState.DRAINING)
             self._finished_before = self._parts.tracker.finished
         self._phase.asked_at, self._phase.deadline = request.at, self._times.deadline_of(request)
@@ -283,34 +283,34 @@ class ShutdownCoordinator:
             self._parts.process.arm_alarm(self._times.until_alarm(deadline))
 
     async def _close_intake(self) -> None:
-        """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
+        """Steps 2 and 3: close the gate, pause jobs and recovery, close the consumers."""
         parts = self._parts
         parts.dispatcher.close_gate(Lane.REQUESTS)
         parts.jobs.pause()
         parts.reconciler.pause()
         timeout_s = self._settings.now.cancel_ok_timeout_s + 1
-        # Assign, do not add: the gate lists all since it was opened, also those of a quiet before.
+        # Assign, do not add: the list has all since the gate was opened, so also those of a quiet.
         self._report.not_started = await self._close_lane(Lane.REQUESTS, timeout_s, timeout_s)
 
     async def _close_lane(self, lane: Lane, timeout_s: float, gate_s: float) -> list[str]:
-        """Close a lane's intake, and wait for what was under way at its gate.
+        """Close a lane's intake, and wait for its requests between acceptance and start.
 
         Args:
-            lane: Its gate is closed.
-            timeout_s: Bound of the close.
-            gate_s: Bound of the wait at the gate.
+            lane: The lane; its gate is closed already.
+            timeout_s: Timeout of the close.
+            gate_s: Timeout of the wait.
 
         Returns:
-            Request ids that were accepted and will not be started.
+            Ids of requests that were accepted and will not start.
         """
         dispatcher, times = self._parts.dispatcher, self._times
-        # Idle or not, and before the wait: behind a closed gate a delivery is settled by nobody
-        # and seen again only when the connection drops, or goes back and comes again for ever.
+        # Before the wait, and even if the lane is idle. With a closed gate and open consumers, a
+        # delivery would stay unsettled until the connection drops, or be given back for ever.
         closing = self._steps.bounded(
             f"close of the {_INTAKES[lane]} intake",
             self._parts.servers[lane].close_intake(),
             times.within(timeout_s),
-            advances=lane is Lane.OPS,  # the other one closes before the wait, whatever holds that
+            advances=lane is Lane.OPS,  # the other closes before the wait, so it is no progress
         )
         given_back: int = await closing or 0
         dispatcher.unfinished.given_back += given_back
@@ -325,7 +325,7 @@ class ShutdownCoordinator:
         return not_started
 
     async def _wait_idle(self, request: StopRequest) -> bool:
-        """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
+        """Step 4: wait for running tasks and holds, then for the ops lane; false if resumed."""
         await self._wait_running()
         if self._resumed:
             return False
@@ -333,19 +333,19 @@ class ShutdownCoordinator:
         if not request.final:
             self._progress.tell_platform(stopping=True)
         await self._wait_ops_quiet()
-        # One that came by the ops lane and held no drain may have let another begin that does,
-        # or opened a hold, which only the ops lane can end.
+        # An ops request may have started work that holds the drain, or opened a hold, which only
+        # another ops request can end. So the ops intake stays open until there is neither.
         while not self._idle_wait_over() and await self._is_held():
             await self._wait_running()
             await self._wait_ops_quiet()
         await self._close_ops()
         await self._wait_running()
-        await self._count_holds()  # not counted while a task was waited for
+        await self._count_holds()  # they are not counted while a task runs
         self._report.waited_s = self._times.now - request.at
         return True
 
     async def _wait_running(self) -> None:
-        """Until nothing runs that holds the drain, and no hold is open; or the deadline."""
+        """Wait until no task that holds the drain runs and no hold is open, or for the deadline."""
         while not self._idle_wait_over():
             if self._parts.tracker.running or self._parts.dispatcher.is_entering():
                 await self._parts.tracker.wait_change(deadline=self._times.deadline)
@@ -362,7 +362,7 @@ class ShutdownCoordinator:
         return self._times.is_cut_short or self._resumed or self._times.now >= self._times.deadline
 
     async def _count_holds(self) -> int | None:
-        """Open holds; None if that cannot be told now, which is no reason to leave."""
+        """Number of open holds; None if the store does not say, so that the wait goes on."""
         limit_s = self._times.within(INTENT_TIMEOUT_S)
         holds: list[Hold] | None = await self._steps.bounded(
             "count of holds", self._parts.holds.mine(), limit_s, advances=False
@@ -374,7 +374,7 @@ class ShutdownCoordinator:
         return len(holds)
 
     async def _wait_ops_quiet(self) -> None:
-        """A last ops task may need a callback: its intake closes once its lane was idle."""
+        """Wait until the ops lane is idle, as a last ops task may need another ops request."""
         tracker = self._parts.tracker
         quiet = self._times.now + self._settings.now.ops_quiet_timeout_s
         while tracker.count(Lane.OPS) and not self._times.is_cut_short:
@@ -382,14 +382,14 @@ class ShutdownCoordinator:
                 return
 
     async def _close_ops(self) -> None:
-        """The ops gate, then its consumers, then what was under way at the gate."""
+        """Close the ops gate and consumers; wait for ops requests between accept and start."""
         self._parts.dispatcher.close_gate(Lane.OPS)
         self._report.not_started += await self._close_lane(
             Lane.OPS, self._settings.now.cancel_ok_timeout_s, INTENT_TIMEOUT_S
         )
 
     async def _stop_service(self, order: PartList) -> None:
-        """Step 7: everything that the stop record does not need, from the last part up."""
+        """Step 7: stop all parts that the stop record does not need, from the last part up."""
         self._parts.hooks.end_by = self._times.stop_by - 3 / 8 * self._settings.now.exit_margin_s
         await order.stop(self._stop_one, by=self._times.stop_by, above=RECORD)
 
@@ -397,11 +397,11 @@ class ShutdownCoordinator:
         await self._steps.bounded(what, stop, self._times.until(by))
 
     async def _record(self, order: PartList) -> None:
-        """Step 8: the stop record, whose exit code is the report's, and then the store."""
-        if self._phase.state is not ServiceState.STOPPED:  # the step may be taken again
+        """Step 8: write the stop record, with the report's exit code, and then close the store."""
+        if self._phase.state is not ServiceState.STOPPED:  # `_insist` may repeat the step
             self._phase.advance(ServiceState.STOPPED)
         self._add_unfinished()
-        # Within what is left: the stop record matters more.
+        # The count gets only time that the stop record, which matters more, does not need.
         left = self._times.hard_limit - self._times.now - INTENT_TIMEOUT_S
         limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
         counting = self._parts.reconciler.count_unfinished()
@@ -428,7 +428,7 @@ class ShutdownCoordinator:
         )
 
     def _add_unfinished(self) -> None:
-        """What became of requests in this drain: assigned, as the step may be taken again."""
+        """Put into the report what became of requests; assigns, as the step may be repeated."""
         unfinished = self._parts.dispatcher.unfinished
         self._report.finished = self._parts.tracker.finished - self._finished_before
         self._report.handed_over = list(unfinished.handed_over)
@@ -456,10 +456,10 @@ class ShutdownCoordinator:
         self._phase.asked_at = self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
-        # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
+        # Before the await: a stop that comes during it pauses them again, and must not be undone.
         self._parts.jobs.resume()
         self._parts.reconciler.resume()
-        # A broker that is away keeps this waiting for longer than a drain may take.
+        # If the broker is away, this may wait for longer than a drain may take; a stop ends it.
         opening = self._parts.servers[Lane.REQUESTS].open_intake()
         if await self._steps.unless(self._requested, opening):
             self._telemetry.emit("drain.resumed")

@@ -1,4 +1,4 @@
-"""Steps 5 and 6 of a drain: what still runs at the deadline is handed over to recovery."""
+"""Steps 5 and 6 of a drain: tasks that still run at the deadline are handed over to recovery."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FREE_TRIES: Final = 3
 
 
 class HandOver:
-    """Hands over what one drain could not wait for.
+    """Hands over the tasks for which one drain could not wait.
 
     Args:
-        report: Of the drain; the request ids go there.
+        report: Report of the drain; gets the request ids.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HandOver:
         self._telemetry = telemetry
 
     async def hand_over(self) -> None:
-        """Step 5: cancel what still runs, wait the grace, record the rest as unclean."""
+        """Step 5: cancel running handlers, wait the grace period, record the rest as unclean."""
         tracker = self._parts.tracker
         self._parts.dispatcher.seal()
         cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
@@ -72,14 +72,14 @@ class HandOver:
             )
         ids = [task.request_id for task in stuck]
         self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
-        # Of the time for outcomes and replies, which stuck tasks do not have; the freeing of
-        # rows still follows.
+        # Uses time of the flush, as stuck tasks have no outcomes and replies; but leaves enough
+        # for the release of rows, which follows.
         end = min(self._times.now + 1.0, self._times.flush_by - SHORTEST_STEP_S)
         handing = self._parts.dispatcher.hand_over_stuck(stuck)
         await self._steps.bounded("hand-over of stuck tasks", handing, self._times.until(end))
 
     async def flush(self) -> None:
-        """Step 6: outcomes and replies."""
+        """Step 6: wait until outcomes are committed and replies are sent."""
         times = self._times
         end = min(times.now + self._settings.handover_flush_s, times.flush_by)
         deadline = times.now + times.until(end)
@@ -89,9 +89,9 @@ class HandOver:
         self._report.left_behind = self._parts.dispatcher.left_behind()
 
     async def _free_forgotten(self, deadline: float) -> None:
-        """No row of ours stays that nobody works on: a failed commit may have left one.
+        """Release rows that this run owns without a task, as a failed commit may have left them.
 
-        Within the time of the flush: a slow store must not eat that of the steps after it.
+        Has only the time of the flush, so that a slow store does not delay the steps after it.
         """
         acted = {*self._report.unclean, *self._parts.dispatcher.unfinished.handed_over}
         for _ in range(FREE_TRIES):
@@ -109,7 +109,7 @@ class HandOver:
             TaskState.RUNNING: self._parts.dispatcher.unfinished.handed_over,
             TaskState.ACCEPTED: self._report.not_started,
         }
-        for row in rows:  # a HANDED_OVER one was only claimed, to be settled
+        for row in rows:  # HANDED_OVER rows were only claimed for recovery, and are not listed
             known = lists.get(row.state)
             if known is not None and row.request_id not in known:
                 known.append(row.request_id)

@@ -1,4 +1,4 @@
-"""What a drain acts on, as one value; what a part is stands in `gracekit.parts`."""
+"""The objects on which a drain acts, as one value; for the parts of a service see `parts`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gracekit.tracker.tracker import Tracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainParts:
-    """What a drain acts on.
+    """The objects on which a drain acts.
 
     Attributes:
         servers: The RPC server of each lane.
-        alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
+        alarm: Whether the kernel alarm may be armed: only if the Runtime owns the signals.
         ends_process: Whether the process ends with the service.
     """
 

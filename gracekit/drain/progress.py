@@ -1,4 +1,4 @@
-"""What people are shown of a drain while it goes on: a line every few seconds, and systemd."""
+"""Shows the progress of a drain: a log line every few seconds, and messages to systemd."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gracekit.tracker.tracker import Tracker
 
 LISTED_TASKS: Final = 5
 MOST_AWAITED: Final = 1000
-"""Tasks that the start of a drain names, the oldest: each is a line in the log."""
+"""The start of a drain logs a line for each running task, but only for so many, the oldest."""
 LOOK_S: Final = 1.0
-"""Between two looks whether a drain comes further: below the shortest patience of a platform."""
+"""Seconds between two checks for progress; shorter than any timeout of a platform."""
 EXTENSION_TICKS: Final = 3
-"""What is asked for at once, in times of a progress line; further progress asks again."""
+"""systemd is asked for the time of so many progress lines at once; new progress asks again."""
 
 
 class Forecast:
-    """How long tasks have run, and how long they are expected to go on."""
+    """Computes how long tasks have run, and how long they are expected to go on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,13 +38,13 @@ class Forecast:
         return None if moment is None else self.age_s(moment)
 
     def left_s(self, task: TrackedTask) -> float | None:
-        """Seconds until *task* is expected to end; None if its history says nothing."""
+        """Seconds until *task* is expected to end; None without an estimate."""
         now = self._clock.loop()
         end = task.expected_end(now)
         return None if end is None else round(end - now, 1)
 
     def all_left_s(self, running: list[TrackedTask]) -> float | None:
-        """Seconds until the last of *running* is expected to end; None if one is not known."""
+        """Seconds until all of *running* are expected to end; None if one has no estimate."""
         left = [self.left_s(task) for task in running]
         known = [seconds for seconds in left if seconds is not None]
         return max(known, default=None) if len(known) == len(left) else None
@@ -69,10 +69,10 @@ class Forecast:
 
 
 class Movement:
-    """Whether a drain has come any further since it was last asked.
+    """Tells whether a drain has made progress since the last check.
 
-    It has if a task has left, an ops request among them, if one has reached a safe point, if an
-    open hold has ended, or, once no task runs any more, if a step of the drain itself was taken.
+    Progress is: a task (also an ops request) was removed from the tracker, a task has reached a
+    safe point, a hold has ended, or, once no task runs any more, a step of the drain was taken.
     """
 
     def __init__(self, report: DrainReport, tracker: Tracker, steps: BoundedSteps) -> None:
@@ -82,24 +82,24 @@ class Movement:
         self._seen = self._marks()
 
     def has_come_further(self) -> bool:
-        """Ask, and begin anew."""
+        """Whether there was progress since the last call."""
         before, self._seen = self._seen, self._marks()
         return any(now > seen for now, seen in zip(self._seen, before, strict=True))
 
     def _marks(self) -> tuple[float, ...]:
-        """Numbers that grow when the drain comes further."""
+        """Numbers of which one grows with each progress."""
         reached = max((task.safe_point_at or 0.0 for task in self._tracker), default=0.0)
-        # The steps before the wait for tasks say nothing of these.
+        # While tasks run, steps do not count: those before the wait are no progress of the tasks.
         steps = 0 if self._tracker.running else self._steps.taken
         return self._tracker.removed, steps, reached, -self._report.open_holds
 
 
 class DrainProgress:
-    """Shows how far one drain is, and asks the platform for more time while it comes further.
+    """Shows how far one drain is, and asks systemd for more time as long as there is progress.
 
     Args:
-        report: Of the drain; it grows meanwhile.
-        times: Of the drain; nothing is asked for beyond its hard limit.
+        report: Report of the drain, which is filled in meanwhile.
+        times: Times of the drain; no time is asked for beyond its hard limit.
         every_s: Seconds between two lines.
     """
 
@@ -151,14 +151,14 @@ class DrainProgress:
             )
 
     def tell_platform(self, *, stopping: bool) -> None:
-        """Send systemd the state, and of a final drain STOPPING; `show` asks for time later."""
+        """Send systemd the state, and STOPPING=1 if *stopping*; `show` asks for time later."""
         if stopping:
             self._notify.stopping(self.status(), extend_s=self.extension_s())
         else:
             self._notify.status(self.status())
 
     def tell_finished(self) -> None:
-        """Log the sums of the report, at the end of the drain."""
+        """Log the numbers of the report, at the end of the drain."""
         report = self._report
         self._telemetry.emit(
             "drain.finished",
@@ -174,10 +174,10 @@ class DrainProgress:
         )
 
     def extension_s(self) -> float | None:
-        """Seconds that the platform is asked for; None while nothing says that they would help.
+        """Seconds to ask systemd for; None if there is neither progress nor an expected end.
 
-        So a drain in which nothing moves is ended when the platform's own patience is, and one
-        whose tasks go on ending, or are expected to end before the deadline, by itself.
+        So if nothing moves, systemd ends the drain after its own timeout. A drain whose tasks go
+        on ending, or are expected to end before the deadline, gets the time that it needs.
         """
         now = self._times.now
         moved = self._movement.has_come_further()
@@ -190,7 +190,7 @@ class DrainProgress:
         return max(0.0, min(EXTENSION_TICKS * self._every_s, self._times.hard_limit - now))
 
     async def show(self) -> None:
-        """Show it until cancelled."""
+        """Show the progress until cancelled."""
         look_s = min(LOOK_S, self._every_s)
         next_line_at = self._times.now + self._every_s
         while True:

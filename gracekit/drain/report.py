@@ -1,4 +1,4 @@
-"""`StopRequest`: who asks for a drain, and why. `DrainReport`: what the drain leaves behind."""
+"""`StopRequest`: who asks for a drain, and why. `DrainReport`: how the drain ended."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ LISTED_HOLDS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Who wants a stop, and how much.
+    """Who asks for a drain, why, and how long it may take.
 
     Attributes:
-        source: What the record tells stops apart by.
-        by: A signal's name, or who asked.
+        source: Kind of the sender, such as `signal` or `operator`, for the record.
+        by: Name of the signal, or of the sender.
         reason: A sentence for the record.
-        final: Whether it cannot be resumed; signals and errors are final.
-        at: Loop time at which it was asked for; deadlines count from here.
-        timeout_s: Seconds of this drain; None for the setting.
+        final: Whether the drain cannot be resumed; signals and errors are final.
+        at: Loop time of the request; deadlines count from here.
+        timeout_s: Seconds until the deadline; None for the setting `drain_timeout`.
     """
 
     source: StopSource
@@ -34,25 +34,25 @@ class StopRequest:
 
 @dataclass(slots=True, kw_only=True)
 class DrainReport:
-    """What a drain leaves behind.
+    """How a drain ended, and what it could not finish.
 
     Attributes:
         waited_s: Seconds from the request to the end of the wait.
-        finished: Tasks that held the drain and ended by themselves.
+        finished: Number of tasks that held the drain and ended by themselves.
         handed_over: Request ids handed over: at a safe point, or cut at the deadline.
-        not_started: Request ids accepted and never started; anyone may claim them.
-        unclean: Request ids whose handler had not returned.
-        given_back: Deliveries and `requeue` tasks given back to the transport.
-        open_holds: Holds that were still open at the deadline.
-        holds: The oldest of them, `name key` each, `LISTED_HOLDS` at most.
-        leases_kept: Leases that only the death of this process frees.
-        left_behind: Requests that were still in gracekit's own hands, in a commit or a reply.
-        hooks_left: Hooks that ignored their cancellation and still ran; they hold no request.
-        unfinished: Rows and holds in the store that this run could have settled, those of earlier
-            runs among them; None if the store did not say.
+        not_started: Request ids accepted and not started; any run may claim them.
+        unclean: Request ids whose handlers had not returned.
+        given_back: Number of deliveries, also of `requeue` tasks, given back to the transport.
+        open_holds: Number of holds still open at the deadline.
+        holds: The oldest of them, each as `name key`, at most `LISTED_HOLDS`.
+        leases_kept: Number of leases that only the death of this process frees.
+        left_behind: Number of requests with a commit or reply of gracekit still under way.
+        hooks_left: Number of hooks that ignored their cancellation and still ran.
+        unfinished: Number of rows and holds in the store that this run could have settled, also
+            those of earlier runs; None if the store did not say.
         forced: Whether a second signal cut the wait short.
         failure: Why the end was not in order; None if it was.
-        failed_as: What the process tells its supervisor then.
+        failed_as: The exit code in that case.
     """
 
     waited_s: float = 0.0
@@ -79,25 +79,25 @@ class DrainReport:
 
     @property
     def can_still_act(self) -> bool:
-        """Whether something still runs that holds a request: only its death proves its end."""
+        """Whether something that works on a request still runs; only its death ends that."""
         return bool(self.unclean or self.leases_kept or self.left_behind)
 
     @property
     def must_die(self) -> bool:
-        """Whether the process has to leave by `os._exit`, as something in it does not end."""
+        """Whether the process must exit by `os._exit`, because something in it does not end."""
         return self.can_still_act or self.hooks_left > 0
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the process tells its supervisor."""
+        """The exit code of the process."""
         if self.failure is not None:
             return self.failed_as
         if self.handed_over or self.not_started or self.unclean or self.open_holds:
             return ExitCode.HANDED_OVER
-        if self.unfinished != 0:  # unknown is not nothing
+        if self.unfinished != 0:  # also if it is not known
             return ExitCode.HANDED_OVER
         return ExitCode.DRAINED
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, as the stop record keeps it; `left` says that nothing can act any more."""
+        """Plain data for the stop record; `left` is true if nothing of the run can act any more."""
         return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.can_still_act}

@@ -1,4 +1,4 @@
-"""The bounded steps of a drain: whatever one of them does, the next one is taken."""
+"""The steps of a drain: each has a timeout, and if one fails, the next one is still taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from gracekit.telemetry.telemetry import Telemetry
 
 SLOW_STEP_S: Final = 1.0
-"""A step that takes longer is logged while it goes on."""
+"""If a step takes longer, that is logged while it goes on."""
 
 
 class BoundedSteps:
@@ -17,7 +17,7 @@ class BoundedSteps:
 
     Attributes:
         under_way: Name of the step that is being taken; None between steps.
-        taken: How many have been taken, well or not, that bring the drain further.
+        taken: Number of steps taken, also failed ones, that count as progress.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -28,14 +28,14 @@ class BoundedSteps:
     async def bounded(
         self, what: str, step: Awaitable[Any], timeout_s: float, *, advances: bool = True
     ) -> Any:
-        """Take a step; if it fails or takes too long that is logged, and None is returned.
+        """Take a step; if it fails or takes too long, log that and return None.
 
         Args:
-            what: Its name.
-            step: What is done.
-            timeout_s: Its bound.
-            advances: Whether it brings the drain further: a look at what the drain waits for does
-                not, and systemd must not be asked for more time because of it.
+            what: Name of the step.
+            step: The step.
+            timeout_s: Its timeout.
+            advances: Whether it counts as progress. A step that only reads what the drain waits for
+                does not, as systemd must not be asked for more time because of it.
         """
         loop, self.under_way = asyncio.get_running_loop(), what
         self._telemetry.tracing.step(what)
@@ -45,7 +45,7 @@ class BoundedSteps:
                 return await step
         except TimeoutError:
             self._telemetry.emit("drain.step_failed", step=what, error=f"took over {timeout_s:g} s")
-        except Exception as error:  # noqa: BLE001 - whatever fails, the rest must still happen
+        except Exception as error:  # noqa: BLE001 - the steps after it must still be taken
             self._telemetry.emit("drain.step_failed", step=what, error=repr(error))
         finally:
             slow.cancel()
@@ -55,7 +55,7 @@ class BoundedSteps:
 
     @staticmethod
     async def unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> bool:
-        """Take a step, and give it up when *event* is set; whether it was taken to its end."""
+        """Take a step, but cancel it when *event* is set; returns whether it has ended."""
         taking, waiting = asyncio.create_task(step), asyncio.create_task(event.wait())
         try:
             await asyncio.wait({taking, waiting}, return_when=asyncio.FIRST_COMPLETED)

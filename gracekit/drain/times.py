@@ -1,4 +1,4 @@
-"""When each step of a drain has to end, so that the stop record still has its time."""
+"""When each step of a drain must end, so that there is time left for the stop record."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gracekit.phase import Phase
 
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 SHORTEST_STEP_S: Final = 0.25
-"""What a step gets at least, even past the deadline."""
+"""Seconds that a step gets at least, even after the deadline."""
 
 
 class Times:
-    """The moments of one drain as loop times, and what is left until them in seconds.
+    """The times of one drain: moments as loop times, durations in seconds.
 
     Attributes:
         is_cut_short: Whether a second signal has ended all waiting.
@@ -37,25 +37,25 @@ class Times:
 
     @property
     def deadline(self) -> float:
-        """When tasks are cancelled; a signal may have brought it nearer since the drain began."""
+        """When running handlers are cancelled; may be moved after the drain has begun."""
         assert self._phase.deadline is not None
         return self._phase.deadline
 
     @property
     def hard_limit(self) -> float:
-        """When the process should have ended."""
+        """When the process should have exited."""
         return self.hard_limit_after(self.deadline)
 
     @property
     def flush_by(self) -> float:
-        """When outcomes and replies have left, or are left to the next start."""
+        """When outcomes and replies must be done; the rest is left to the next start."""
         return self.hard_limit - self._settings.now.exit_margin_s
 
     @property
     def stop_by(self) -> float:
-        """When each step before the record has ended, or is cut.
+        """When the steps before the stop record must have ended; they are cancelled then.
 
-        The record then has a quarter of the margin, and the time from the hard limit to the alarm.
+        The record has a quarter of `exit_margin`, and the time from the hard limit to the alarm.
         """
         return self.hard_limit - self._settings.now.exit_margin_s / 4
 
@@ -70,17 +70,17 @@ class Times:
         return deadline + settings.handover_s + settings.exit_margin_s
 
     def until_alarm(self, deadline: float) -> float:
-        """Seconds after which the kernel ends a process whose drain has that deadline."""
+        """Seconds until the alarm ends a process whose drain has that deadline."""
         left = self.hard_limit_after(deadline) - self.now
         return max(0.1, left + ALARM_AFTER_HARD_LIMIT_S)
 
     def check_extension(self, request: StopRequest, by_s: float, *, wait_over: bool) -> None:
-        """Check that the drain of *request* may end so much later.
+        """Check that the deadline of the drain may be moved.
 
         Args:
-            request: In force.
-            by_s: So much later.
-            wait_over: Whether the drain has ended its wait for tasks and holds.
+            request: The request of the drain.
+            by_s: Seconds by which the deadline is to be moved later.
+            wait_over: Whether the drain no longer waits for tasks and holds.
 
         Raises:
             GracekitError: the drain is final, or waits for nothing any more, or the platform would
@@ -116,11 +116,11 @@ class Times:
             )
 
     def until(self, end: float) -> float:
-        """Seconds that a step gets which must end at *end*."""
+        """Seconds for a step that must end at *end*; at least `SHORTEST_STEP_S`."""
         return max(SHORTEST_STEP_S, end - self.now)
 
     def within(self, limit_s: float) -> float:
-        """At most *limit_s*, and not past the deadline: the hand-over must still fit."""
+        """Seconds for a step: *limit_s*, but not past the deadline, when the hand-over begins."""
         end = self.now + limit_s
         if self._phase.deadline is not None:
             end = min(end, self._phase.deadline)

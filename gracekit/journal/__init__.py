@@ -1,1 +1,1 @@
-"""The journal: tasks, holds and orders on record, what recovery claims, what retention removes."""
+"""The journal: the rows of tasks, holds and orders; what recovery claims and retention removes."""

@@ -1,7 +1,7 @@
-"""Rows that nobody is working on: taken from the dead, claimed once, settled once.
+"""Rows that no run is working on: taken over from dead runs, claimed once, settled once.
 
-Every statement is a compare-and-set, so that several runs of one store may all
-try and exactly one acts. Rows of a living run are never touched.
+Every statement is a compare-and-set: several runs of one store may try, and
+exactly one succeeds. Rows of a living run are never touched.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gracekit.store.batch import Batch, Row
 from gracekit.tracker.task import Lane, TaskState
 
 LONGEST_WAIT_S: Final = 120.0
-"""A row that may begin waits so long at most for others to settle."""
+"""After a crash, rows with crashes wait at most so long for the settle time of others."""
 MOST_COUNTED: Final = 1_000_000_000
-"""For a statement that needs a limit."""
+"""A limit that is never reached, for a statement that must have one."""
 
 
 class Claims:
-    """What one run may take over, for its host and instance."""
+    """The rows that one run may take over, for its host and instance."""
 
     def __init__(
         self,
@@ -42,20 +42,21 @@ class Claims:
         self._targets = (host, instance)
 
     def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool, charged: bool) -> int:
-        """Take over what *dead_run* left.
+        """Take over the rows of *dead_run*.
 
-        Started rows become HANDED_OVER unclean, accepted ones ownerless, holds
-        left over; replies and errored hooks that are due become ours.
+        Running rows become HANDED_OVER and unclean, accepted rows and holds lose
+        their owner, and this run now owes the due replies and errored hooks.
 
         Args:
-            batch: What is to be done.
-            dead_run: Its id.
-            crashed: Whether it died unasked: what was under way may have killed it.
-            charged: Whether a crash is counted for each started row: also where the run ended
-                by itself, and yet left it running.
+            batch: Gets the statements.
+            dead_run: Id of the dead run.
+            crashed: Whether it crashed, so that a hook that was under way may have caused that.
+            charged: Whether a crash is counted for each running row. Also true if the run ended by
+                itself and left it running.
 
         Returns:
-            Index of the statement that lists how many were unclean.
+            Index of the statement that returns a row for each task that had started; the next
+            statement returns one for each that had not.
         """
         now = self._journal.clock.wall()
         me = self._journal.run_id
@@ -86,21 +87,21 @@ class Claims:
         look: bool = True,
         without: Collection[int] = (),
     ) -> list[TaskRow]:
-        """Make up to *limit* ownerless rows of that state ours, oldest first; of one lane or both.
+        """Claim up to *limit* ownerless rows in *state*, oldest first.
 
-        ACCEPTED rows are a second intake; HANDED_OVER ones wait for their
-        settle time and the next check that a probe asked for.
+        Rows in their settle time, or before the next check that a probe asked
+        for, are not claimed.
 
         Args:
-            state: Of the rows.
+            state: ACCEPTED or HANDED_OVER.
             limit: At most so many.
-            lane: None for both.
-            look: First look whether there are any; not where there are.
-            without: Ids of rows that are left to others.
+            lane: Lane of the rows; None for both.
+            look: Read first whether there are any; not needed if it is known.
+            without: Ids of rows that are left to siblings.
         """
         which = self._which(state, lane, without)
         others = ", ?" * len(without)
-        # Mostly there is nothing: a look is cheap, and keeps no sibling from writing.
+        # Mostly there are none. Reading is cheap, and does not block the writes of siblings.
         claimable = sql.CLAIMABLE.format(others=others)
         if look and not await self._journal.engine.query(claimable, *which, 1):
             return []
@@ -111,7 +112,7 @@ class Claims:
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
     def add_claim(self, batch: Batch, row_id: int) -> int:
-        """Make a row ours that *batch* has made ACCEPTED, if this run may run it.
+        """Claim a row that *batch* makes ACCEPTED, if this run may run it.
 
         Returns:
             Index of the statement; `claimed` reads what it returns.
@@ -119,7 +120,7 @@ class Claims:
         return batch.ask(sql.CLAIM_ONE, self._journal.run_id, row_id, *self._targets)
 
     def claimed(self, rows: Iterable[Row]) -> list[TaskRow]:
-        """What `add_claim` has made ours: one row, or none."""
+        """The row that `add_claim` has claimed, or none."""
         return list(self._readable(rows))
 
     async def count_claimable(self, state: TaskState, *, without: Collection[int] = ()) -> int:
@@ -130,7 +131,7 @@ class Claims:
         return int(rows[0][0] or 0)
 
     def _which(self, state: TaskState, lane: Lane | None, without: Collection[int]) -> Row:
-        """What binds `CLAIMABLE`, all but its limit."""
+        """The parameters of `CLAIMABLE`, all but its limit."""
         now = self._journal.clock.wall()
         lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
         return (state.value, self._journal.service, *self._targets, *lanes, now, now, *without)
@@ -138,7 +139,7 @@ class Claims:
     async def next_look(self, without: Collection[int] = ()) -> float | None:
         """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.
 
-        Rows *without* are left to others.
+        Rows with an id in *without* are left to siblings.
         """
         text = sql.NEXT_LOOK.format(others=", ?" * len(without))
         rows = await self._journal.engine.query(
@@ -147,10 +148,10 @@ class Claims:
         return None if rows[0][0] is None else float(rows[0][0])
 
     async def unfinished(self, dead: Collection[str]) -> int:
-        """Rows that this run could settle, now or later: its own, ownerless ones, the dead's.
+        """Number of rows that this run could settle now or later: its own, ownerless, of *dead*.
 
-        Also those in their settle time, and the holds of this host. Not what a living run owns, or
-        one of which nothing is proven, nor what another host or instance alone may run.
+        Counts rows in their settle time, and open holds of this host. Does not count rows of runs
+        that are not proven dead, or rows that only another host or instance may run.
         """
         journal, owners = self._journal, (self._journal.run_id, *dead)
         host, instance = self._targets
@@ -162,7 +163,7 @@ class Claims:
         return int(rows[0][0] or 0)
 
     async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:
-        """(row id, resource) of each started, ownerless row that names one, oldest first."""
+        """(row id, resource) of each started, ownerless row with a resource, oldest first."""
         rows = await self._journal.engine.query(
             sql.UNFINISHED_RESOURCES,
             self._journal.service,
@@ -171,23 +172,23 @@ class Claims:
         return [(int(row[0] or 0), (str(row[1]), str(row[2]))) for row in rows]
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
-        """After the wall clock was set by so many seconds: nothing waits longer than it was to.
+        """After the wall clock was set back by *by_s* (negative), shorten waits by as much.
 
-        Nor does it wait less for that: what a clock that was set forward has shortened is over.
+        If it was set forward, waits have become shorter, and are left so.
         """
         now = self._journal.clock.wall()
         batch.add(sql.FOLLOW_CLOCK, min(0.0, by_s), now, self._journal.service)
 
     def add_run_again(self, batch: Batch, row: TaskRow) -> None:
-        """HANDED_OVER back to ACCEPTED, ours: it will be run from its cursor."""
+        """Make a HANDED_OVER row of this run ACCEPTED again, to be run from its cursor."""
         batch.add(sql.AGAIN, row.id, self._journal.run_id, expect=1)
 
     def accepted(self, row: TaskRow) -> TaskRow:
-        """*row* as it stands after `add_run_again`."""
+        """*row* as `add_run_again` changes it."""
         return replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
 
     def add_probing(self, batch: Batch, row: TaskRow, *, alone: bool = False) -> None:
-        """Record that a probe of the row begins: if the process dies of it, that counts."""
+        """Record that a probe of the row begins, so that a crash meanwhile is counted."""
         batch.add(
             sql.PROBING,
             int(alone),
@@ -197,17 +198,17 @@ class Claims:
         )
 
     def add_wait(self, batch: Batch, row: TaskRow, *, next_check: float, counts: bool) -> None:
-        """Leave the row HANDED_OVER and free until wall time *next_check*.
+        """Release a HANDED_OVER row, to be claimed again from wall time *next_check* on.
 
-        Only a wait that the probe asked for *counts* towards `max_wait`.
+        *counts* says whether the wait counts towards `max_wait`: only if the probe asked for it.
         """
         now = self._journal.clock.wall()
         batch.add(sql.WAIT, next_check, int(counts), now, row.id, self._journal.run_id, expect=1)
 
     def add_disown(self, batch: Batch, row: TaskRow) -> None:
-        """Make a row of ours that nobody here works on claimable: settled like a dead run's.
+        """Release a row of this run on which no task works; it is settled like a dead run's.
 
-        A begun one counts a crash, so that a row which loses its place again and again ends.
+        A running row counts a crash, so that a row to which this happens repeatedly ends.
         """
         if row.state is TaskState.RUNNING:
             batch.add(
@@ -220,7 +221,7 @@ class Claims:
             self.add_let_go(batch, row)
 
     def add_take_over(self, batch: Batch, row: TaskRow) -> None:
-        """Make an ownerless row ours, whomever it was for."""
+        """Claim an ownerless row, even if it is for another host or instance."""
         batch.add(
             sql.TAKE_OVER,
             self._journal.run_id,
@@ -230,7 +231,7 @@ class Claims:
         )
 
     def add_postpone(self, batch: Batch, row: TaskRow, *, next_check: float) -> None:
-        """Give a claimed row up until wall time *next_check*; one that moved on is left alone."""
+        """Release a claimed row until wall time *next_check*; nothing if it has changed."""
         batch.add(
             sql.POSTPONE,
             next_check,
@@ -239,7 +240,7 @@ class Claims:
         )
 
     def add_let_go(self, batch: Batch, row: TaskRow) -> None:
-        """Give a claimed row up untouched; one that has moved on is left alone."""
+        """Release a claimed row without another change; nothing if it has changed."""
         batch.add(
             sql.LET_GO,
             row.id,
@@ -247,7 +248,7 @@ class Claims:
         )
 
     async def take_duties(self) -> None:
-        """Make ours what ended rows without an owner still owe: replies, errored hooks."""
+        """Take over the due replies and errored hooks of ended rows without an owner."""
         service = self._journal.service
         if await self._journal.engine.query(sql.OWING, service):
             batch = Batch(Point.CLAIM)
@@ -255,7 +256,7 @@ class Claims:
             await self._journal.commit(batch)
 
     async def take_left_replies(self) -> None:
-        """Make ours the replies of parked tasks whose run was adopted without them."""
+        """Take over due replies of parked tasks whose run was adopted without them."""
         me, service = self._journal.run_id, self._journal.service
         if await self._journal.engine.query(sql.LEFT_REPLIES, me, service):
             batch = Batch(Point.CLAIM)
@@ -295,7 +296,7 @@ class Claims:
         await self._journal.commit(batch)
 
     async def errored_done(self, row: TaskRow, *, given_up: str = "") -> None:
-        """The errored hook was called, or is given up: purge what was kept for it alone."""
+        """Record that the errored hook was called or is given up; purge what was kept for it."""
         batch = Batch(Point.ERRORED_DONE)
         batch.add(HOOK_DONE, int(self._journal.keep_failed), row.id)
         if given_up:
@@ -304,7 +305,7 @@ class Claims:
         await self._journal.commit(batch)
 
     async def missing(self, known: frozenset[int]) -> list[TaskRow]:
-        """Our own open rows that are not among *known*: a commit whose end we never saw."""
+        """Open rows of this run that are not in *known*, left by commits of unknown end."""
         ids = await self._journal.engine.query(sql.MINE, self._journal.run_id)
         if known.issuperset(row[0] for row in ids):
             return []
@@ -312,7 +313,7 @@ class Claims:
         return [row for row in self._readable(rows) if row.id not in known]
 
     def _readable(self, rows: Iterable[Row]) -> Iterator[TaskRow]:
-        """Rows as values; a damaged one is told and left alone, and stops no other."""
+        """Rows as values; a damaged row is reported and left out, and the others are returned."""
         for row in rows:
             try:
                 yield task_row(row)

@@ -1,4 +1,4 @@
-"""The statements of `claims`: what is taken from the dead, claimed and let go of."""
+"""The statements of `claims`: to take over rows of dead runs, to claim rows, to release them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gracekit.store.open_rows import IS_OPEN
 
 # -- adoption of a dead run -----------------------------------------------------------
 
-# If it wrote a stop record, its handed-over rows are not charged; only a handler or probe that was
-# under way ended with the process. A row that was only claimed keeps `cut`: if its handler stopped
-# at a safe point, a later crash of the claimer does not count.
+# A crash is counted only for a handler or probe that was under way. A row that was only claimed
+# keeps `cut`: if its handler stopped at a safe point, a later crash of the claimer does not count.
+# `alone` is 1 while a row runs alone, and becomes 2 if it did so at a crash.
 NOTE_ADOPTED: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}"""
-# What ops requests did beside a suspect is on record too: then it was not alone.
+# Ops requests may run beside a suspect. If one did at the crash, the suspect was not alone.
 WAS_NOT_ALONE: Final = f"""
 UPDATE task SET alone = 0 WHERE alone = 1 AND owner = ?1
     AND id IN (SELECT id FROM task WHERE owner = ?1 AND {IS_OPEN}
@@ -45,7 +45,7 @@ FREE_ASKED: Final = """
 UPDATE hold SET crashes = crashes + ?2, alone = CASE WHEN ?2 = 1 AND alone = 1 THEN 2 ELSE 0 END,
     asker = NULL
 WHERE asker = ?1"""
-# By what is due: the planner would rather walk all that has ever finished.
+# Selects by the tables of what is due; otherwise the planner would scan all finished rows.
 TAKE_DUTIES_OF_THE_DEAD: Final = """
 UPDATE task SET owner = ?1,
     alone = CASE WHEN ?3 = 1 AND calling = 1 AND alone = 1 THEN 2 ELSE 0 END,
@@ -54,8 +54,9 @@ WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 TAKE_REPLIES_OF_THE_DEAD: Final = "UPDATE reply SET owner = ?1 WHERE owner = ?2"
-# What had not begun at a crash is claimable at once. Suspects among it would begin alone, before
-# the one that has caused the crash, which settles; and that one would begin beside them.
+# A row that was running at a crash has a settle time. Rows that were not running could be claimed
+# at once: suspects among them would begin first, and the task that caused the crash would later
+# begin beside them. So all rows with crashes wait for the last settle time of such rows.
 # ?1 is now, ?2 the latest moment, ?3 the service.
 _LAST_TO_SETTLE: Final = f"""
 (SELECT CASE WHEN max(other.not_before) < ?2 THEN max(other.not_before) ELSE ?2 END
@@ -74,7 +75,7 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
 
 # -- claims ---------------------------------------------------------------------------
 
-# An `error` row is only judged: that touches no backend, and need not wait for it to settle.
+# An `error` row is ended without asking its backend, so it need not wait for its settle time.
 CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
@@ -88,7 +89,7 @@ AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""
 CLAIM_ONE: Final = f"""
 UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND state = 'accepted' AND {IS_OPEN}
     AND target IN ('', ?, ?) RETURNING {ROW_COLUMNS}"""
-# A row begins to wait when its probe says so for the first time.
+# `waiting_since` is the time of the first Wait of its probe.
 AGAIN: Final = """
 UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,
     not_before = NULL, probing = 0 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
@@ -105,12 +106,13 @@ TAKE_OVER: Final = "UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND
 POSTPONE: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
-# Its probe has ended, perhaps in a commit that was refused: no crash of a later owner is its fault.
+# Its probe has ended, perhaps with a refused commit. Reset `probing`, or a crash of a later owner
+# would be counted for the probe.
 LET_GO: Final = """
 UPDATE task SET owner = NULL, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
-# Siblings may do the same: the settle time is kept, and a probe may be asked early. ?1 is by how
-# much the clock was set back (0 or below), ?2 is now.
+# Several runs may do this for one change of the clock. So no settle time becomes shorter; a probe
+# may be called early. ?1 is by how much the clock was set back (0 or below), ?2 is now.
 FOLLOW_CLOCK: Final = f"""
 UPDATE task SET
     not_before = CASE WHEN not_before <= ?2 + settle_s THEN not_before
@@ -125,7 +127,7 @@ SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coale
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND id NOT IN (0{{others}})"""
-# One statement, so that both are of one moment.
+# One statement, so that both counts are of the same moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)
         AND state <> 'pending' AND (owner IS NULL OR owner IN ({{owners}})))
@@ -137,13 +139,13 @@ SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL
     AND service = ? AND target IN ('', ?, ?) ORDER BY id"""
 _MINE: Final = f"""
 FROM task WHERE owner = ? AND {IS_OPEN} AND state IN ('accepted', 'running', 'handed_over')"""
-# An index has these; whole rows of thousands in flight would be read to be thrown away.
+# An index covers the ids. Reading whole rows, most of them not needed, would be slow.
 MINE: Final = f"SELECT id {_MINE}"
 MY_ROWS: Final = f"SELECT {ROW_COLUMNS} {_MINE}"
 
 # -- duties of ended rows -------------------------------------------------------------
 
-# An operator ended a row that nobody owned: what it owes is anyone's.
+# An operator has ended a row without an owner: any run may do what is due for it.
 _OWING: Final = """
 owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
@@ -157,7 +159,7 @@ owner IS NOT NULL AND owner <> ?1 AND NOT EXISTS (
 AND task_id IN (SELECT id FROM task WHERE service = ?2)"""
 LEFT_REPLIES: Final = f"SELECT 1 FROM reply WHERE {_IS_LEFT_REPLY} LIMIT 1"
 TAKE_LEFT_REPLIES: Final = f"UPDATE reply SET owner = ?1 WHERE {_IS_LEFT_REPLY}"
-# A task that waits for capacity has no owner; what its callers are owed has.
+# A parked task has no owner, but its due replies have one.
 DUE_REPLIES: Final = """
 SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, reply.knows_pending,
     task.accepted_at

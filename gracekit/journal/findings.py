@@ -1,7 +1,7 @@
-"""FindingRows: resources of the application that a rule acts on, or that wait to be settled.
+"""Findings: rows of resources on which a rule acts, or that wait to be settled.
 
-What was settled has no row. A resource that is merely found, and is old enough by its own record,
-has none either until its rule begins.
+A settled resource has no row. A resource that was only found has none either until its rule
+begins, if `find` says since when it has its status.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gracekit.store.batch import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """One resource that is on record.
+    """The row of one resource.
 
     Attributes:
         name: Id of the resource.
         first_seen: Wall time at which it was first found in that status.
-        page: Id behind which `find` shows it; None for its first page.
+        page: Its page of `find` begins after this id; None for the first page.
         owner: Run in which its rule acts now.
-        tries: Of its rule, without an end.
-        waiting_since: Wall time of the first of them.
-        next_check: Wall time at which it is asked again; None for the next pass.
+        tries: How often its rule was followed without settling it.
+        waiting_since: Wall time of the first of these tries.
+        next_check: Wall time at which its rule is followed again; None for the next pass.
         detail: Why it waits.
-        crashes: Processes that ended while its rule acted.
-        alone: Whether the last of them met it with nothing else at work.
+        crashes: How many processes ended while its rule acted.
+        alone: Whether nothing else was at work in the last of these processes.
     """
 
     id: int
@@ -53,10 +53,10 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A resource as a page of its kind shows it.
+    """A resource that was found on a page of its kind.
 
     Attributes:
-        page: Id behind which that page begins; None for the first one.
+        page: The page begins after this id; None for the first page.
     """
 
     kind: str
@@ -70,8 +70,8 @@ class PassRecord:
     """What a pass has done: wall times, and numbers of resources.
 
     Attributes:
-        waiting: To be asked again; of a pass that only finds, those that it would settle.
-        found_only: Whether nothing is settled unasked.
+        waiting: Resources whose rule is followed again; after a dry run, those to be settled.
+        found_only: Whether it was a dry run, because recovery settles nothing by itself.
         by_hand: Whether an operator has asked for it.
     """
 
@@ -87,14 +87,14 @@ class PassRecord:
 
     @property
     def unasked(self) -> UnaskedPass | None:
-        """What siblings look at; None if it was made by hand."""
+        """What siblings need to know of it; None if an operator has asked for it."""
         if self.by_hand:
             return None
         return UnaskedPass(self.began_at, self.finished_at, self.found_only)
 
 
 class UnaskedPass(NamedTuple):
-    """When a pass was made that no operator has asked for: wall times; the rest as above."""
+    """A pass that no operator has asked for: wall times; `found_only` as in `PassRecord`."""
 
     began_at: float
     finished_at: float
@@ -103,10 +103,10 @@ class UnaskedPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
-    """An open task that names a resource.
+    """An open task that acts on a resource.
 
     Attributes:
-        instance: Of the run that owns it; None if no run does.
+        instance: Instance of the run that owns it; None if no run does.
     """
 
     request_id: str
@@ -125,7 +125,7 @@ class FindingRows:
     # -- looks --------------------------------------------------------------------------
 
     async def by_name(self, kind: str, names: Sequence[str]) -> dict[str, FindingRow]:
-        """Those of *names* that are on record."""
+        """The findings of resources in *names*, by id of the resource."""
         found: dict[str, FindingRow] = {}
         for start in range(0, len(names), sql.AT_ONCE):
             some = names[start : start + sql.AT_ONCE]
@@ -135,16 +135,16 @@ class FindingRows:
         return found
 
     async def due(self, limit: int) -> list[FindingRow]:
-        """Those that are to be asked again now, as many as *limit*, the longest overdue first."""
+        """Up to *limit* findings whose rule is to be followed again now, longest overdue first."""
         return await self._list(sql.DUE, self._journal.clock.wall(), limit)
 
     async def next_check(self) -> float | None:
-        """Wall time at which the next one is to be asked again; None if none is."""
+        """Wall time at which the next finding is due; None if there is none."""
         rows = await self._journal.engine.query(sql.NEXT_CHECK, *self._where)
         return None if rows[0][0] is None else float(rows[0][0])
 
     async def last_unasked_pass(self) -> UnaskedPass | None:
-        """The last one over this host's resources that has finished; None if none has."""
+        """The last finished pass over this host's resources that no operator has asked for."""
         for began_at, finished_at, found_only in await self._journal.engine.query(
             sql.LAST_UNASKED_PASS, *self._where
         ):
@@ -152,7 +152,7 @@ class FindingRows:
         return None
 
     async def at_work(self, kind: str, name: str) -> AtWork | None:
-        """The oldest open task that names the resource; None if there is none."""
+        """The oldest open task that acts on the resource; None if there is none."""
         for request_id, method, state, instance in await self._journal.engine.query(
             sql.AT_WORK, kind, name
         ):
@@ -181,19 +181,18 @@ class FindingRows:
         alone: bool,
         at_once: bool,
     ) -> int:
-        """Record that a rule begins; a conflict where a task names the resource, or it waits.
+        """Record that a rule begins; a conflict if a task acts on the resource, or it is not due.
 
         Args:
             batch: Gets the statement.
             seen: The resource.
-            rule: Its name.
-            settle_s: Seconds that the resource is left alone if this process dies in the rule.
-            alone: Whether nothing else runs beside it.
-            at_once: Begin although it is to be asked again later.
+            rule: Name of the rule.
+            settle_s: Seconds for which the resource is left alone if this process dies meanwhile.
+            alone: Whether nothing else runs beside the rule.
+            at_once: Begin even if the rule is not due yet.
 
         Returns:
-            Index of the statement that returns the id of its row, and the wall time since which it
-            waits.
+            Index of the statement, which returns the id of the row and `waiting_since`.
         """
         return batch.ask(
             sql.BEGIN,
@@ -206,21 +205,21 @@ class FindingRows:
         )
 
     def add_end(self, batch: Batch, row_id: int) -> None:
-        """Its rule has ended here; a conflict where others have taken it over."""
+        """Remove a row whose rule has ended; a conflict if another run has taken it over."""
         batch.add(sql.END, row_id, self._journal.run_id, expect=1)
 
     def add_wait(self, batch: Batch, row_id: int, *, next_check: float, why: str) -> None:
-        """It is asked again at wall time *next_check*; a conflict as in `add_end`."""
+        """Let the rule be followed again at wall time *next_check*; a conflict as in `add_end`."""
         now, me = self._journal.clock.wall(), self._journal.run_id
         batch.add(sql.WAIT, now, next_check, why[:1000], row_id, me, expect=1)
 
     def add_let_go(self, batch: Batch, resource: tuple[str, str], *, next_check: float) -> None:
-        """No rule acts on it here after all: it is asked at wall time *next_check*."""
+        """Release a resource on which no rule acted after all; due at wall time *next_check*."""
         now, me = self._journal.clock.wall(), self._journal.run_id
         batch.add(sql.LET_GO, next_check, now, *self._where, *resource, me)
 
     async def note_seen(self, sightings: Iterable[Sighting]) -> None:
-        """Write down what a page shows: what had no row, or whose row must outlive the pass."""
+        """Record resources that a page shows, so that `sweep` keeps their rows."""
         batch = Batch(Point.FINDING, durable=False)
         now = self._journal.clock.wall()
         for seen in sightings:
@@ -230,7 +229,7 @@ class FindingRows:
             await self._journal.commit(batch)
 
     async def forget(self, finding: FindingRow, *, is_gone: bool) -> None:
-        """`find` does not show it where it was: over if *is_gone*, else the next pass looks."""
+        """Remove the row of a resource that *is_gone* from its page; else leave it to a pass."""
         batch = Batch(Point.FINDING)
         batch.add(sql.FORGET if is_gone else sql.NOT_AGAIN, finding.id, expect=1)
         if is_gone:
@@ -239,13 +238,13 @@ class FindingRows:
             await self._journal.commit(batch)
 
     async def put_off(self, finding: FindingRow, *, next_check: float) -> None:
-        """It could not be asked: look at it again at wall time *next_check*."""
+        """Follow the rule at wall time *next_check*, because it could not be followed now."""
         batch = Batch(Point.FINDING)
         batch.add(sql.PUT_OFF, next_check, finding.id)
         await self._journal.commit(batch)
 
     async def sweep(self, kind: str, *, before: float) -> None:
-        """A whole pass since wall time *before* has found the others: what is left has moved on."""
+        """Remove rows that a whole pass, begun at wall time *before*, has not found any more."""
         batch = Batch(Point.FINDING)
         batch.ask(sql.SWEEP, *self._where, kind, before)
         rows = (await self._journal.commit(batch))[0]
@@ -264,7 +263,10 @@ class FindingRows:
         self._journal.add_note(batch, what, None, ":".join(resource), detail)
 
     def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
-        """After the wall clock was set by so many seconds, and is now so far ahead of `loop`."""
+        """After the wall clock was set by *by_s*, shift all times.
+
+        *ahead_s* is wall time minus loop time now; the rows keep it, so that each is shifted once.
+        """
         batch.add(sql.FOLLOW_CLOCK, by_s, *self._where, ahead_s)
 
     def _ahead_s(self) -> float:

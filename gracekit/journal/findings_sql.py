@@ -28,8 +28,8 @@ _SAME: Final = ", ".join(
         ("crashes", "0"),
     )
 )
-# A rule begins where no request is at work, or about to be, and nothing else of recovery: with the
-# lease in the same commit, no request can begin in between. In another status it is a new case.
+# A rule begins only if no open task acts on the resource, and no other rule. Its lease is taken in
+# the same commit, so no request can begin in between. After another status the counts start anew.
 BEGIN: Final = f"""
 INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, rule, owner,
     settle_s, alone, ahead_s)
@@ -52,8 +52,8 @@ ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
     status = excluded.status, seen_at = excluded.seen_at,
     ahead_s = excluded.ahead_s, page = excluded.page
 WHERE finding.owner IS NULL"""
-# A rule may end in the middle of a later pass, which has found its row at work: `seen_at` keeps the
-# sweep of that pass from it.
+# A rule of an earlier pass may end during a later one, which could not note its row as seen. So
+# `seen_at` is set here, or the sweep of the later pass would remove the row.
 END: Final = "DELETE FROM finding WHERE id = ? AND owner = ?"
 WAIT: Final = """
 UPDATE finding SET owner = NULL, tries = tries + 1, waiting_since = coalesce(waiting_since, ?1),
@@ -65,7 +65,7 @@ WHERE service = ? AND host = ? AND kind = ? AND name = ? AND owner = ?"""
 FORGET: Final = "DELETE FROM finding WHERE id = ? AND owner IS NULL"
 PUT_OFF: Final = "UPDATE finding SET next_check = ? WHERE id = ? AND owner IS NULL"
 NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner IS NULL"
-# What a whole pass over its kind has not found any more has moved on by itself.
+# A whole pass over the kind has not found these any more, so their status has changed.
 SWEEP: Final = """
 DELETE FROM finding WHERE service = ? AND host = ? AND kind = ? AND owner IS NULL AND seen_at < ?
 RETURNING name, status, rule"""
@@ -79,8 +79,8 @@ UPDATE finding SET alone = 0 WHERE owner = ?1
 FREE: Final = """
 UPDATE finding SET crashes = crashes + ?2, alone = CASE WHEN ?2 = 1 AND alone = 1 THEN 2 ELSE 0 END,
     owner = NULL, next_check = ?3 + settle_s WHERE owner = ?1"""
-# ?1 is by how much the clock was set, ?4 how far it is ahead since. Each run of the host does this:
-# the first one moves a row, and the others find it moved.
+# ?1 is by how much the clock was set, ?4 is wall time minus loop time now. Each run of the host
+# does this; `ahead_s` shows whether a sibling has shifted the row already.
 FOLLOW_CLOCK: Final = """
 UPDATE finding SET first_seen = first_seen + ?1, seen_at = seen_at + ?1,
     waiting_since = waiting_since + ?1, next_check = next_check + ?1, ahead_s = ?4
@@ -103,7 +103,7 @@ LAST_UNASKED_PASS: Final = f"""
 SELECT {", ".join(_UNASKED)} FROM resource_pass
 WHERE service = ? AND host = ? AND unasked_began_at IS NOT NULL"""
 
-# -- who works on a resource --------------------------------------------------------------
+# -- the task that works on a resource ----------------------------------------------------
 
 AT_WORK: Final = f"""
 SELECT task.request_id, task.method, task.state, run.instance FROM task

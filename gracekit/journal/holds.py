@@ -1,7 +1,7 @@
-"""Holds: rows that keep a host in its drain across the requests of one operation.
+"""Holds: rows that keep a run in its drain across the requests of one operation.
 
-The destination of a migration runs nothing between two calls, yet must not
-leave. A hold says so until it is ended from any later request, or lapses.
+Between two calls of a migration its destination runs no handler, but it must not
+end. A hold keeps it until any later request ends the hold, or until it lapses.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Hold:
     """One hold.
 
     Attributes:
-        method: Of the request that opened it; its probe settles a left-over hold.
+        method: Method of the request that opened it; its probe settles a left-over hold.
         lapses_at: Wall time at which it ends by itself.
-        next_check: Wall time at which the probe is asked again; None for a hold that was opened
+        next_check: Wall time at which the probe is called again; None for a hold that was opened
             by a request of its owner.
-        errored_due: It has ended, and its errored hook has still to be called.
-        crashes: Processes that ended while its probe, or its errored hook, was being called.
-        alone: Whether the last of them met it with nothing else at work.
+        errored_due: Whether it has ended and its errored hook is still to be called.
+        crashes: How many processes ended while its probe, or its errored hook, was being called.
+        alone: Whether nothing else was at work in the last of these processes.
     """
 
     id: int
@@ -65,11 +65,11 @@ class Holds:
     ) -> None:
         """Keep this run in its drain until the hold ends; opening it again prolongs it.
 
-        One that a dead run left over is taken on: its operation goes on here.
+        If a dead run left the hold open, this run becomes its owner.
 
         Args:
             name: Kind of operation.
-            key: Which one.
+            key: Which operation of that kind.
             at_most_s: Seconds after which it lapses.
             method: (namespace, name, version) of the request that opens it.
             args: Its arguments, kept for the probe.
@@ -102,7 +102,7 @@ class Holds:
             ) from None
 
     async def end(self, name: str, key: str) -> bool:
-        """End a hold, whoever opened it; false if none was open."""
+        """End a hold that any run may have opened; false if none was open."""
         batch = Batch(Point.END_HOLD)
         batch.ask(
             sql.END_BY_NAME,
@@ -114,15 +114,15 @@ class Holds:
         return bool((await self._journal.commit(batch))[0])
 
     async def mine(self) -> list[Hold]:
-        """Holds that keep this run, those past their time excepted."""
+        """Holds that keep this run in its drain, without those that have lapsed."""
         return await self._list(sql.MINE, self._journal.run_id, self._journal.clock.wall())
 
     async def due(self) -> list[Hold]:
-        """Holds that something is to be done about, in this order, and the oldest first.
+        """Holds for which this run has something to do, in this order, each oldest first.
 
-        Ended ones whose errored hook has still to be called; those of this run
-        that are past their time; and left-over ones whose next check has come: of
-        this run, or without an owner and for this host.
+        Ended holds whose errored hook is still to be called; holds of this run
+        that have lapsed; and left-over holds whose next check has come, which this
+        run owns or which have no owner and are for this host.
         """
         now = self._journal.clock.wall()
         return await self._list(sql.DUE, self._host, self._journal.run_id, now)
@@ -130,7 +130,7 @@ class Holds:
     async def begin(self, hold: Hold, *, alone: bool) -> bool:
         """Record that its probe, or its errored hook, is about to be called here.
 
-        False if a sibling calls it, or it is not due any more.
+        Returns false if a sibling calls it, or if it is not due any more.
         """
         batch = Batch(Point.CALL_HOOK)
         batch.ask(
@@ -140,7 +140,7 @@ class Holds:
         return bool((await self._journal.commit(batch))[0])
 
     async def settle(self, hold: Hold, reason: str, *, errored: bool, given_up: str = "") -> bool:
-        """End a hold as recovery has decided; false if someone else did, or it was opened again."""
+        """End a hold as recovery decided; false if it was ended or opened again meanwhile."""
         batch = Batch(Point.END_HOLD)
         now = self._journal.clock.wall()
         batch.ask(
@@ -153,22 +153,22 @@ class Holds:
         return bool((await self._journal.commit(batch))[0])
 
     async def wait(self, hold: Hold, *, next_check: float) -> None:
-        """Be kept by a left-over hold, and look at it again at wall time *next_check*."""
+        """Let a left-over hold keep this run in its drain; next check at wall time *next_check*."""
         batch = Batch(Point.HOLD)
         batch.add(sql.WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
         await self._journal.commit(batch)
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
-        """After the wall clock was set by so many seconds: the holds of this run last as long.
+        """After the wall clock was set by *by_s*, shift the times of this run's holds.
 
-        Of those that nobody keeps, the probes are asked at once.
+        Left-over holds without an owner are due at once.
         """
         now, service = self._journal.clock.wall(), self._journal.service
         batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.run_id)
         batch.add(sql.ASK_NOW, now, service, self._host)
 
     async def errored_done(self, hold: Hold, *, given_up: str = "") -> None:
-        """The hook was called, or is given up: purge the arguments."""
+        """Record that the hook was called, or is given up; purge the arguments."""
         batch = Batch(Point.ERRORED_DONE)
         batch.add(sql.ERRORED_DONE, hold.id)
         if given_up:
@@ -176,7 +176,7 @@ class Holds:
         await self._journal.commit(batch)
 
     def add_given_up(self, batch: Batch, hold: Hold, detail: str) -> None:
-        """Count and list a probe, or an errored hook, that is not called any more."""
+        """Count a probe or errored hook that is not called any more, and list it as an incident."""
         batch.add_up(COUNT, "hook_given_up", 1)
         name = f"hold {hold.name} {hold.key}"
         self._journal.add_note(batch, "hook_given_up", name, hold.method, detail)

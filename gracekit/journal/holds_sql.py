@@ -13,7 +13,7 @@ DO UPDATE SET lapses_at = CASE WHEN hold.lapses_at > excluded.lapses_at
     target = excluded.target, next_check = NULL
 WHERE hold.owner = excluded.owner OR hold.owner IS NULL OR hold.next_check IS NOT NULL
 RETURNING id"""
-# A hold that was opened again meanwhile is another run's, or lapses later: it stays open.
+# A hold that was opened again meanwhile has another owner or lapses later, and stays open.
 END: Final = """
 UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? = 1 THEN args END, errored_due = ?,
     asker = NULL, crashes = 0, alone = 0
@@ -23,8 +23,8 @@ END_BY_ORDER: Final = """
 UPDATE hold SET ended_at = coalesce(ended_at, ?1), end_reason = coalesce(end_reason, 'ended'),
     args = NULL, errored_due = 0, asker = NULL
 WHERE name = ?2 AND key = ?3 AND (ended_at IS NULL OR errored_due = 1) RETURNING id"""
-"""As `end`, by an operator: its errored hook is not called any more either."""
-# Nor does the probe's answer count where the probe, or anybody meanwhile, opened it again.
+"""As `end`, by an operator; its errored hook is not called any more either."""
+# The answer of the probe does not count if the hold was opened again meanwhile.
 WAIT: Final = """
 UPDATE hold SET owner = ?, next_check = ?, asker = NULL, crashes = 0, alone = 0
 WHERE id = ? AND ended_at IS NULL AND owner IS NOT DISTINCT FROM ?
@@ -54,8 +54,8 @@ NAMES: Final = (
 )
 HOLDS: Final = f"SELECT {', '.join(NAMES)} FROM hold WHERE service = ?1"
 MINE: Final = f"{HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
-# One look for all that is due: mostly there is nothing, and each pass of the reconciler asks.
-# Left-over ones come last: their probes take long, and the others would be old news by then.
+# One query for all that is due, as each pass of the reconciler makes it and mostly finds nothing.
+# Left-over holds come last, because their probes may take long and would delay the others.
 DUE: Final = f"""
 SELECT * FROM (
     {HOLDS} AND ended_at IS NULL AND (

@@ -1,8 +1,9 @@
-"""What an operator orders of one task, as rows: cancel it, fail it, retry it.
+"""The orders of operators about one task, as changes of its row: cancel, fail, retry.
 
 For rows that no handler is working on. Each statement is a compare-and-set on
-the owner and state that were read; the incident that says who ordered it and
-why is in the same commit, so it also tells whether a commit in doubt was done.
+the owner and state that were read. The same commit writes an incident that says
+who ordered it and why; so after a commit of unknown end, the incident shows
+whether it took effect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import RETRIED, TERMINAL, Lane, Order, TaskState, Verb
 
-# A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
+# An order to fail makes a running task FAILED. If no handler works on it, it becomes ERRORED, as
 # recovery would mark it, so that its `errored` hook is called.
 ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
     {
@@ -67,16 +68,16 @@ class OrderTarget:
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
-        failure: The last one as JSON; None without.
-        owner: Run that may act on it; None for nobody.
-        attempts: Begun so far.
-        probing: A probe of it was begun and has not answered.
-        settle_s: Seconds between an unclean end and the first look.
-        errored_due: It has ended, and its errored hook has still to be called.
-        parkings: How often it was parked for want of capacity.
+        failure: Its last failure as JSON; None without one.
+        owner: Run that may act on it; None for an ownerless row.
+        attempts: Number of attempts begun so far.
+        probing: Whether a probe of it was begun and has not answered.
+        settle_s: Seconds between an unclean end and recovery's first look.
+        errored_due: Whether it has ended and its errored hook is still to be called.
+        parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
-        has_arguments: They were not purged.
-        owes_replies: A caller waits for its answer, or that is not known to be sent yet.
+        has_arguments: Whether its arguments are still on record.
+        owes_replies: Whether a caller is still to be answered, or may not have got the answer.
     """
 
     id: int
@@ -104,7 +105,7 @@ class OrderTarget:
 
     @property
     def acted(self) -> bool:
-        """Whether its owner, if that is dead, may have a request under way to a backend."""
+        """Whether its owner may, even when dead, have a last request to a backend under way."""
         return self.state is TaskState.RUNNING or (
             self.state is TaskState.HANDED_OVER and self.owner is not None
         )
@@ -131,32 +132,32 @@ def _target(row: Row) -> OrderTarget:
 
 
 async def target_of(engine: Queries, row_id: int) -> OrderTarget | None:
-    """The row of that id as it stands; None if there is none."""
+    """The row of that id as it is now; None if there is none."""
     rows = await engine.query(sql.TARGET_OF_ID, row_id)
     return _target(rows[0]) if rows else None
 
 
 async def target_named(engine: Queries, request_id: str, recipient: str) -> OrderTarget | None:
-    """The row of that request as it stands; None if there is none."""
+    """The row of that request as it is now; None if there is none."""
     rows = await engine.query(sql.TARGET_OF_KEY, request_id, recipient)
     return _target(rows[0]) if rows else None
 
 
 async def targets_of(engine: Queries, request_id: str) -> list[OrderTarget]:
-    """Rows of that request, newest first; each copy of a fanout has one."""
+    """Rows of that request, newest first; a fanout has a row for each instance."""
     rows = await engine.query(sql.TARGETS_OF_REQUEST, request_id)
     return list(map(_target, rows))
 
 
 async def targets_between(engine: Queries, first: str, end: str) -> list[OrderTarget]:
-    """Rows with a request id from *first* up to, and without, *end*: newest first, 100 at most."""
+    """Rows with *first* <= request id < *end*, newest first, 100 at most."""
     return list(map(_target, await engine.query(sql.TARGETS_BETWEEN, first, end)))
 
 
 async def targets_overdue(
     engine: Queries, service: str, now: float, *, limit: int
 ) -> list[OrderTarget]:
-    """Tasks of *service* whose time to wait for capacity is over, the longest overdue first."""
+    """Parked tasks of *service* whose deadline has passed, the longest overdue first."""
     rows = await engine.query(sql.TARGETS_OVERDUE, service, now, limit)
     return list(map(_target, rows))
 
@@ -164,12 +165,12 @@ async def targets_overdue(
 async def targets_pending(
     engine: Queries, resource: tuple[str, str], service: str
 ) -> list[OrderTarget]:
-    """Tasks of *service* that wait for capacity for that resource, the oldest first."""
+    """Parked tasks of *service* for that resource, the oldest first."""
     return list(map(_target, await engine.query(sql.TARGETS_PENDING, *resource, service)))
 
 
 def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) -> str | None:
-    """As `refusal`, of a row; *state* is as good as its own where its owner is dead."""
+    """As `refusal`, for a row; *state* replaces that of the row if its owner is dead."""
     state = state or target.state
     why = refusal(target, verb, state, target.reason, target.detail)
     if why is None and state in RETRIED:
@@ -178,7 +179,7 @@ def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) 
 
 
 def _not_again(target: OrderTarget) -> str | None:
-    """Why an ended task cannot be run again now, or ever."""
+    """Why an ended task cannot be run again, now or at all; None if it can be."""
     if target.errored_due:
         return (
             f"{target} is {target.state.value} and its errored hook has still to be called: retry "
@@ -205,9 +206,9 @@ def refusal(
     Args:
         task: Names it in the sentence.
         verb: What is ordered.
-        state: As it is now.
+        state: Its state now.
         why: The reason that an ended task has on record.
-        detail: The sentence beside it.
+        detail: The sentence on record beside the reason.
     """
     if state in TERMINAL and state not in ENDS[verb]:
         reason = f" ({why})" if why else ""
@@ -221,7 +222,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderIncident:
-    """The incident of one order: whether it stands tells whether its commit was done."""
+    """The incident of one order. If it is on record, the commit of the order took effect."""
 
     at: float
     run_id: str
@@ -231,12 +232,12 @@ class OrderIncident:
     detail: str
 
     def add(self, batch: Batch) -> None:
-        """Count and list the order."""
+        """Count the order, and list it as an incident."""
         batch.add(COUNT, self.what, 1)
         batch.add(NOTE, self.at, self.run_id, self.what, self.request_id, self.method, self.detail)
 
     async def stands(self, engine: Queries) -> bool:
-        """Whether the commit that it was part of was done."""
+        """Whether it is on record, so that the commit that it was part of took effect."""
         return bool(
             await engine.query(
                 sql.STANDS,
@@ -246,7 +247,7 @@ class OrderIncident:
 
 
 def state_of(target: OrderTarget) -> str:
-    """What a task was before an order, for its record: its next end overwrites the row.
+    """State of a task before an order, for the incident, as its row will be overwritten.
 
     `handed_over`, `errored (attempts), attempt 3`, or `failed, attempt 1: LookupError: no disk`.
     """
@@ -261,7 +262,7 @@ def state_of(target: OrderTarget) -> str:
 def incident_of(
     order: Order, request_id: str, method: str, before: str, *, at: float, run: str
 ) -> OrderIncident:
-    """The incident `operator_cancel`: by whom, why, and what the task was."""
+    """The incident of an order, such as `operator_cancel`: by whom, why, and the state before."""
     return OrderIncident(
         at=at,
         run_id=run,
@@ -280,22 +281,22 @@ def add_order(
     *,
     dead: bool,
 ) -> None:
-    """Carry an order out on the row, unless it has moved on since it was read.
+    """Carry an order out on a row; a conflict if the row has changed since it was read.
 
-    A PENDING row has orders of its own: `journal.pending`.
+    For PENDING rows see `journal.pending`.
 
-    An ended row keeps its owner if that lives; else it has none, and any run
-    of its service sends the replies that are due and calls the errored hook.
+    The row keeps its owner if that run lives. Otherwise it becomes ownerless, and any
+    run of its service sends the due replies and calls the errored hook.
 
     Args:
-        batch: What is committed.
+        batch: Gets the statements.
         target: The row as it was read.
         incident: The record of the order.
-        outcome: How it ends; None for a retry.
-        dead: Whether its owner is proven dead, so that the row is as good as ownerless.
+        outcome: How the task ends; None for a retry.
+        dead: Whether its owner is proven dead, so that the row counts as ownerless.
     """
     owner, state = target.owner, target.state
-    if state in RETRIED:  # whoever owns an ended row does nothing with it any more
+    if state in RETRIED:  # the owner of an ended row does nothing with it, so it may be taken
         batch.add(sql.RUN_AGAIN, target.id, state.value, target.finished_at, expect=1)
         incident.add(batch)
         return
@@ -325,9 +326,9 @@ def add_order(
 def add_drop_hook(
     batch: Batch, target: OrderTarget, incident: OrderIncident, *, keep: bool
 ) -> None:
-    """Cancel the errored hook of an ended task: whoever owns it does not call it any more.
+    """Cancel the errored hook of an ended task, so that its owner does not call it.
 
-    With *keep* its arguments stay, so that it can be retried.
+    With *keep* the arguments of the task stay, so that it can be retried.
     """
     batch.add(f"{HOOK_DONE} AND errored_due = 1", int(keep), target.id, expect=1)
     incident.add(batch)

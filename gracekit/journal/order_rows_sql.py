@@ -24,7 +24,7 @@ ORDER BY pending_deadline LIMIT ?"""
 TARGETS_PENDING: Final = f"""
 {_TARGETS} resource_kind = ? AND resource_id = ? AND finished_at IS NULL AND state = 'pending'
     AND service = ? ORDER BY id"""
-# As adoption would: what a dead process was at work on is handed over, unclean.
+# As adoption does it: a row on which a dead process was at work is handed over, unclean.
 CUT: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
     probing = 0, not_before = ? + settle_s
@@ -35,16 +35,16 @@ UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at 
     errored_due = ?6
 WHERE id = ?7 AND owner IS NOT DISTINCT FROM ?8 AND state = ?9"""
 REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
-# Crashes are forgotten: whoever retries a task that kills its process has reasons. A probe that
-# is being asked in a living run goes on to its decision.
+# The count of crashes is reset: an operator who retries a task knows what it does. A row whose
+# probe is running in a living run is not retried: the probe's answer decides.
 RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
 WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
     AND (owner IS NULL OR probing = 0)"""
-# What ended is over: its replies were sent, its hook called, its lease is free. So the row is open
-# again as if it had just been accepted, but for its cursor, its attempts and its last failure,
-# which stands until the next end. It cannot expire: the caller whose patience counted has left.
+# Its replies were sent, its hook was called, its lease is free. So the row is open again as if just
+# accepted, but keeps its cursor, its attempts and, until the next end, its last failure. It has no
+# expiry any more, as its caller was answered.
 RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
     result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,

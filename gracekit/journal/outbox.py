@@ -1,7 +1,7 @@
-"""The outbox: notifications about parked tasks, from the commit of a step until they are sent.
+"""The outbox: rows of notifications about parked tasks, from the commit of a step until sent.
 
-A notification is sent at least once, always under the same message id. The run
-that wrote it sends it, or the run that adopts that one's rows.
+A notification is sent at least once, always with the same message id. The run
+that wrote it sends it; if that run dies, the run that adopts its rows does.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gracekit.tracker.task import TaskState
 UPDATE: Final = "task.update"
 NO_CAPACITY: Final = "task.no_capacity"
 LEAST_KEPT_S: Final = 600.0
-"""A step at the deadline, or after it, is news for so long."""
+"""Seconds for which a notification is kept at least, even if the task's deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """When a step was made, and who sends the notification of it.
+    """When a step was made, and which run sends the notification of it.
 
     Attributes:
-        sender: A run; None for any run of the service.
+        sender: Id of the run; None for any run of the service.
     """
 
     message_id: str
@@ -42,7 +42,7 @@ class News:
 
     @staticmethod
     def of(clock: Clock, *, sender: str | None) -> News:
-        """News of this moment."""
+        """News of a step that is made now."""
         message_id = str(uuid.UUID(hex=clock.new_id()))
         return News(message_id=message_id, at=clock.wall(), sender=sender)
 
@@ -53,7 +53,7 @@ class Subject:
 
     Attributes:
         version: How often it was parked.
-        deadline: Wall time until which it may wait.
+        deadline: Wall time until which it may be PENDING.
     """
 
     task_id: str
@@ -84,7 +84,7 @@ def add_update(
     *,
     reason: str = "",
 ) -> None:
-    """Report one step into, out of or within PENDING."""
+    """Add a notification that the task became PENDING, or left that state."""
     payload = {
         "task_id": subject.task_id,
         "service": subject.service,
@@ -110,7 +110,7 @@ def add_no_capacity(
     attempt: int,
     context: Mapping[str, Any],
 ) -> None:
-    """Ask resolvers for what a parked task needs."""
+    """Add a notification that asks resolvers for what a parked task needs."""
     payload = {
         "task_id": subject.task_id,
         "service": subject.service,
@@ -148,7 +148,7 @@ class OutboxRow:
 
     Attributes:
         at: Wall time of the step.
-        expires_at: Wall time after which nobody needs it.
+        expires_at: Wall time after which it is not sent any more.
     """
 
     id: int
@@ -165,10 +165,10 @@ class OutboxRows:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._struck = set[int]()  # in commits that have not been made yet
+        self._struck = set[int]()  # ids whose removal is not committed yet
 
     async def due(self, *, after: int, limit: int) -> list[OutboxRow]:
-        """The oldest ones with an id above *after*."""
+        """The oldest notifications to send with an id above *after*, at most *limit*."""
         me = self._journal.run_id
         while rows := await self._journal.engine.query(sql.DUE, me, after, limit):
             found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
@@ -180,10 +180,10 @@ class OutboxRows:
     def forget(
         self, sent: Sequence[int], *, expired: Sequence[int], unsendable: Sequence[int]
     ) -> None:
-        """Strike what was sent; and what nobody needs any more, or no message can carry.
+        """Remove notifications that were sent, that have expired, or that cannot be encoded.
 
-        The latter two are counted. It is written with the next commit, and not synced: a process
-        that dies before that, or a power cut, sends it twice at worst.
+        The latter two are counted. The removal is written with the next commit, and not synced: if
+        the process dies before, or after a power cut, a notification may be sent twice.
         """
         batch = Batch(Point.OUTBOX_SENT, durable=False)
         ids = [*sent, *expired, *unsendable]
@@ -198,20 +198,20 @@ class OutboxRows:
         self._journal.ride(batch, partial(self._struck.difference_update, ids))
 
     def write_strokes(self) -> None:
-        """Write what `forget` has struck, without waiting for another commit."""
+        """Write the removals of `forget` now, without waiting for another commit."""
         self._journal.submit_riders()
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
-        """After the wall clock was set by so many seconds: ours are needed as long as before."""
+        """After the wall clock was set by *by_s*, shift the expiry of this run's notifications."""
         batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.run_id)
 
     async def take_ownerless(self, *, look_around: bool) -> bool:
-        """Make ours what no run sends; whether there was any.
+        """Take over notifications that no run sends; returns whether there were any.
 
-        What an operator's command has left has no owner.
+        Those that a command of an operator has written have no owner.
 
         Args:
-            look_around: Look also for what belongs to a run that was adopted already.
+            look_around: Take over those of runs that were adopted before, too.
         """
         engine, me, service = self._journal.engine, self._journal.run_id, self._journal.service
         batch = Batch(Point.CLAIM)

@@ -15,8 +15,8 @@ FOLLOW_CLOCK: Final = "UPDATE outbox SET expires_at = expires_at + ? WHERE owner
 ADOPT: Final = "UPDATE outbox SET owner = ?1 WHERE owner = ?2"
 OWNERLESS: Final = "SELECT 1 FROM outbox WHERE owner IS NULL AND service = ? LIMIT 1"
 TAKE: Final = "UPDATE outbox SET owner = ? WHERE owner IS NULL AND service = ?"
-# A run that was adopted sends nothing any more. It may have written something after that, before it
-# learnt of it; or a run of an older gracekit has adopted it, which does not know the outbox.
+# A run that was adopted sends nothing any more. But it may have written a row after that, before it
+# noticed; or a run of an older gracekit, which does not know the outbox, has adopted it.
 _IS_LEFT: Final = """
 service = ?2 AND owner <> ?1 AND NOT EXISTS (
     SELECT 1 FROM run WHERE run.run_id = outbox.owner AND run.adopted_at IS NULL)"""

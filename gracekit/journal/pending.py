@@ -1,8 +1,8 @@
-"""PENDING as rows: tasks that wait for capacity, owned by no run.
+"""Rows of parked tasks, which are PENDING and have no owner.
 
-Each statement is a compare-and-set on the state and on how often the task was
-parked, which is the version that orders name. The notifications about a step
-are in its commit.
+Each statement is a compare-and-set on the state and on the version, which is how
+often the task was parked and which orders name. The notifications about a step
+are written in its commit.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkRequest:
-    """What is on record of a task that is parked now.
+    """What to record of a task that is parked.
 
     Attributes:
         failure: The handler's NoCapacity, as the journal keeps failures.
-        detail: Its text.
-        requested: What the handler said is missing.
+        detail: The text of that.
+        requested: The capacity that the handler missed.
         parkings: How often the task was parked before.
-        deadline: Wall time until which it may wait.
-        context: What of the caller's context the notification shows.
+        deadline: Wall time until which it may be PENDING.
+        context: The part of the caller's context that the notification shows.
     """
 
     failure: str | None
@@ -58,15 +58,15 @@ class PendingRows:
     # -- in -----------------------------------------------------------------------------
 
     def add_has_room(self, batch: Batch, most: int) -> int:
-        """Make it a conflict if *most* tasks of the service are parked already.
+        """Let the batch fail with a conflict if *most* tasks of the service are parked already.
 
         Returns:
-            Index of the statement, which is that of the conflict.
+            Index of the statement; the ConflictError names it.
         """
         return batch.ask(sql.HAS_ROOM, self._journal.service, most, expect=1)
 
     def add_park(self, batch: Batch, task: TrackedTask, asked: ParkRequest) -> None:
-        """Park a task of ours that has run; its replies are due, and ours to send."""
+        """Park a running task of this run, which then owes its due replies."""
         clock, me = self._journal.clock, self._journal.run_id
         now = clock.wall()
         batch.add(sql.REPLIES_DUE, now, me, task.row_id)
@@ -107,14 +107,14 @@ class PendingRows:
         )
 
     async def deadline_of(self, row_id: int) -> float | None:
-        """Until when a task may wait that was parked before; None if it was not."""
+        """Wall time until which a task may be PENDING; None if it was never parked."""
         rows = await self._journal.engine.query(sql.DEADLINE, row_id)
         return None if not rows or rows[0][0] is None else float(rows[0][0])
 
     # -- looks --------------------------------------------------------------------------
 
     async def overdue(self, *, limit: int) -> list[OrderTarget]:
-        """Those whose deadline has passed, the longest overdue first."""
+        """Parked tasks whose deadline has passed, the longest overdue first."""
         now = self._journal.clock.wall()
         journal = self._journal
         return await targets_overdue(journal.engine, journal.service, now, limit=limit)
@@ -125,12 +125,12 @@ class PendingRows:
         return None if rows[0][0] is None else float(rows[0][0])
 
     async def of_resource(self, kind: str, name: str) -> list[OrderTarget]:
-        """Those that name the resource, the oldest first."""
+        """Parked tasks for the resource, the oldest first."""
         journal = self._journal
         return await targets_pending(journal.engine, (kind, name), journal.service)
 
     async def page(self, *, after: int, limit: int) -> list[dict[str, Any]]:
-        """Those with a row id above *after*, as columns, in the order of acceptance."""
+        """Parked tasks with a row id above *after*, as columns, in the order of acceptance."""
         service = self._journal.service
         rows = await self._journal.engine.query(sql.SHOWN_PAGE, service, after, limit)
         return [shown_columns(row) for row in rows]
@@ -138,7 +138,7 @@ class PendingRows:
     async def one(self, task_id: str) -> dict[str, Any] | None:
         """The task of that id in any state, as columns; None if there is none.
 
-        Of one that has failed, `failure` is what its handler raised, as the journal keeps it.
+        Of a FAILED task, `failure` is what its handler raised, as the journal keeps it.
         """
         service = self._journal.service
         rows = await self._journal.engine.query(sql.SHOWN_ONE, task_id, service)
@@ -150,7 +150,10 @@ class PendingRows:
     # -- the clock ----------------------------------------------------------------------
 
     def add_follow_clock(self, batch: Batch, before_s: float, *, ahead_s: float) -> None:
-        """After the wall clock was set: so far it was ahead of `loop`, and is now."""
+        """After the wall clock was set, shift the times of parked tasks.
+
+        *before_s* and *ahead_s* are wall time minus loop time, before and now.
+        """
         least_s, most_s = sorted((before_s, ahead_s))
         batch.add(sql.FOLLOW_CLOCK, ahead_s, self._journal.service, least_s, most_s)
 
@@ -163,7 +166,7 @@ def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCall:
-    """What a parked task was asked for.
+    """The request of a parked task.
 
     Attributes:
         args: A secret of its caller: to be checked and never shown.
@@ -176,7 +179,7 @@ class ParkedCall:
 
 
 async def call_of(engine: Queries, row_id: int) -> ParkedCall | None:
-    """What the parked task of that row was asked for; None if it is not parked any more."""
+    """The request of the parked task of that row; None if it is not parked any more."""
     rows = await engine.query(sql.CALL, row_id)
     if not rows:
         return None
@@ -195,13 +198,13 @@ async def call_of(engine: Queries, row_id: int) -> ParkedCall | None:
 def add_run_again(
     batch: Batch, target: OrderTarget, news: News, *, args: Mapping[str, Any] | None = None
 ) -> None:
-    """PENDING to ACCEPTED: any run that may have the task can claim it.
+    """Make a PENDING row ACCEPTED, so that any run that may run the task can claim it.
 
     Args:
-        batch: What is committed.
-        target: The row as it was read; a conflict where it has moved on since.
-        news: When and by whom, for the notification.
-        args: All of its arguments, where some were replaced.
+        batch: Gets the statements.
+        target: The row as it was read; a conflict if it has changed since.
+        news: For the notification.
+        args: All arguments of the task, if some were replaced.
     """
     text = None if args is None else to_json(dict(args))
     batch.add(sql.RUN_AGAIN, text, target.id, target.parkings, expect=1)
@@ -209,16 +212,16 @@ def add_run_again(
 
 
 def add_end(batch: Batch, target: OrderTarget, outcome: Outcome, news: News) -> None:
-    """PENDING to ERRORED or CANCELLED.
+    """Make a PENDING row ERRORED or CANCELLED.
 
-    Any run of the service calls the `errored` hook. Its callers were answered when it was parked,
-    or are by the run that parked it.
+    Any run of the service calls the `errored` hook. The callers are answered by the run that
+    parked the task, if they were not already.
 
     Args:
-        batch: What is committed.
-        target: The row as it was read; a conflict where it has moved on since.
+        batch: Gets the statements.
+        target: The row as it was read; a conflict if it has changed since.
         outcome: How it ends.
-        news: When and by whom, for the notification.
+        news: For the notification.
     """
     batch.add(
         sql.END,
@@ -245,14 +248,14 @@ def add_parked_order(
     *,
     args: Mapping[str, Any] | None = None,
 ) -> None:
-    """Carry an operator's order out on a PENDING row, with its record; see `add_order`.
+    """Carry an order out on a PENDING row, and add its incident; see `add_order`.
 
     Args:
-        batch: What is committed.
+        batch: Gets the statements.
         target: The row as it was read.
-        outcome: How it ends; None for a retry.
+        outcome: How the task ends; None for a retry.
         incident: The record of the order.
-        news: When and by whom, for the notification.
+        news: For the notification.
         args: As in `add_run_again`.
     """
     if outcome is None:
@@ -275,10 +278,10 @@ def subject_of(target: OrderTarget) -> outbox.Subject:
 
 
 def as_errored(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client is shown of a task that does not know PENDING: ERRORED, for `no_capacity`.
+    """A task as clients see it that do not know PENDING: as ERRORED, for `no_capacity`.
 
     Args:
-        shown: Its plain data, with `state` and `reason`.
+        shown: The task as plain data, with `state` and `reason`.
     """
     if shown.get("state") != TaskState.PENDING.value:
         return dict(shown)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 _IS_PENDING: Final = "state = 'pending' AND service = ?"
-# In the commit that parks: several at one moment may exceed the number on another engine.
+# Part of the commit that parks. On an engine with concurrent commits, some may exceed the number.
 HAS_ROOM: Final = """
 SELECT 1 FROM epoch WHERE (SELECT count(*) FROM (
     SELECT 1 FROM task WHERE state = 'pending' AND service = ?1 LIMIT ?2) AS parked) < ?2"""
-# It ended by itself, so no crash before counts any more. Its caller is answered, and cannot expire.
+# The attempt ended without a crash, so the count of crashes is reset. The caller is answered, so
+# there is no expiry any more.
 PARK: Final = """
 UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, detail = ?3,
     requested = ?4, cursor = CAST(?5 AS TEXT),
@@ -20,7 +21,7 @@ UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, deta
     pending_deadline = ?8
 WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11"""
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
-# A cursor is progress with the arguments that it was reached with.
+# A cursor is valid only with the arguments with which it was reached, so new ones reset it.
 RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL,
     args = coalesce(?1, args), cursor = CASE WHEN coalesce(?1, args) = args THEN cursor END,
@@ -39,15 +40,15 @@ SHOWN: Final = (
 )  # fmt: skip
 CALL: Final = "SELECT namespace, method, version, args FROM task WHERE id = ? AND state = 'pending'"
 _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
-# By the index of open rows, in which those of one owner and state stand in the order of their ids.
+# Uses the index of open rows, which has those of one owner and state in the order of their ids.
 SHOWN_PAGE: Final = f"""
 {_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
 SHOWN_ONE: Final = f"""
 SELECT {", ".join(SHOWN)}, CASE WHEN state = 'failed' THEN failure END FROM task
 WHERE request_id = ? AND recipient = '' AND service = ?"""
-# ?1 is how far the clock is ahead now, ?3 and ?4 the least and the most of before and now. Each run
-# does this: the first one moves a row, and the others find it moved; one that has slept through
-# several changes may find it between. Also of a task that runs again: it may park again.
+# ?1 is wall time minus loop time now, ?3 and ?4 the lesser and the greater of before and now. Each
+# run does this; `parked_ahead_s` shows how far a sibling has shifted the row already, perhaps for
+# one of several changes. Also shifts tasks that run again, as they may be parked again.
 FOLLOW_CLOCK: Final = """
 UPDATE task SET parked_at = parked_at + ?1 - parked_ahead_s,
     pending_deadline = pending_deadline + ?1 - parked_ahead_s, parked_ahead_s = ?1

@@ -1,7 +1,7 @@
-"""What time ends: the past, and rows whose host or instance does not come back.
+"""Retention: removes old rows, and finds rows whose host or instance does not come back.
 
-Removal is in small batches and counted, so that accepted = terminal + transient
-+ removed holds at every commit.
+Rows are removed in small batches and counted, so that accepted = terminal +
+transient + removed holds after every commit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ REMOVE_AT_ONCE: Final = 500
 
 
 class Retention:
-    """Removes what nobody needs any more.
+    """Removes rows that are older than the retention.
 
     Args:
-        journal: The record.
-        retention_s: Age at which what is over may go.
-        after_s: So long the runs of the store must have consumed, in all, since a record came to
-            that age: a duplicate of its request may have waited in the queue meanwhile.
+        journal: The journal.
+        retention_s: Age in seconds at which ended rows may be removed.
+        after_s: The runs of the store must have consumed requests for so many seconds, in all,
+            since a row reached that age. Otherwise a duplicate of its request may still be in a
+            queue, and would be run again.
     """
 
     def __init__(self, journal: Journal, *, retention_s: float, after_s: float = 0.0) -> None:
@@ -33,16 +34,16 @@ class Retention:
         self._after_s = after_s
 
     async def note_consumed(self, seconds: float) -> None:
-        """Requests were consumed for the last *seconds*; runs that did at once count once."""
+        """Note that requests were consumed in the last *seconds*; overlapping runs count once."""
         now = self._journal.clock.wall()
         batch = Batch(Point.RETIRE, durable=False)
-        batch.add(sql.FORGET_FUTURE, now)  # the clock was stepped back
+        batch.add(sql.FORGET_FUTURE, now)  # there are some if the clock was set back
         batch.add(sql.NOTE_CONSUMED, now - seconds, now)
         batch.add(sql.FORGET_BEFORE, self._after_s)
         await self._journal.commit(batch)
 
     async def _oldest_needed(self) -> float | None:
-        """Records that ended before this moment may go; None for none yet."""
+        """Rows that ended before this wall time may be removed; None if none may be yet."""
         if not self._after_s:
             return self._journal.clock.wall() - self._retention_s
         ((since,),) = await self._journal.engine.query(sql.SINCE, self._after_s)
@@ -51,12 +52,12 @@ class Retention:
     async def remove_all_old(self) -> None:
         """Remove batch after batch until nothing is older than the retention."""
         while await self.remove_old():
-            pass  # each batch is a commit of its own, and others get in between
+            pass  # each batch is its own commit, so that other commits come in between
 
     async def remove_old(self) -> int:
-        """Remove one batch of what is older than the retention; returns how many rows.
+        """Remove one batch of rows that are older than the retention; returns how many.
 
-        Terminal tasks, and beside them runs, ended holds and incidents.
+        Removes terminal tasks, adopted runs, ended holds and incidents.
         """
         moment = await self._oldest_needed()
         if moment is None:
@@ -65,7 +66,7 @@ class Retention:
         removed = []
         rows = await self._journal.engine.query(sql.OLD, moment, REMOVE_AT_ONCE)
         if ids := [row[0] for row in rows]:
-            # Counted from what is there at the commit: a sibling may have removed some of them.
+            # The commit counts the rows itself, as a sibling may have removed some meanwhile.
             # Rejected rows were never counted as accepted.
             batch.add(sql.COUNT_REMOVED.format(marks=_marks(ids)), *ids)
             removed.append(batch.ask(sql.REMOVE.format(marks=_marks(ids)), *ids))
@@ -81,7 +82,7 @@ class Retention:
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
         """Ownerless rows for a host or instance that has had no run for *gone_s* seconds.
 
-        The *route* is directed or fanout.
+        *route* is `directed` or `fanout`.
         """
         moment = self._journal.clock.wall() - gone_s
         rows = await self._journal.engine.query(

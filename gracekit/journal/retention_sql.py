@@ -28,14 +28,14 @@ PAST: Final = (
     (OLD_HOLDS, REMOVE_HOLDS),
     (OLD_INCIDENTS, REMOVE_INCIDENTS),
 )
-"""What else is over: which, and its removal."""
+"""For other tables: the query for old rows, and the statement that removes them."""
 FORGET_FUTURE: Final = "DELETE FROM consumed WHERE at > ?"
 SINCE: Final = """
 SELECT max(at) FROM (
     SELECT at, sum(seconds) OVER (ORDER BY at DESC) AS total FROM consumed) AS summed
 WHERE total >= ?"""
 FORGET_BEFORE: Final = f"DELETE FROM consumed WHERE at < ({SINCE})"
-# ?1 is the beginning, ?2 the end: what another run has noted of that time counts once.
+# ?1 is the beginning, ?2 the end. Time that another run has noted already is not noted again.
 NOTE_CONSUMED: Final = """
 INSERT INTO consumed SELECT begun, ?2 - begun FROM (
     SELECT CASE WHEN noted > ?1 THEN noted ELSE ?1 END AS begun FROM (

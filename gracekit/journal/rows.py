@@ -1,4 +1,4 @@
-"""What the journal takes and gives back, as values: requests, rows, outcomes, addresses."""
+"""The values that the journal writes and reads: requests, rows, outcomes, addresses."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def from_json(text: Any) -> Any:
 
 
 def content_hash(namespace: str | None, method: str, version: str, args: Mapping[str, Any]) -> str:
-    """128 bits over what a request asks for, independent of the order of its keys."""
+    """128-bit hash of what a request asks for; the order of keys does not matter."""
     content = _in_order.encode([namespace, method, version, args])
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def caller_hash(context: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """128 bits over who calls, by these *keys* of the context; empty if it has none of them."""
+    """128-bit hash of the caller by these *keys* of its context; empty if it has none of them."""
     who = {key: context[key] for key in keys if context.get(key) is not None}
     return hashlib.blake2b(_in_order.encode(who), digest_size=16).hexdigest() if who else ""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer is to go.
+    """Where an answer is to be sent.
 
     Attributes:
         queue: The caller's reply queue.
-        msg_id: Echoed to the caller.
+        msg_id: Sent back, so that the caller knows which call is answered.
         expires_at: Wall time until which the caller waits; None if unknown.
         monitor_s: Seconds without a heartbeat after which the caller gives up; None if it
             asked for none, and then must get none.
@@ -84,9 +84,9 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         queue: Wire name of the queue that it came by.
         route: shared, directed or fanout.
-        target: Host or instance that alone may run it; empty for any.
-        caller_hash: Of who calls; empty if that is not known.
-        settle_s: Seconds between an unclean end and the first look.
+        target: The only host or instance that may run it; empty for any.
+        caller_hash: Hash of the caller; empty if it is not known.
+        settle_s: Seconds between an unclean end and recovery's first look.
         reply: Where the answer goes; None for casts and fanouts.
         expires_at: Wall time until which its caller waits; None if unknown.
     """
@@ -111,22 +111,22 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_hash(self) -> str:
-        """Of what is asked for; the same id with another hash is a conflict."""
+        """Hash of what is asked for; the same id with another hash is a conflict."""
         return content_hash(self.namespace, self.method, self.version, self.args)
 
     def repeats(self, row: TaskRow) -> bool:
-        """Whether *row*, of the same id, is of this request: its content, and who calls."""
+        """Whether *row*, which has the same id, has the same content and caller."""
         if row.caller_hash is not None and row.caller_hash != self.caller_hash:
             return False
         return row.content_hash == self.content_hash
 
 
 class Parking(msgspec.Struct, frozen=True, kw_only=True):
-    """What the callers of a task hear that waits for capacity.
+    """The answer to callers of a parked task.
 
     Attributes:
         task_id: Its request id.
-        deadline: Wall time until which it waits.
+        deadline: Wall time until which it may be PENDING.
         version: How often it was parked; each order about it names this number.
     """
 
@@ -139,14 +139,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended.
 
     Attributes:
-        state: SUCCEEDED, FAILED or CANCELLED; ERRORED when recovery says so; PENDING if the task
-            was parked, which is the end of its attempt and not of the task.
-        result: JSON text; None beside a failure.
-        failure: JSON text of a Failure; None beside a result. A success has one where its result
-            cannot be sent.
-        reason: Of ERRORED, CANCELLED or PENDING.
-        detail: The sentence beside it.
-        parking: Of PENDING; what a caller gets that knows the state.
+        state: SUCCEEDED, FAILED or CANCELLED; ERRORED if recovery ends it; PENDING if the task was
+            parked, which ends its attempt and not the task.
+        result: JSON text; None if there is a failure.
+        failure: JSON text of a Failure; None if there is a result. A success has a failure if its
+            result cannot be sent.
+        reason: Why the state is ERRORED, CANCELLED or PENDING; else None.
+        detail: A sentence about it.
+        parking: For PENDING: the answer to callers that know the state.
     """
 
     state: TaskState
@@ -162,9 +162,9 @@ class TaskRow:
     """A journal row, as recovery and the listings read it; columns as in the schema.
 
     Attributes:
-        alone: Whether the last crash met it with nothing else at work in its process.
-        caller_hash: Of who called; None where an older gracekit accepted it, which did not ask.
-        parkings: How often it was parked for want of capacity.
+        alone: Whether nothing else was at work in its process at its last crash.
+        caller_hash: Hash of the caller; None if an older gracekit accepted it, which kept none.
+        parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
     """
 
@@ -235,14 +235,15 @@ def task_row(columns: Row) -> TaskRow:
 
 
 MET_ALONE: Final = 2
-"""In the column `alone`: that nothing else ran when the process died; 1 is that nothing does."""
+"""Value of the column `alone`: nothing else ran when the process died. 1 means that nothing else
+runs now, and 0 neither."""
 _COLUMN_NAMES: Final = tuple(name.strip() for name in ROW_COLUMNS.split(","))
 ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.INTERRUPTED: "it was started and its end is not known",
     Reason.ATTEMPTS: "each of its attempts ended with the process, or was cancelled by something "
     "other than gracekit",
     Reason.EXPIRED: "its caller stopped waiting before it could be started",
-    Reason.GAVE_UP: "its truth could not be found out in time",
+    Reason.GAVE_UP: "what became of it could not be found out in time",
     Reason.METHOD_GONE: "this version of the service has no such method",
     Reason.DEPENDENCY: "something it depends on ended in error",
     Reason.OPERATOR: "an operator has given it up",

@@ -1,8 +1,8 @@
-"""The journal: one task's life on disk, from acceptance to the reply.
+"""The journal: the row of one task, from acceptance to the reply.
 
-Methods named `add_…` append statements to a batch, so that the dispatcher can join them with a
-lease's into one commit. Every change of a row names the owner and the state it expects; a missed
-expectation rolls the commit back.
+Methods named `add_…` append statements to a batch, so that one commit can contain them together
+with those of a lease. Each change of a row names the owner and the state that it expects; if the
+row has others, the commit is rolled back.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from gracekit.tracker.task import (
 )
 
 KEPT_REJECTED: Final = 10_000
-"""Refused requests, with their incidents; as long as the other past, at most."""
+"""About so many refused requests are kept, with their incidents, within the retention."""
 ATTEMPTS_SEEN: Final = 2000
-"""Ended rows that a start looks at, so that its cost does not grow with the store."""
+"""Most ended rows that a start reads, so that its cost does not grow with the store."""
 RIDE_DELAY_S: Final = 1.0
-"""What need not be on disk at once waits at most this long for another commit to travel with."""
+"""Changes that need not be on disk at once are written with the next commit, after this at most."""
 
 
 class Journal:
@@ -77,14 +77,14 @@ class Journal:
 
     Args:
         engine: The store.
-        clock: For stored moments.
+        clock: For the wall times in rows.
         run_id: Owner of every row that this object changes.
         service: Name of the service.
         keep_failed: Whether FAILED and ERRORED rows keep arguments and context, so that an
-            operator can have them run again; other ended rows never do.
+            operator can retry them; other ended rows never keep them.
 
     Attributes:
-        kept_rejected: Refused requests that stay on record, about.
+        kept_rejected: About how many refused requests stay on record.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Journal:
         self._ride_timer: asyncio.TimerHandle | None = None
 
     def commit(self, batch: Batch) -> asyncio.Future[list[list[Row]]]:
-        """As `Engine.submit`; what waits for a commit travels in the same group."""
+        """As `Engine.submit`; also submits what waits for the next commit."""
         if self._dirty or self._riders:
             self.submit_riders()
         return self.engine.submit(batch)
@@ -119,14 +119,14 @@ class Journal:
         """Commit *batch* with the next commit, at most `RIDE_DELAY_S` later.
 
         Args:
-            batch: Nobody waits for it.
-            done: Called when it is committed or refused.
+            batch: Its result is not reported.
+            done: Called when it was committed or refused.
         """
         self._riders.append((batch, done))
         self._await_ride()
 
     def submit_riders(self) -> None:
-        """Submit now what waits for a commit."""
+        """Submit now what waits for the next commit."""
         if self._ride_timer is not None:
             self._ride_timer.cancel()
             self._ride_timer = None
@@ -147,8 +147,8 @@ class Journal:
         """Accept, and with *begin* record the first attempt in the same commit.
 
         Returns:
-            Index of the statement that returns the row id; it raises a conflict
-            when the id is known.
+            Index of the statement that returns the row id; a conflict if the
+            request id is known.
         """
         now = self.clock.wall()
         kind, resource_id = request.resource or (None, None)
@@ -194,9 +194,9 @@ class Journal:
         """Record an attempt of an accepted row before its handler starts.
 
         Args:
-            batch: To which it is added.
-            task: Whose row it is.
-            alone: Whether nothing else runs beside it; `parole` takes that back.
+            batch: Gets the statements.
+            task: The task of the row.
+            alone: Whether it runs alone as a suspect; `parole` ends that.
         """
         now = self.clock.wall()
         batch.add(BEGIN, now, int(alone), task.row_id, self.run_id, expect=1)
@@ -204,7 +204,7 @@ class Journal:
             batch.add(TOKEN, *task.resource, task.request_id, task.recipient, expect=1)
 
     def add_waits(self, batch: Batch, task: TrackedTask) -> None:
-        """Say that an accepted row has asked for its lease, and waits for it."""
+        """Record that an accepted row has asked for its lease now, and waits for it."""
         batch.add(WAITS, self.clock.wall(), task.row_id, self.run_id)
 
     async def known(self, request_id: str, recipient: str) -> TaskRow | None:
@@ -223,7 +223,7 @@ class Journal:
         Args:
             delivery: request_id, recipient, lane, queue, route, namespace, method, version.
             reason: One word.
-            detail: The sentence beside it.
+            detail: A sentence, cut at 1000 characters.
         """
         now = self.clock.wall()
         batch = Batch(Point.REJECT)
@@ -246,16 +246,16 @@ class Journal:
         batch.add_up(COUNT, "rejected", 1)
         self.add_note(batch, "rejected", delivery["request_id"], delivery["method"], detail)
         self._rejected += 1
-        if self._rejected % math.ceil(self.kept_rejected / 100) == 0:  # it walks all that stay
+        if self._rejected % math.ceil(self.kept_rejected / 100) == 0:  # seldom, as it reads all
             for statement in (COUNT_REMOVED, REMOVE_REJECTED, REMOVE_NOTES):
                 batch.add(statement, self.kept_rejected)
         await self.commit(batch)
 
     async def add_reply_address(self, row: TaskRow, reply: Address) -> bool:
-        """Let a duplicate of an unfinished call be answered too.
+        """Let one more caller of an unfinished task be answered.
 
         Returns:
-            False if the task has ended, or waits for capacity: the caller answers from the record.
+            False if the task has ended or is parked; then the answer is on record already.
         """
         batch = Batch(Point.ADD_REPLY_ADDRESS)
         index = batch.ask(
@@ -286,17 +286,16 @@ class Journal:
         """Record the outcome and make its replies due.
 
         Args:
-            batch: To which it is added.
+            batch: Gets the statements.
             row_id: The row.
             outcome: How it ended.
-            expected: State that it must be in.
-            errored_hook: Whether the errored hook has still to be called.
-            owing: False says that nobody waits for a reply, which saves a statement; where that
-                is untrue, the batch is a conflict.
+            expected: State that the row must have now.
+            errored_hook: Whether the errored hook is still to be called.
+            owing: False if no reply is due, which saves a statement; a conflict if one is.
 
         Returns:
-            Index of the statement that returns each reply as `address_of` reads it; no rows
-            where nothing is owed.
+            Index of the statement that returns the due replies, each as `address_of` reads it; no
+            rows if none is due.
         """
         now = self.clock.wall()
         if owing:
@@ -322,19 +321,19 @@ class Journal:
         return replies if owing else finished
 
     async def monitored(self, row_id: int) -> list[Address]:
-        """Callers of an unfinished task that asked for heartbeats."""
+        """Addresses of callers of an unfinished task that asked for heartbeats."""
         rows = await self.engine.query(MONITORED, row_id)
         return [address_of(row) for row in rows]
 
     async def replies_due(self, row_id: int) -> list[Address]:
-        """Where the answer of an ended task has still to go."""
+        """Addresses to which the answer of an ended task is still to be sent."""
         rows = await self.engine.query(STILL_DUE, row_id, self.run_id)
         return [address_of(row) for row in rows]
 
     async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:
-        """Forget a reply that was confirmed, or given up and counted.
+        """Remove a reply that was confirmed, or was given up, which is counted.
 
-        Not synced: a power cut at worst sends it twice.
+        The commit is not synced: after a power cut the reply may be sent twice.
         """
         batch = Batch(Point.REPLY_SENT, durable=False)
         batch.add(REPLY_DONE, row_id, address.queue, address.msg_id)
@@ -359,11 +358,11 @@ class Journal:
     ) -> None:
         """Record a started, unfinished task for recovery.
 
-        Once its handler has *returned* the row is free: at once where the cut was ours; *settle_s*
-        later, and counted as a crash, where it is unclean: somebody else cancelled the handler, and
-        its last request may still be on its way. Until its handler has returned the row stays
-        owned, until this run is proven dead. *charged* says that a fault of this task alone has cut
-        it: counted as a crash that met it alone.
+        If its handler has *returned*, the row is released: at once if gracekit cut it; after
+        *settle_s*, and with a crash counted, if something else did (UNCLEAN), because its last
+        request to a backend may still be under way. If the handler has not returned, this run
+        keeps the row until it is proven dead. *charged* counts a crash at which the task was
+        alone, for an error that this task alone has caused.
         """
         now = self.clock.wall()
         unclean = cut is Interruption.UNCLEAN
@@ -385,11 +384,11 @@ class Journal:
         self._dirty.pop(task.row_id or 0, None)
 
     def add_not_started(self, batch: Batch, task: TrackedTask) -> None:
-        """Give an accepted row up for anyone to claim."""
+        """Release an accepted row: any run may claim it then."""
         batch.add(NOT_STARTED, task.row_id, self.run_id, expect=1)
 
     async def parole(self, row: tuple[str, int]) -> None:
-        """A suspect of table and id *row* is no longer alone: others will begin beside it."""
+        """Record that the suspect of *row* (table and id) is no longer alone."""
         table, row_id = row
         batch = Batch(Point.PAROLE, durable=False)
         batch.add(PAROLES[table], row_id)
@@ -415,7 +414,8 @@ class Journal:
     async def set_cursor_back(self, task: TrackedTask) -> None:
         """Commit that *task* has no cursor any more: its next attempt begins at the beginning.
 
-        At once, as a late commit would leave items out that are about to be undone.
+        Committed at once: the handler is about to undo items, and after a crash the next attempt
+        would otherwise skip them.
         """
         if task.row_id is None:
             return
@@ -425,7 +425,7 @@ class Journal:
         await self.commit(batch)
 
     def forget_cursor(self, task: TrackedTask) -> None:
-        """The task ended; its cursor no longer matters."""
+        """Drop the cursor of *task*, which has ended, from the next commit."""
         self._dirty.pop(task.row_id or 0, None)
 
     def _submit_cursors(self) -> None:
@@ -434,7 +434,7 @@ class Journal:
         for row_id, task in self._dirty.items():
             batch.add(CURSOR, _text_of(task.cursor), now, row_id, self.run_id)
         self._dirty.clear()
-        # A cursor that is not written repeats items; the engine reports a broken disk itself.
+        # If this fails, items are repeated after a crash; the engine itself reports a broken disk.
         self.engine.submit(batch).add_done_callback(partial(_ridden, None))
 
     # -- accounting ---------------------------------------------------------------------
@@ -442,7 +442,7 @@ class Journal:
     async def tally(
         self, what: str, *, request_id: str = "", method: str = "", detail: str = ""
     ) -> None:
-        """Count and list something that is no row of its own: a duplicate, a return, an expiry."""
+        """Count something that has no row of its own, such as a duplicate, and list it."""
         batch = Batch(Point.TALLY, durable=False)
         batch.add_up(COUNT, what, 1)
         self.add_note(batch, what, request_id, method, detail)
@@ -451,7 +451,7 @@ class Journal:
     def add_note(
         self, batch: Batch, what: str, request_id: str | None, method: str | None, detail: str
     ) -> None:
-        """List an incident beside its count."""
+        """Add an incident to the list that operators read."""
         batch.add(NOTE, self.clock.wall(), self.run_id, what, request_id, method, detail[:1000])
 
 
@@ -460,7 +460,7 @@ def _text_of(cursor: Any) -> str | None:
 
 
 def _ridden(done: Callable[[], None] | None, committed: asyncio.Future[Any]) -> None:
-    """A commit that nobody awaits has ended; its error is looked at, or the loop complains."""
+    """Retrieve the error of a commit that no code awaits, so that asyncio does not log it."""
     if not committed.cancelled():
         committed.exception()
     if done is not None:

@@ -1,4 +1,4 @@
-"""The statements of `tasks`: one task's life on disk."""
+"""The statements of `tasks`: the row of one task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ROW_COLUMNS: Final = (
     "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
     "hook_crashes, caller_hash, service, parkings, pending_deadline"
 )
-# An accepting commit that begins at once differs from one that waits in four columns only.
+# One statement for a task that waits and for one that begins in the same commit, which differ in
+# state, attempts and started_at.
 ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id,
@@ -22,7 +23,7 @@ ON CONFLICT (request_id, recipient) DO NOTHING"""
 ACCEPT_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
 SELECT id, ?, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
-# The first parameter: whether arguments and context stay for an operator's retry.
+# ?1 is whether arguments and context stay, for an operator's retry.
 HOOK_DONE: Final = """
 UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 = 1 THEN args END,
     context = CASE WHEN ?1 = 1 THEN context END WHERE id = ?2"""
@@ -35,12 +36,12 @@ BEGIN: Final = """
 UPDATE task SET state = 'running', attempts = attempts + 1, started_at = ?, cut = NULL,
     not_before = NULL, waiting_since = NULL, alone = ?
 WHERE id = ? AND owner = ? AND state = 'accepted'"""
-# Of an accepted row it is the last moment at which it asked for a lease held elsewhere.
+# In an accepted row, `waiting_since` is when it last asked for a lease that is held elsewhere.
 WAITS: Final = "UPDATE task SET waiting_since = ? WHERE id = ? AND owner = ? AND state = 'accepted'"
 TOKEN: Final = """
 UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
 WHERE request_id = ? AND recipient = ?"""
-# Arguments stay where an errored hook, or an operator's retry, may need them.
+# Arguments stay if an errored hook, or an operator's retry, may need them.
 FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
     args = CASE WHEN ? = 1 THEN args END, context = CASE WHEN ? = 1 THEN context END,
@@ -49,8 +50,8 @@ WHERE id = ? AND owner = ? AND state = ?"""
 FINISH_OWING_NOTHING: Final = (
     f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id AND reply.owner IS NULL)"
 )
-# Two statements: RETURNING builds a table for what it returns.
-# One with an owner says that the task was parked: whoever ends the task does not send it.
+# Two statements are cheaper than RETURNING, which builds a table. A reply with an owner is of the
+# time when the task was parked: the run that ends the task does not send it.
 _REPLIES: Final = (
     "SELECT queue, msg_id, expires_at, monitor_s, knows_pending FROM reply WHERE task_id = ?"
 )
@@ -67,7 +68,7 @@ UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?
 NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
 )
-# One that was set back, to none, is no progress: the crashes before it count.
+# A new cursor is progress and resets the count of crashes; a reset to NULL is none and does not.
 CURSOR: Final = """
 UPDATE task SET cursor = ?1, cursor_at = ?2,
     crashes = CASE WHEN coalesce(?1, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END
@@ -77,7 +78,7 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
     version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail)
 VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
-# Anybody who may send can have any number of requests refused: the oldest go, and are counted.
+# A client can have any number of requests refused, so the oldest are removed, and counted.
 _LAST_REJECTED: Final = (
     "(SELECT id FROM task WHERE state = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"
 )
@@ -91,7 +92,7 @@ DELETE FROM incident WHERE what = 'rejected' AND id <= (
     SELECT id FROM incident WHERE what = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"""
 KNOWN: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE request_id = ? AND recipient = ?"
 BY_ID: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE id = ?"
-# A resumed attempt did a part of the work only, so first ones count alone.
+# Only first attempts, because a resumed one has done only a part of the work.
 LAST_ATTEMPTS: Final = """
 SELECT namespace, method, finished_at - started_at FROM (
     SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?) AS ended
@@ -109,4 +110,4 @@ SELECT 1 FROM task WHERE id = ? AND (finished_at IS NOT NULL OR state = 'pending
 PAROLES: Final = MappingProxyType(
     {table: f"UPDATE {table} SET alone = 0 WHERE id = ?" for table in ("task", "hold", "finding")}
 )
-"""By the table of the suspect's row."""
+"""The statement by the table of the suspect's row."""

@@ -1,1 +1,1 @@
-"""Who may act: lease rows with fencing tokens, the epoch of the store, lines in the process."""
+"""Who may act on a resource: lease rows with fencing tokens, store epochs, lines in the process."""

@@ -1,9 +1,10 @@
-"""Whether this store is the one that was here last, and which tokens it may still give.
+"""Detects an older copy of a store, and keeps it from granting fencing tokens a second time.
 
-A restored backup, a store that lost its `-wal` and a new one beside old run locks do not
-know the tokens that were given since. So the store keeps a mark that rises; the lock
-directory and the queue keep the highest that they have seen. A store below that is an older
-one: its epoch is raised, and tokens begin at `epoch * 2**40`, above all that were given.
+A restored backup, a store that lost its `-wal` and a new store beside old run locks do not
+know the tokens that were granted since. So the store has a mark that rises, and the lock
+directory and the queue keep the highest mark that they have seen. A store with a lower mark
+is an older copy: its epoch is raised, and tokens begin at `epoch * 2**40`, above all that
+were granted.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Epoch:
 
     Args:
         engine: The store.
-        name: What it is called on this machine.
-        directory: Where its run locks are.
-        keep: Keeps a mark under the name of the store in the queue, if it is the highest;
+        name: Name of the store on this machine.
+        directory: Directory of its run locks.
+        keep: Keeps a mark for the name of the store in the queue, if it is the highest;
             returns the highest.
-        leases: Who is told the lowest token.
+        leases: Gets the lowest token that it may grant.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Epoch:
         self._clock = clock
 
     async def begin(self) -> None:
-        """Compare the store with what is known beside it, before any lease is granted."""
-        # Before the store is read: a living sibling raises the store's mark first.
+        """Compare the store with the marks kept beside it, before any lease is granted."""
+        # Before the store is read, as a living sibling raises the mark of the store first.
         known = max(read_mark(self._directory), await self._keep(self._name, 0))
         mark, is_copy = await self._look()
         if is_copy or known > mark:
@@ -73,7 +74,7 @@ class Epoch:
         await self.rise()
 
     async def rise(self) -> None:
-        """Raise the mark: in the store, and then beside it."""
+        """Raise the mark, first in the store and then beside it."""
         batch = Batch(Point.JOIN)
         index = batch.ask(sql.RISE)
         ((epoch, age),) = (await self._engine.commit(batch))[index]
@@ -87,9 +88,10 @@ class Epoch:
         return mark_of(epoch, age), copied_at is not None
 
     async def _raise(self, known: int) -> None:
-        """In one commit, so that of two that start together each raises it by itself at most.
+        """Raise the epoch, in one commit.
 
-        Accepted rows that must not be run twice unasked go the way of interrupted ones.
+        Accepted rows whose policy does not allow a second run become like interrupted ones, because
+        they may have begun after the copy was made.
         """
         now = self._clock.wall()
         batch = Batch(Point.JOIN)
@@ -104,7 +106,7 @@ class Epoch:
         await self._engine.commit(batch)
 
     def _write_file(self, mark: int) -> None:
-        """Whole or not at all; a sibling that writes a lower one late does no harm."""
+        """Write the file in one step; a sibling that writes a lower mark later does no harm."""
         new = self._directory / f"{FILE}.{os.getpid()}"
         with contextlib.suppress(OSError):  # the next rise writes it again
             if mark > read_mark(self._directory):
@@ -113,7 +115,7 @@ class Epoch:
 
 
 def _why(mark: int, *, is_copy: bool) -> str:
-    """What the store is, for the log."""
+    """Why the store counts as an older copy, for the log."""
     if is_copy:
         return "it is a backup"
     if mark == 0:
@@ -122,10 +124,10 @@ def _why(mark: int, *, is_copy: bool) -> str:
 
 
 def read_mark(directory: Path) -> int:
-    """The highest mark of a store that was seen beside its run locks; 0 for none."""
+    """The highest mark that was kept beside the run locks; 0 for none."""
     try:
         return int((directory / FILE).read_text())
-    except (OSError, ValueError):  # none yet, or somebody else's
+    except (OSError, ValueError):  # there is none, or the file is not gracekit's
         return 0
 
 

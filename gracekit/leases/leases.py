@@ -1,9 +1,9 @@
-"""Lease rows: who may act on a resource, and with which fencing token.
+"""Lease rows: which task may act on a resource, and with which fencing token.
 
 A lease is granted by one conditional statement in the same commit as the
-attempt that needs it. Its token (`lver`) rises with each grant and is never
-lowered; it survives release. On one machine death is proved, so a lease has no
-timer: it ends with its task, or its owner is dead.
+attempt that needs it. Its token (`lver`) rises with each grant, and is kept
+after a release. A lease has no timer, because on one machine the death of a run
+can be proved: it ends with its task, or when its owner is dead.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Resource = tuple[str, str]
 class Guard:
     """A lease that was granted: `async with ctx.lease("disk", "d-1") as guard`.
 
-    Send the token along with each change, to whatever can compare it: it is higher than all that
-    were granted for the resource before. Who refuses a token below the highest that it has seen
-    is safe from a handler that goes on after its lease was given to another.
+    The token is higher than all that were granted for the resource before. Send it with each
+    change to a backend that can compare tokens. If the backend refuses a token below the highest
+    that it has seen, a handler that goes on after it lost its lease can do no harm.
 
     Attributes:
-        resource: (kind, id) of what the lease is for.
+        resource: (kind, id) of the resource.
         token: The fencing token, a whole number.
     """
 
@@ -44,10 +44,10 @@ class LeaseRow:
     """A lease as stored.
 
     Attributes:
-        token: The last one granted.
+        token: The last token that was granted.
         owner: Run that holds it; None if free.
-        request_id: Of the task that took it last.
-        not_before: Wall time before which nobody gets it; 0 for none.
+        request_id: Request id of the task that took it last.
+        not_before: Wall time before which it is not granted, a settle time; 0 for none.
     """
 
     resource: Resource
@@ -58,12 +58,13 @@ class LeaseRow:
 
 
 class Rivals(NamedTuple):
-    """Whom a wait for a lease meets.
+    """The other runs that hold a lease or wait for it.
 
     Attributes:
-        holder: Run that holds the lease; None for nobody.
-        is_free: Whether nobody holds it, and it need not settle any more.
-        following: Run of the oldest request that waits for it and has asked lately; None if none.
+        holder: Run that holds the lease; None if it is not held.
+        is_free: Whether it is not held, and its settle time is over.
+        following: Run of the oldest request that waits for it and has asked within `PATIENCE_S`;
+            None if there is none.
     """
 
     holder: str | None
@@ -72,7 +73,7 @@ class Rivals(NamedTuple):
 
 
 class _Owed(NamedTuple):
-    """A lease to give back.
+    """A lease that is to be released.
 
     Attributes:
         token: None if it is not known whether it was granted.
@@ -95,9 +96,9 @@ class Leases:
         self._clock = clock
         self._run_id = run_id
         self._owed: list[_Owed] = []
-        self._looked_to: Resource = ("", "")  # by `remove_old`
+        self._looked_to: Resource = ("", "")  # the last one that `remove_old` has seen
         self.lowest = 0
-        self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
+        self.kept = 0  # leases of tasks that were cut: only the death of this process frees them
 
     def add_take(
         self, batch: Batch, resource: Resource, request_id: str, row_id: int | None
@@ -106,10 +107,10 @@ class Leases:
 
         Args:
             batch: Gets the statement.
-            resource: On what.
-            request_id: Of the task.
-            row_id: Its row, which says who is older; None before there is one. The copies of a
-                fanout have one request id and a row each.
+            resource: The resource.
+            request_id: Request id of the task.
+            row_id: Row of the task; rows with lower ids are older. None if it has none yet. The
+                copies of a fanout have the same request id, and a row each.
 
         Returns:
             Index of the statement that returns the token.
@@ -123,31 +124,31 @@ class Leases:
         return (*resource, self.lowest, *who)
 
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
-        """Give the lease back; one that was lost already is left alone."""
+        """Release the lease; nothing if it was lost already."""
         batch.add(
             sql.RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token
         )
 
     def add_drop(self, batch: Batch, resource: Resource, request_id: str) -> None:
-        """Give back what this run holds on *resource* for a task that does not run here."""
+        """Release the lease that this run holds on *resource* for a task that does not run here."""
         batch.add(sql.DROP, self._clock.wall(), *resource, self._run_id, request_id)
 
     def add_take_away(self, batch: Batch, dead_run: str) -> None:
-        """Free every lease of a run proven dead; after an unclean end only when it has settled.
+        """Free all leases of a dead run; that of an unclean task only after its settle time.
 
-        Must precede the adoption of the run's rows in the batch: it reads whose they are.
+        In the batch it must come before the adoption of the run's rows, as it reads their owner.
         """
         now = self._clock.wall()
         batch.add(sql.TAKE_AWAY, now, now, dead_run)
 
     def add_follow_clock(self, batch: Batch) -> None:
-        """After the wall clock was set back: a lease settles for no longer than it was to."""
+        """After the wall clock was set back, limit settle times to their length from now on."""
         batch.add(sql.FOLLOW_CLOCK, self._clock.wall())
 
     def add_take_away_one(
         self, batch: Batch, dead_run: str, request_id: str, *, settle_s: float
     ) -> None:
-        """As `add_take_away`, for one task of that run that may have acted when it died."""
+        """As `add_take_away`, for one task of that run whose last request may be under way."""
         now = self._clock.wall()
         batch.add(sql.TAKE_AWAY_ONE, now, now + settle_s, dead_run, request_id)
 
@@ -155,45 +156,45 @@ class Leases:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
         index = batch.ask(sql.TAKE, *self._take_params(resource, request_id, None))
-        # What an earlier take for the same task may have brought must not be given back any
-        # more once this one is on its way: it would take this one's lease from under it.
+        # A lease that an earlier take for the same task may have got is not released any more:
+        # that would release the lease of this one.
         doubt, doubted = _Owed(resource, request_id), self.forget_doubt(resource, request_id)
         try:
             rows = (await self._engine.commit(batch))[index]
         except (StoreError, asyncio.CancelledError):
-            self._owed.append(doubt)  # the commit may have landed, or may still land
+            self._owed.append(doubt)  # the commit may have taken effect, or may still do so
             raise
         if not rows and doubted:
             self._owed.append(doubt)
         return Guard(resource=resource, token=int(rows[0][0] or 0)) if rows else None
 
     async def release(self, guard: Guard, *, reason: str) -> None:
-        """Give one lease back by itself."""
+        """Release one lease, in a commit of its own."""
         batch = Batch(Point.RELEASE_LEASE)
         self.add_release(batch, guard, reason=reason)
         await self._engine.commit(batch)
 
     def owe(self, guard: Guard, request_id: str) -> None:
-        """A lease of ours that nobody here uses could not be given back: do it later."""
+        """Note that a lease of this run, which no task uses, must be released later."""
         self._owed.append(_Owed(guard.resource, request_id, guard.token))
 
     def doubt(self, resource: Resource, request_id: str) -> None:
-        """A commit that takes a lease may have landed, or may still land: give it back later."""
+        """Note that a lease must be released later if a commit of unknown end has taken it."""
         self._owed.append(_Owed(resource, request_id))
 
     def forget_doubt(self, resource: Resource, request_id: str) -> bool:
-        """Give nothing back for an earlier `doubt`: it is taken again; whether there was one."""
+        """Cancel an earlier `doubt`, as the lease is taken again; returns whether there was one."""
         doubt, before = _Owed(resource, request_id), len(self._owed)
         self._owed = [owed for owed in self._owed if owed != doubt]
         return len(self._owed) < before
 
     async def is_ours(self, guard: Guard) -> bool:
-        """Whether the lease is still the one that was granted."""
+        """Whether this run still holds the lease with that token."""
         row = await self.look(guard.resource)
         return row is not None and row.owner == self._run_id and row.token == guard.token
 
     async def give_back_owed(self) -> None:
-        """Give back what is owed; what fails stays owed."""
+        """Release the leases noted by `owe` and `doubt`; if that fails, they stay noted."""
         if not self._owed:
             return
         paid = list(self._owed)
@@ -207,7 +208,7 @@ class Leases:
         self._owed = [owed for owed in self._owed if owed not in paid]
 
     async def remove_old(self, moment: float) -> None:
-        """Look at the next page of rows, and remove those that are free since before *moment*."""
+        """Read the next page of rows, and remove those that were released before *moment*."""
         page = await self._engine.query(sql.PAGE, moment, *self._looked_to)
         is_last = len(page) < sql.REMOVE_AT_ONCE
         self._looked_to = ("", "") if is_last else (str(page[-1][0]), str(page[-1][1]))
@@ -221,7 +222,7 @@ class Leases:
         await self._engine.commit(batch)
 
     async def rivals(self, resource: Resource) -> Rivals:
-        """Who keeps the lease from us, without asking for it."""
+        """The runs that hold the lease or wait for it; does not ask for it."""
         rows = await self._engine.query(sql.RIVALS, *resource, self._clock.wall())
         holder, taken, following = rows[0]
         return Rivals(
@@ -231,7 +232,7 @@ class Leases:
         )
 
     async def unsettled(self, resource: Resource) -> str | None:
-        """The oldest interrupted task of the resource that is to be settled; None for none."""
+        """The oldest interrupted task of the resource that is still to be settled, or None."""
         rows = await self._engine.query(sql.UNSETTLED, *resource, self._run_id)
         return str(rows[0][0]) if rows else None
 

@@ -7,15 +7,16 @@ from typing import Final
 from gracekit.store.open_rows import IS_OPEN
 
 PATIENCE_S: Final = 3.0
-"""A waiting request that has not asked for so long keeps nobody from a lease any more: its process
-may be dead, frozen, or without a free slot."""
-# Wall time: where it steps, somebody younger is served first for once.
+"""A waiting request that has not asked for so long no longer keeps younger ones from the lease: its
+process may be dead, frozen, or without a free slot."""
+# In wall time: if the clock is set, a younger request may be served first once.
 _WAITS: Final = (
     f"state = 'accepted' AND waiting_since > {{now}} - {PATIENCE_S} AND waiting_since <= {{now}}"
 )
-# Not while an older task's truth about the resource is unknown: it is settled first, by any run.
-# Older only, so that two of them do not wait for each other; and not those that only one host
-# may settle, which may be away for long. And not while an older one of another run waits for it.
+# Not granted while an older task of the resource is interrupted: recovery settles that first. Only
+# while an older one is, so that two never wait for each other; and not for one that only another
+# host may settle, as that may be down for long. Not granted either while an older request of
+# another run waits for the lease.
 TAKE: Final = f"""
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
 SELECT ?1, ?2, CASE WHEN floor > ?3 THEN floor ELSE ?3 END + 1, ?4, ?5, ?6 FROM epoch WHERE 1 = 1
@@ -43,16 +44,16 @@ SELECT (SELECT owner FROM lease WHERE kind = ?1 AND id = ?2),
 RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
 WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
-# Not while the request runs here: the lease is its attempt's. An operator's retry may begin it
-# while recovery still settles it.
+# Not while the task runs here, as its attempt needs the lease. An operator's retry may start it
+# while recovery is still settling it.
 DROP: Final = f"""
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean'
 WHERE kind = ? AND id = ? AND owner = ? AND request_id = ? AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.owner = lease.owner AND task.state = 'running'
         AND task.{IS_OPEN} AND task.request_id = lease.request_id
         AND task.resource_kind = lease.kind AND task.resource_id = lease.id)"""
-# An owner that died unclean may have left a last request in flight to a backend: the resource
-# waits as long as the longest settle time of the rows that acted on it; or of its rule.
+# A dead owner may have left a last request to a backend under way. So the lease is not granted for
+# the longest settle time of the rows that acted on the resource, or of its rule.
 TAKE_AWAY: Final = f"""
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
     (SELECT max(task.settle_s) FROM task WHERE task.owner = lease.owner
@@ -67,8 +68,8 @@ TAKE_AWAY_ONE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
     not_before = CASE WHEN not_before > ?2 THEN not_before ELSE ?2 END
 WHERE owner = ?3 AND request_id = ?4"""
-# A free row is needed for its token alone, and the floor keeps the highest token of the rows that
-# were removed. A run of an older gracekit would begin below the floor.
+# A free row is kept only for its token. `floor` is the highest token of removed rows, and new rows
+# begin above it. Nothing is removed beside a run of an older gracekit, which ignores `floor`.
 REMOVE_AT_ONCE: Final = 500
 _IS_OLD: Final = f"""
 owner IS NULL AND released_at < ?1 AND not_before < ?1
@@ -81,7 +82,8 @@ ORDER BY kind, id LIMIT {REMOVE_AT_ONCE}"""
 RAISE_FLOOR: Final = "UPDATE epoch SET floor = CASE WHEN floor > ?1 THEN floor ELSE ?1 END"
 REMOVE: Final = f"""
 DELETE FROM lease WHERE kind = ?2 AND id = ?3 AND lver = ?4 AND {_IS_OLD}"""
-# One that is held, or was given back in the future, was so before the clock was set back.
+# A lease that is held but not to be granted yet, or was released in the future, is from before the
+# clock was set back.
 FOLLOW_CLOCK: Final = """
 UPDATE lease SET
     not_before = CASE WHEN owner IS NULL AND not_before > released_at

@@ -1,11 +1,11 @@
-"""Lines in the process: FIFO, one a resource, so that its tasks take turns.
+"""Lines: first-in, first-out queues inside one process, one for each resource.
 
-The lease row keeps other processes out; the line keeps order inside this one
-and costs no commit. A lane's slots, its threads and a method's slots are lines
-too, only wider. A line exists only while somebody stands in it.
+The lease row keeps other processes out; the line keeps the order inside this
+process and costs no commit. A lane's slots, its threads and a method's slots are
+lines with more places. A line exists only while a task is in it.
 
-Recovered rows and new requests wait in one line, each kind in its own order.
-While both wait, every other place goes to a recovered row.
+Recovered rows and new requests wait in the same line, each kind in its own order.
+While both wait, every second place goes to a recovered row.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """Who waits in a line."""
+    """What waits in a line."""
 
-    SETTLING = "settling"  # recovery, which asks what became of a resource: it goes first
-    RECOVERED = "recovered"  # a row of the record that nobody worked on
+    SETTLING = "settling"  # recovery, which settles an unfinished task: it goes first
+    RECOVERED = "recovered"  # an accepted row that this run has claimed
     NEW = "new"  # a delivery
 
 
@@ -30,7 +30,7 @@ Waiter = asyncio.Future[None]
 
 
 class _Waiting:
-    """Those who wait in one line, a queue for each kind; at least one waits.
+    """The waiters of one line, in a queue for each kind; there is at least one.
 
     Attributes:
         recovered_last: Whether the last place given went to a recovered row.
@@ -55,10 +55,10 @@ class _Waiting:
                 return self.new
 
     def next(self) -> Waiter:
-        """Take out who is next."""
+        """Remove and return the next waiter."""
         if self.settling:
             return self.settling.popleft()
-        # Every other place, while both wait: neither kind can keep the other from beginning.
+        # While both wait, they alternate, so that neither kind can keep the other from starting.
         self.recovered_last = bool(self.recovered) and not (self.new and self.recovered_last)
         return (self.recovered if self.recovered_last else self.new).popleft()
 
@@ -69,11 +69,11 @@ class _Waiting:
 @dataclass(slots=True)
 class _Line:
     inside: int = 0
-    too_many: int = 0  # of those inside, since the width shrank: their places are not refilled
-    waiting: _Waiting | None = None  # made for the first who waits: mostly nobody does
+    too_many: int = 0  # places above the width since it shrank; these are not refilled
+    waiting: _Waiting | None = None  # made for the first waiter, as mostly there is none
 
     def forget_queues_if_empty(self) -> None:
-        """Nobody waits any more."""
+        """Remove the queues if there is no waiter any more."""
         if not self.waiting:
             self.waiting = None
 
@@ -89,13 +89,13 @@ class _Line:
 
 
 class Lines:
-    """Lines of one process, by key. All calls on the event loop."""
+    """The lines of one process, by key. To be called on the event loop only."""
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, _Line] = {}
 
     def enter_nowait(self, key: Hashable, width: int = 1) -> bool:
-        """Take a place inside if one of *width* is free and nobody waits for it."""
+        """Take one of *width* places if one is free and there is no waiter."""
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line()
@@ -105,23 +105,23 @@ class Lines:
         return True
 
     def is_full(self, key: Hashable, width: int = 1) -> bool:
-        """Whether who enters now has to wait."""
+        """Whether a task that enters now would have to wait."""
         line = self._lines.get(key)
         return line is not None and (line.inside >= width or line.waiting is not None)
 
     async def enter(
         self, key: Hashable, width: int = 1, *, kind: Kind = Kind.NEW, first: bool = False
     ) -> None:
-        """Wait at the end of the line until a place inside is ours.
+        """Wait at the end of the line until the caller has a place.
 
-        When cancelled, the wait is given up; a place that came at the same
-        moment goes to the next.
+        If cancelled, the caller leaves the line; a place that it got at the same
+        moment goes to the next waiter.
 
         Args:
-            key: Which line.
-            width: Places inside.
-            kind: With whom to queue.
-            first: Queue in front of our kind: for somebody whose turn it was before.
+            key: Key of the line.
+            width: Number of places.
+            kind: What waits.
+            first: Wait in front of its kind; for a task that has had its turn before.
         """
         if self.enter_nowait(key, width):
             return
@@ -141,12 +141,12 @@ class Lines:
             raise
 
     def _give_up(self, line: _Line, queue: deque[Waiter], waiter: Waiter) -> None:
-        with contextlib.suppress(ValueError):  # whoever left has passed us over already
+        with contextlib.suppress(ValueError):  # `admit_next` has removed it already
             queue.remove(waiter)
         line.forget_queues_if_empty()
 
     def leave(self, key: Hashable) -> None:
-        """Give our place inside to the next in line."""
+        """Leave the caller's place to the next waiter."""
         line = self._lines[key]
         if line.too_many:
             line.too_many -= 1
@@ -157,7 +157,7 @@ class Lines:
             del self._lines[key]
 
     def resize(self, key: Hashable, width: int) -> None:
-        """Let *width* be inside from now on; this admits waiters at once if there is room."""
+        """Change the number of places; waiters get new ones at once."""
         line = self._lines.get(key)
         if line is None:
             return
@@ -166,6 +166,6 @@ class Lines:
             line.inside += 1
 
     def is_settling(self, key: Hashable) -> bool:
-        """Whether recovery waits for the place of somebody inside."""
+        """Whether recovery waits for a place in the line."""
         line = self._lines.get(key)
         return line is not None and line.waiting is not None and bool(line.waiting.settling)

@@ -1,1 +1,1 @@
-"""What becomes of the unfinished: decisions as values, and the reconciler that acts on them."""
+"""Recovery of unfinished work: decisions as values, and the reconciler that carries them out."""

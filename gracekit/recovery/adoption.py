@@ -1,4 +1,4 @@
-"""Takes over what dead runs left; lets go of rows that this run owns and no task works on."""
+"""Takes over the rows of dead runs; releases rows that this run owns and no task works on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gracekit.tracker.task import TaskState
 
 
 class Adoption:
-    """Classifies runs proven dead; never judges one that may still live."""
+    """Adopts runs that are proven dead; never touches one that may still live."""
 
     def __init__(self, shared: Shared, *, side_tasks: SideTasks) -> None:
         self._journal = shared.journal
@@ -34,13 +34,13 @@ class Adoption:
         self._trigger = shared.trigger
         self._outbox = shared.outbox
         self._side_tasks = side_tasks
-        self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
-        self._looked_after: set[str] = set()  # runs, within the last beat
+        self._doubts: dict[str, str] = {}  # run id to why it is proven neither alive nor dead
+        self._looked_after: set[str] = set()  # ids of runs checked within LEASE_BEAT_S
 
     # -- runs ---------------------------------------------------------------------------
 
     async def adopt_dead_runs(self) -> None:
-        """Classify runs proven dead and take over what they left."""
+        """Record the verdict on each dead run, and take over its rows."""
         dead, doubtful = await self._members.survey()
         for run in dead:
             with contextlib.suppress(ConflictError):  # a sibling was quicker
@@ -48,7 +48,7 @@ class Adoption:
         self._report_doubts(doubtful)
 
     def _report_doubts(self, doubtful: Sequence[tuple[Run, Liveness]]) -> None:
-        """Runs of whom nothing is proven are left alone, and reported once for each reason."""
+        """Report runs that are proven neither alive nor dead, once for each reason."""
         known, self._doubts = self._doubts, {}
         for run, judgement in doubtful:
             self._doubts[run.run_id] = judgement.reason
@@ -61,14 +61,14 @@ class Adoption:
                 )
 
     def look_after_asked(self) -> None:
-        """Leases of some runs are in somebody's way: if such a run has died, take over now."""
+        """Check the runs whose leases requests wait for; recovery adopts a dead one at once."""
         for run_id in self._trigger.take_asked_after():
             if run_id not in self._looked_after:
                 self._look_after_soon(run_id)
 
     def _look_after_soon(self, run_id: str) -> None:
         self._looked_after.add(run_id)
-        # Who waits for the lease asks at each beat: so long there is no other look for that run.
+        # Each waiting request asks once in LEASE_BEAT_S; one check in that time is enough.
         asyncio.get_running_loop().call_later(LEASE_BEAT_S, self._looked_after.discard, run_id)
         self._side_tasks.do(f"run {run_id}", partial(self._look_after, run_id))
 
@@ -89,7 +89,7 @@ class Adoption:
         )
         rows = await self._journal.commit(batch)
         self._members.forget(run)
-        self._outbox.poke()  # what it had to send is ours
+        self._outbox.poke()  # this run sends the notifications that the dead one has not sent
         self._telemetry.emit(
             "run.classified",
             run=run.run_id,
@@ -100,17 +100,17 @@ class Adoption:
         )
         self._trigger.poke()
 
-    # -- rows of ours -------------------------------------------------------------------
+    # -- rows of this run ---------------------------------------------------------------
 
     async def adopt_missing(
         self, is_settled_now: Callable[[int], bool], claim_mark: Callable[[], tuple[int, int]]
     ) -> None:
-        """Let go of rows of this run that its tracker does not know: a commit ended unseen.
+        """Release rows that this run owns without a task in its tracker, after a lost commit.
 
         Args:
             is_settled_now: Whether the row of that id is being settled.
-            claim_mark: As `Starts.claim_mark`: while accepted rows are claimed, those are not
-                known yet. Another look soon afterwards finds what is really missing.
+            claim_mark: As `Starts.claim_mark`. While accepted rows are being claimed, the tracker
+                does not know them yet; a look soon after finds those that are really missing.
         """
         mark = claim_mark()
         rows = await self._claims.missing(frozenset(self._tracker.row_ids()))
@@ -124,18 +124,18 @@ class Adoption:
                 await self._disown(row)
 
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
-        """At the end of a drain: let go of rows that a commit of unknown end made ours.
+        """At the end of a drain, release rows that this run owns after a commit of unknown end.
 
         Args:
-            acted: Request ids whose handler was cut: if their hand-over is not on record, they
-                and their leases stay with this process until it is proven dead. One that is
-                ACCEPTED again was handed over, and nothing acts on it.
+            acted: Request ids whose handlers were cut. If their hand-over is not on record, this
+                process keeps rows and leases until it is proven dead. A row that is ACCEPTED
+                again was handed over, so it is released.
 
         Returns:
             Those rows as they were.
         """
-        # Behind all that was submitted before: a claim may still wait for a slow store, and what it
-        # brings would be ours only after the look.
+        # This empty commit comes after all that were submitted before. Otherwise a claim that
+        # still waits for a slow store would give this run more rows after the look.
         await self._journal.commit(Batch(Point.ADOPT, durable=False))
         rows = [
             row
@@ -156,7 +156,7 @@ class Adoption:
         batch = Batch(Point.ADOPT)
         self._claims.add_disown(batch, row)
         if row.resource is not None and row.state is not TaskState.ACCEPTED:
-            # Held by this very run, it would be refused to the row's next attempt for ever.
+            # A lease that this run keeps would be refused to the row's next attempt for ever.
             self._leases.add_drop(batch, row.resource, row.request_id)
         with contextlib.suppress(ConflictError):
             await self._journal.commit(batch)

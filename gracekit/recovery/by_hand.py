@@ -1,4 +1,4 @@
-"""Passes that operators ask for: they settle tasks too, where nothing is settled unasked."""
+"""Passes that operators ask for. They settle tasks too if recovery does not by itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gracekit.recovery.shared import Shared
 
 
 class PassesByHand:
-    """Makes them, each in the asyncio task that asks for it.
+    """Makes such passes, each in the asyncio task of its caller.
 
     Attributes:
-        tasks: Those asyncio tasks; a stop of recovery cancels them.
+        tasks: The tasks of the callers; a stop of recovery cancels them.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class PassesByHand:
         self._adoption = adoption
         self._settling = settling
         self._resources = resources
-        self.tasks: list[asyncio.Task[object]] = []  # in their order, which a simulation repeats
+        self.tasks: list[asyncio.Task[object]] = []  # a list: a simulation needs a fixed order
 
     async def make(self, request: PassRequest, report: PassReport) -> None:
         """Settle what an operator asks for.
 
         Args:
-            request: What is to be settled.
-            report: Gets what became of it, while it is done.
+            request: What to settle.
+            report: Filled in while the pass is made.
 
         Raises:
             GracekitError: it cannot be done now; the message says why.
@@ -58,6 +58,6 @@ class PassesByHand:
                 await self._adoption.adopt_dead_runs()
                 report.tasks = await self._settling.settle_all()
             if not self._resources.may_begin():
-                report.interrupted = True  # it has begun, so it is not refused
+                report.interrupted = True  # not an error, as the pass has begun
                 return
         await self._resources.make_by_hand(request, report)

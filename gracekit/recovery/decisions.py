@@ -1,6 +1,6 @@
-"""Decisions on started, unfinished tasks: what a probe may answer, and what policy says.
+"""Decisions on started, unfinished tasks: the answers of a probe, and what the policy says.
 
-`decide` is pure: the reconciler carries out what it answers.
+`decide` is a pure function; the reconciler carries out its result.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class Decision:
 
 
 def policy_of(then: OnInterrupt, now: OnInterrupt) -> OnInterrupt:
-    """What counts for a row that was accepted under another policy than its method has now.
+    """The policy for a row that was accepted under another policy than its method has now.
 
-    The present version knows best what is safe, but not what an older one has
-    begun: a task is run again unasked only if both say that it may be.
+    The present version knows best what is safe, but not what an older version
+    began. So a task is run again without a probe only if both policies allow it.
     """
     return "error" if then in NOT_TWICE and now not in NOT_TWICE else now
 
 
 def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: bool) -> Decision:
-    """What becomes of a started, unfinished task.
+    """What to do with a started, unfinished task.
 
-    A stop at a safe point is no interruption: the task goes on from its cursor,
-    whatever its policy. A hand-over costs nothing; crashes since the last
-    progress are capped, if the last one met it alone.
+    After a stop at a safe point the task goes on from its cursor, whatever its
+    policy is. A hand-over counts as no crash. A task with `max_attempts` crashes
+    since its last progress is given up, if it ran alone at the last one.
     """
     if row.cut is Interruption.SAFE_POINT:
         return Decision(Step.RUN_AGAIN)
@@ -105,5 +105,5 @@ def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: b
 
 
 def probe_pause_s(waiting_since: float | None, now: float) -> float:
-    """Seconds until the next look after a probe that failed."""
+    """Seconds until a failed probe is called again."""
     return backoff.PROBE.after(0.0 if waiting_since is None else now - waiting_since)

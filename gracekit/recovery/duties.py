@@ -1,4 +1,4 @@
-"""What is owed for tasks that have ended: replies that a dead run did not send, `errored` hooks."""
+"""What is still due for ended tasks: replies and notifications of dead runs, `errored` hooks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
 
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
-"""A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
+"""Timeout of a call that did not say its own: after it, a reply of a dead run is not sent."""
 
 
 class Duties:
-    """Each is a list of what is due, and one act for each entry."""
+    """Sends due replies and notifications, and calls due `errored` hooks."""
 
     def __init__(self, shared: Shared, *, hooks: MethodHooks, ends: Ends) -> None:
         self._journal = shared.journal
@@ -33,17 +33,17 @@ class Duties:
         self._outbox = shared.outbox
 
     async def take_notifications(self, *, look_around: bool) -> None:
-        """Those that no run sends; and with *look_around* replies that no run sends."""
+        """Take over notifications that no run sends; with *look_around* also such replies."""
         if await self._notifications.take_ownerless(look_around=look_around):
             self._outbox.poke()
         if look_around:
             await self._claims.take_left_replies()
 
     async def send_due_replies(self) -> None:
-        """Replies that a dead run owed; once, if their caller may still wait."""
+        """Try once to send each reply of a dead run whose caller may still be waiting."""
         for row_id, address, accepted_at in await self._claims.due_replies():
             if row_id in self._tracker.row_ids():
-                continue  # its own task is about to send it
+                continue  # its task is still here, and sends it
             until = address.expires_at or accepted_at + UNKNOWN_CALL_TIMEOUT_S
             if self._clock.wall() > until:
                 await self._journal.reply_done(row_id, address, sent=False)
@@ -51,8 +51,8 @@ class Duties:
                 await self._ends.reply(row_id, address)
 
     async def call_errored_hooks(self) -> None:
-        """Those of rows that recovery, or an operator, has marked ERRORED."""
-        tried = 0  # the last row: one that is still due was ended by an operator meanwhile
+        """Call the due hooks of rows that recovery or an operator has ended as ERRORED."""
+        tried = 0  # id of the last row, so that none is called twice in one go
         while rows := await self._claims.errored_due(after=tried):
             for row in rows:
                 if self._trigger.is_paused:
@@ -65,7 +65,7 @@ class Duties:
                     await self._call_due(row, method)
 
     async def _call_due(self, row: TaskRow, method: Method[Any, Any]) -> None:
-        """Call an errored hook as handlers are: recorded before, apart if suspected, and capped."""
+        """Call one hook: recorded before, alone if it is a suspect, given up after crashes."""
         cap = self._hooks.cap_of(method)
         if is_guilty(row.hook_crashes, cap, alone=row.alone):
             why = self._hooks.give_up(f"{row.method}.errored", row.hook_crashes)

@@ -37,12 +37,12 @@ def unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
 
 
 def errored_row(row: TaskRow, reason: Reason, detail: str = "") -> Outcome:
-    """What recovery's giving up makes of a task."""
+    """The outcome of a task that recovery gives up."""
     return errored(f"task {row.request_id} ({row.method})", reason, detail)
 
 
 def failed_row(row: TaskRow, reason: object) -> Outcome:
-    """What a probe's Fail makes of a task; whatever else than text the reason is must not raise."""
+    """The outcome of a task whose probe answered Fail; takes any *reason* without raising."""
     said = reason if isinstance(reason, str) else words_of(reason)
     return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {said}"))
 
@@ -62,7 +62,7 @@ class Ends:
         self._settings = shared.settings
         self._telemetry = shared.telemetry
         self._clock = shared.clock
-        self._left: dict[int, float] = {}  # row id to the loop time until which a sibling has it
+        self._left: dict[int, float] = {}  # row id to loop time: a sibling may claim it until then
 
     async def end(
         self,
@@ -71,7 +71,7 @@ class Ends:
         method: Method[Any, Any] | None,
         guard: Guard | None = None,
     ) -> None:
-        """Commit a terminal state with the end of its lease, then answer who waits."""
+        """Commit a terminal state and the release of the lease, then answer the callers."""
         hook = (
             outcome.state is TaskState.ERRORED
             and method is not None
@@ -92,24 +92,25 @@ class Ends:
             self._trigger.go_on()
 
     def add_release(self, batch: Batch, guard: Guard | None) -> None:
-        """With the commit, the lease of the row is free."""
+        """Add to *batch* that the lease of the row is released."""
         if guard is not None:
             self._leases.add_release(batch, guard, reason="clean")
 
     async def reply(self, row_id: int, address: Address) -> None:
-        """Answer a caller of a row that has ended, from the record; what cannot go stays due."""
+        """Answer a caller of an ended row from the record; the reply stays due if that fails."""
         row = await self._journal.row(row_id)
         if row is not None:
             await self._answers.send_due(row_id, address, outcome_of(row), patient=False)
 
     async def leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> bool:
-        """This version cannot run the row: it is left to a living sibling that can, or ended.
+        """Leave a row that this version cannot run to a living sibling that can, or end it.
 
         Returns:
             Whether it was ended.
         """
         if await self._is_served_elsewhere(row):
-            # We must not claim it again soon: we might be first each time, and the sibling never.
+            # This run must not claim it again soon: it might be first each time, so that the
+            # sibling never gets the row.
             left_for_s = 2 * self._settings.reconcile_every_s
             self._left[row.id] = self._clock.loop() + left_for_s
             await self.postpone(row, 0.0)
@@ -126,14 +127,14 @@ class Ends:
         )
 
     def left_to_siblings(self) -> Collection[int]:
-        """Ids of rows that are left to siblings for the time being."""
+        """Ids of rows that are left to siblings at present."""
         if self._left:
             now = self._clock.loop()
             self._left = {row_id: until for row_id, until in self._left.items() if now < until}
         return self._left.keys()
 
     async def postpone(self, row: TaskRow, seconds: float) -> None:
-        """Let go of a claimed row; no run looks at it for so many seconds."""
+        """Release a claimed row; no run claims it for so many seconds."""
         batch = Batch(Point.SETTLE)
         self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
         await self._journal.commit(batch)
@@ -141,9 +142,9 @@ class Ends:
     async def end_abandoned(self, row: TaskRow) -> None:
         """End an ownerless row whose host or instance does not come back.
 
-        Never started and for one instance alone it is CANCELLED; else ERRORED(gave_up).
+        A fanout copy that never started is CANCELLED; all others are ERRORED(gave_up).
         """
-        outcome = errored_row(row, Reason.GAVE_UP, f"{row.target} has had no run for long")
+        outcome = errored_row(row, Reason.GAVE_UP, f"{row.target} has had no run for a long time")
         if row.route == QueueKind.FANOUT.value and row.state is TaskState.ACCEPTED:
             outcome = msgspec.structs.replace(
                 outcome, state=TaskState.CANCELLED, reason="instance_gone"
@@ -157,7 +158,7 @@ class Ends:
     # -- telling ------------------------------------------------------------------------
 
     def tell(self, row: TaskRow, verdict: str, reason: str | None = None) -> None:
-        """Say what was decided."""
+        """Log and trace what was decided."""
         self._telemetry.tracing.decided(row.request_id, verdict, reason or "")
         self._telemetry.emit(
             "task.settled",
@@ -194,6 +195,6 @@ class Ends:
 
 
 def _masked(row: TaskRow, text: str) -> str:
-    """What the application says of a task, as a log may show it."""
+    """A text of the application about a task, as a log may show it."""
     known = "" if row.resource is None else row.resource[1]
     return masked(text, row.context or {}, row.args or {}, known=known)

@@ -1,4 +1,4 @@
-"""The lines of resources with an unfinished task: new requests for one come after its recovery."""
+"""Keeps new requests from a resource with an unfinished task until recovery has settled it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gracekit.recovery.shared import Shared
 
 
 class Gates:
-    """Places that recovery holds in the lines of resources, one for each."""
+    """The places that recovery holds in the lines of resources, one in each."""
 
     def __init__(self, shared: Shared) -> None:
         self._lines = shared.lines
@@ -24,7 +24,7 @@ class Gates:
                 self._held.add(resource)
 
     async def refresh(self, settling: Callable[[], set[Resource | None]]) -> None:
-        """Let go of resources whose rows someone else has settled, and *settling* does not name."""
+        """Leave the lines of resources that a sibling has settled and *settling* does not name."""
         if not self._held:
             return
         open_rows = {resource for _, resource in await self._claims.unfinished_resources()}
@@ -32,24 +32,24 @@ class Gates:
             self.leave(resource)
 
     async def enter(self, resource: Resource | None) -> None:
-        """Wait for the line of *resource*, unless it is held, or there is none."""
+        """Wait for a place in the line of *resource*, unless one is held; nothing for None."""
         if resource is not None and resource not in self._held:
             await self._lines.enter(resource, kind=Kind.SETTLING)
             self._held.add(resource)
 
     def leave(self, resource: Resource | None) -> None:
-        """Let the next one in; nothing if it is not held."""
+        """Leave the line of *resource*, so that the next one gets in; nothing if it is not held."""
         if resource is not None and resource in self._held:
             self._held.discard(resource)
             self._lines.leave(resource)
 
     def hand_on(self, resource: Resource | None) -> Resource | None:
-        """The place in the line is a task's from now on; None if none is held."""
+        """Pass the place in the line to a task; returns the resource, None if no place is held."""
         if resource is None or resource not in self._held:
             return None
         self._held.discard(resource)
         return resource
 
     def leave_handed(self, resource: Resource) -> None:
-        """Let the next one in, as the task to which the place was handed on does not begin."""
+        """Leave the line in place of a task that got the place by `hand_on` and does not begin."""
         self._lines.leave(resource)

@@ -1,7 +1,6 @@
 """Calls the application's code for recovery: probes, `errored` hooks, and the rules of resources.
 
-A call is bounded, and its failure is a value: what a hook raises is the application's, and
-recovery goes on.
+A call has a timeout, and its failure is returned as a value, so that recovery goes on.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 
 END_S: Final = 1.0
-"""A hook that was cancelled and has not ended within this time is overdue."""
+"""A hook that has not ended so many seconds after its cancellation is overdue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookEnd:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
-        value: What it returned, in time or while its end was waited for; None if it did not.
-        fault: Why it has no value in time, as a text; empty if it returned.
-        raised: What it has raised in time; None if it has not.
-        has_begun: Whether it was called; a plain one is not, where no thread is free in time.
+        value: What the hook returned, in time or while its end was waited for; else None.
+        fault: Why it returned nothing in time; empty if it did return.
+        raised: What it raised in time; None if it did not raise.
+        has_begun: Whether it was called. A plain hook is not if no thread gets free in time.
     """
 
     value: Any = None
@@ -49,7 +48,8 @@ class HookCalls:
     """Calls hooks of one run.
 
     Args:
-        threads: For plain hooks: they must not take a thread that a handler was promised.
+        threads: Run plain hooks. They have threads of their own, as a handler that has its turn
+            must find one free.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -73,14 +73,14 @@ class HookCalls:
             hook: Plain or async.
             ctx: Its first argument.
             args: Arguments by name.
-            limit_s: After it the hook is cancelled. Nothing stops one in a thread; what that
-                returns comes too late to count.
-            limit: Name of what says so many seconds, for the fault.
+            limit_s: After this the hook is cancelled. A hook in a thread cannot be stopped; its
+                result then comes too late to count.
+            limit: Name of the setting or option that sets *limit_s*, for the fault.
             before: Arguments by position.
-            on_overdue: Return only when the hook has, also after *limit_s*: it changes something,
-                and must not go on beside the next rule or handler. If it does not end when it is
-                cancelled, this is called once, with the fault. None: return at *limit_s*.
-            trace: Block in which it is called.
+            on_overdue: If given, return only after the hook has ended, even after *limit_s*: for a
+                hook that changes something and must not run beside the next rule or handler. It is
+                called once, with the fault, if the hook does not end when cancelled.
+            trace: Trace in which it is called.
         """
         begin = _Begin()
         calling = asyncio.ensure_future(
@@ -106,12 +106,12 @@ class HookCalls:
 
 @dataclass(slots=True)
 class _Begin:
-    """Of one call. A plain hook first waits for a thread, so it may never come."""
+    """Notes whether a hook was called: a plain one waits for a thread, perhaps in vain."""
 
     has_come: bool = False
 
     def noted_by(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """*hook*, which notes here that it was called."""
+        """Wrap *hook*, so that its call is noted here."""
         if asyncio.iscoroutinefunction(hook):
             self.has_come = True
             return hook
@@ -125,7 +125,7 @@ class _Begin:
 
 
 async def _wait_for_end(calling: asyncio.Future[Any], on_overdue: Callable[[], None]) -> None:
-    """Wait for the end of a call that was cancelled, and tell if it does not come."""
+    """Wait for the end of a cancelled call; call *on_overdue* if that takes over `END_S`."""
     done, _ = await asyncio.wait({calling}, timeout=END_S)
     if not done:
         on_overdue()

@@ -1,4 +1,4 @@
-"""Holds that are over: those past their time, and those whose run has died."""
+"""Settles open holds that have lapsed, or whose run has died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.rpc.methods import Method
 
 
 class LeftHolds:
-    """Settles them by the probe of the method that opened them."""
+    """Settles such holds by the probe of the method that opened them."""
 
     def __init__(self, shared: Shared, *, hooks: MethodHooks) -> None:
         self._holds = shared.holds
@@ -26,7 +26,7 @@ class LeftHolds:
         self._clock = shared.clock
 
     async def settle_all(self) -> None:
-        """Each that something is to be done about; in a drain only the ends of lapsed ones."""
+        """Settle all holds that are due; during a drain, only end those that have lapsed."""
         for hold in await self._holds.due():
             if not hold.errored_due and self._has_lapsed(hold):
                 await self._end(hold, "lapsed")
@@ -38,7 +38,7 @@ class LeftHolds:
                 await self._settle(hold)
 
     def _has_lapsed(self, hold: Hold) -> bool:
-        """Whether one of this run is due for that, and not for its probe."""
+        """Whether a hold that this run owns is due because it lapsed, not because of its probe."""
         if hold.owner is None:
             return False
         return hold.next_check is None or self._clock.wall() >= hold.lapses_at
@@ -58,13 +58,16 @@ class LeftHolds:
 
     @contextlib.asynccontextmanager
     async def _calling(self, hold: Hold, method: Method[Any, Any]) -> AsyncIterator[bool]:
-        """Around a call of a hold's probe or errored hook; whether it is to be called here."""
+        """Surround a call of a hold's probe or errored hook; yields whether to call it here."""
         about = suspicion(hold.crashes, self._hooks.cap_of(method))
         async with self._suspects.beginning(("hold", hold.id), about) as alone:
             yield not self._trigger.is_paused and await self._holds.begin(hold, alone=alone)
 
     async def _settle(self, hold: Hold) -> None:
-        """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
+        """Probe a hold. Done ends it, Fail and Retry end it with the errored hook, Wait keeps it.
+
+        A hold that is kept also keeps this run in its drain, until the hold lapses.
+        """
         method = self._hooks.method_of(hold)
         if self._clock.wall() >= hold.lapses_at:
             await self._end(hold, "lapsed")

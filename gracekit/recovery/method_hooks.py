@@ -1,7 +1,7 @@
 """Calls the hooks of unfinished tasks and left-over holds: probes and `errored` hooks.
 
-Each is recorded before it begins, kept apart if a process has died of it, bounded in time, and
-logged when it fails. What a hook raises is the application's: recovery goes on.
+Each call is recorded before it begins, and has a timeout. A hook during which processes died is
+called alone. If a hook raises, that is logged, and recovery goes on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class HookSubject:
     """What a hook is called about: an unfinished task, or a hold.
 
     Attributes:
-        task: As its context shows it.
-        args: Of the request: the hook's arguments.
-        caller: Of the request, too.
-        waiting_since: Wall time of the first Wait of its probe; None before it.
+        task: The task that the hook's context shows.
+        args: Arguments of the request, which are the hook's too.
+        caller: Context of the request.
+        waiting_since: Wall time at which its probe first answered Wait; None before that.
     """
 
     task: TrackedTask
@@ -43,7 +43,7 @@ class HookSubject:
     waiting_since: float | None
 
     def masked(self, text: str) -> str:
-        """What the application says of it, as a log may show it."""
+        """A text of the application about it, as a log may show it."""
         known = "" if self.task.resource is None else self.task.resource[1]
         return masked(text, self.caller, self.args, known=known)
 
@@ -63,22 +63,22 @@ class MethodHooks:
 
     @property
     def asking(self) -> set[asyncio.Task[Any]]:
-        """The tasks that wait for the answer of a probe now: a drain lets them."""
+        """The asyncio tasks that wait for a probe now; a drain does not cancel them."""
         return self._asking
 
     def method_of(self, of: TaskRow | Hold) -> Method[Any, Any] | None:
-        """The method of a row or hold; None if this version has none of that name."""
+        """The method of a row or hold; None if this version does not serve it."""
         try:
             return self._methods.resolve(of.namespace, of.method, of.version)
         except RpcError:
             return None
 
     def cap_of(self, method: Method[Any, Any]) -> int:
-        """How many crashes a task of *method*, or one of its hooks, may meet."""
+        """After how many crashes a task of *method*, or one of its hooks, may be given up."""
         return method.options.max_attempts or self._settings.max_attempts
 
     def of_row(self, row: TaskRow, method: Method[Any, Any]) -> HookSubject:
-        """A task, as its hooks are called about it."""
+        """The subject of the hooks of a task."""
         return HookSubject(
             task=self._arrivals.task_of(row, method),
             args=row.args or {},
@@ -87,7 +87,7 @@ class MethodHooks:
         )
 
     def of_hold(self, hold: Hold) -> HookSubject:
-        """The request that opened a hold, as its method's hooks are called about it."""
+        """The subject of the hooks of a hold: the request that opened it."""
         task = TrackedTask(
             request_id=f"hold {hold.name} {hold.key}",
             method=hold.method,
@@ -104,9 +104,9 @@ class MethodHooks:
     async def ask(
         self, subject: HookSubject, method: Method[Any, Any], guard: Guard | None = None
     ) -> ProbeAnswer | None:
-        """The probe's answer, None if it is not written.
+        """The probe's answer; None if the probe raises NotImplementedError.
 
-        One that raises or is slow counts as Wait with back-off.
+        A probe that raises anything else, or is too slow, counts as Wait with back-off.
         """
         assert method.probe_hook is not None
         subject.task.token = guard.token if guard else None
@@ -126,7 +126,7 @@ class MethodHooks:
 
     @contextlib.contextmanager
     def _asking_now(self) -> Iterator[None]:
-        """While a probe runs, a drain waits for it instead of letting the row go."""
+        """While a probe runs, a drain waits for it instead of releasing the row."""
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
@@ -140,18 +140,18 @@ class MethodHooks:
     async def call_errored(
         self, subject: HookSubject, method: Method[Any, Any], reason: str
     ) -> None:
-        """Call it with the reason; if it raises or takes too long, that is logged."""
+        """Call the hook with the reason; if it raises or takes too long, that is logged."""
         assert method.errored_hook is not None
         limit_s = self._settings.probe_timeout_s
         with self._at_work(f"errored hook of {subject.task.method}"):
             end = await self._call(
                 "errored", method.errored_hook, subject, method, limit_s, reason=reason
             )
-        if end.fault:  # it was called; what it made of that is the application's
+        if end.fault:  # it is not called again: whether it did its work is for the application
             self._tell(f"{subject.task.method}.errored", subject, end.fault, end.raised)
 
     def give_up(self, hook: str, crashes: int) -> str:
-        """Tell that *hook* is not called any more; the sentence for the record."""
+        """Log that *hook* is not called any more; returns the sentence for the record."""
         why = f"not called any more: {crashes} processes ended while it ran"
         self._telemetry.emit("hook.failed", hook=hook, error=why)
         return why

@@ -1,4 +1,4 @@
-"""Ends parked tasks whose deadline has passed: nobody has made room for them in time."""
+"""Ends parked tasks whose deadline has passed before a resolver has retried or ended them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE: Final = 50
 
 
 class Overdue:
-    """Sweeps over the parked tasks of a service; each run does, from its start to its end."""
+    """Ends overdue parked tasks of a service; each run does so, from its start to its end."""
 
     def __init__(self, shared: Shared) -> None:
         self._journal = shared.journal
@@ -32,8 +32,8 @@ class Overdue:
         self._clock = shared.clock
         own = (method.options.pending_timeout_s for method in shared.methods)
         timeouts_s = (shared.settings.pending_timeout_s, *(one for one in own if one is not None))
-        # A sibling does not say what it has parked. A deadline lies at least the shortest time-out
-        # ahead, so a look that comes as often finds each before it passes.
+        # This run does not learn what siblings park. A deadline is at least the shortest timeout
+        # ahead, so a look at that interval finds each deadline before it passes.
         self._look_every_s = min(shared.settings.reconcile_every_s, *timeouts_s)
 
     async def end_all(self) -> None:
@@ -41,7 +41,7 @@ class Overdue:
         while targets := await self._rows.overdue(limit=AT_ONCE):
             ended = await asyncio.gather(*map(self._end, targets))
             if not any(ended):
-                return  # siblings are at it, or the store did not take it: the next pass looks
+                return  # siblings end them, or the store refused: the next pass looks again
             self._outbox.poke()
             self._trigger.go_on()  # their errored hooks are due
 
@@ -49,7 +49,7 @@ class Overdue:
         """End each task at its deadline, until cancelled.
 
         Args:
-            follow_clock: Moves the deadlines after the wall clock was set.
+            follow_clock: Adjusts the deadlines after the wall clock was set.
         """
         while True:
             try:
@@ -67,11 +67,11 @@ class Overdue:
         if deadline is None:
             return self._look_every_s
         left_s = deadline - self._clock.wall()
-        # What `end_all` has not ended, it could not: the store refuses, perhaps.
+        # A task that is overdue already could not be ended; perhaps the store refuses.
         return min(self._look_every_s, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
 
     async def _end(self, target: OrderTarget) -> bool:
-        """Whether it was ended here; not if somebody was quicker."""
+        """End one task; false if its row has changed meanwhile."""
         journal = self._journal
         news = News.of(self._clock, sender=journal.run_id)
         deadline = utc_text(target.pending_deadline or 0.0)

@@ -1,8 +1,8 @@
-"""The reconciler: takes over what dead runs left, and settles it in the background.
+"""The reconciler: takes over the rows of dead runs, and settles them in the background.
 
-Everything here is compare-and-set, repeated at start, when poked and every
-30 s; a second reconciler on the same store is harmless. In a drain it claims
-nothing. It never judges a row whose owner may still live.
+It makes a pass at start, when it is poked, and every 30 s. All its writes are
+compare-and-set, so several reconcilers may work on one store. In a drain it
+claims nothing. It never touches a row whose owner may still live.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from gracekit.store.batch import Batch
 from gracekit.tracker.task import Lane
 
 LAST_GIVE_BACK_S: Final = 1.0
-"""A slow store must not eat the time in which a stop is recorded."""
+"""Seconds for the last release of leases at a stop: the stop must still be recorded in time."""
 CLOCK_SET_S: Final = 1.0
-"""A wall clock that differs by more from the time that has passed was set."""
+"""The wall clock counts as set if it moved by so many seconds more or less than the loop's time."""
 
 
 class Reconciler:
-    """Recovery of one run: when it looks, and in which order."""
+    """Recovery of one run: decides when a pass is made, and the order of its steps."""
 
     def __init__(self, shared: Shared, kinds: KindTable, servers: Mapping[Lane, RpcServer]) -> None:
         self._journal: Journal = shared.journal
@@ -67,8 +67,8 @@ class Reconciler:
         self._settings = shared.settings
         self._telemetry = shared.telemetry
         self._trigger = shared.trigger
-        self._look_by = 0.0  # loop time; being asked again and again must not put it off for ever
-        self._ahead_s: float | None = None  # of the wall clock, before the time that passes
+        self._look_by = 0.0  # loop time of the next full look, however often passes are asked for
+        self._ahead_s: float | None = None  # wall time minus loop time
         self._following = asyncio.Lock()
 
         self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
@@ -91,23 +91,23 @@ class Reconciler:
     # -- life ---------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Start nothing more. A probe under way is waited for; what only waits is let go."""
+        """Start nothing more. Probes under way go on; rows that only wait are released."""
         self._trigger.is_paused = True
         self._starts.wake()
         self._settling.let_go_of_waiting()
         self._resources.pause()
 
     def is_paused(self) -> bool:
-        """Whether a drain has said that nothing more may be started."""
+        """Whether a drain has paused recovery: it starts nothing more."""
         return self._trigger.is_paused
 
     def resume(self) -> None:
-        """Go on after a drain that was resumed."""
+        """Start work again, after a drain was resumed."""
         self._trigger.is_paused = False
         self._trigger.poke()
 
     async def stop(self) -> None:
-        """End what is still being settled; its rows and leases are anyone's again."""
+        """Cancel what is still being settled; its rows and leases are released."""
         self.pause()
         self._suspects.stop()
         tasks: list[asyncio.Task[Any]] = [
@@ -120,7 +120,7 @@ class Reconciler:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        # Our death frees them too, only later; a commit on its way is carried out all the same.
+        # If this fails, the death of this process frees them later.
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(LAST_GIVE_BACK_S):
                 await self._leases.give_back_owed()
@@ -135,8 +135,8 @@ class Reconciler:
             self._trigger.begin()
             try:
                 await self.reconcile()
-            except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
-                # What this pass did not come to, or left half done.
+            except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass raised
+                # The next pass looks at all rows, as this one left some out or half done.
                 self._trigger.looks_around = True
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
@@ -147,7 +147,7 @@ class Reconciler:
             self._trigger.looks_around = True
 
     async def _wait_rung(self) -> None:
-        """Wait until a pass is due; look meanwhile at runs that are in somebody's way."""
+        """Wait until a pass is due; meanwhile check runs whose leases requests wait for."""
         while not self._trigger.is_set:
             await self._trigger.wait()
             self._adoption.look_after_asked()
@@ -164,7 +164,7 @@ class Reconciler:
             or self._settling.is_full
             or self._trigger.is_set
         ):
-            return longest  # whatever is due, nothing would be claimed before the next poke
+            return longest  # nothing would be claimed earlier, even if a row is due
         with contextlib.suppress(StoreError):
             moment = await self._claims.next_look(self._ends.left_to_siblings())
             if moment is not None:
@@ -174,15 +174,15 @@ class Reconciler:
     # -- one pass -----------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """One pass over everything that nobody is working on; in a drain it begins nothing."""
+        """Make one pass over all work that no run is doing; in a drain it starts nothing."""
         if self._trigger.is_paused:
             await self.follow_clock()
             return
         await self.follow_clock()
         await self._leases.give_back_owed()
         await self._adoption.adopt_dead_runs()
-        # Listing all that is in flight, or every unfinished resource, at each settled row would
-        # square their number.
+        # A full look lists all rows in flight and all unfinished resources. If each settled row
+        # caused one, the cost would grow with the square of their number.
         look = self._trigger.looks_around or self._clock.loop() >= self._look_by
         if look:
             self._trigger.looks_around = False
@@ -207,10 +207,10 @@ class Reconciler:
             await self._gates.refresh(self._settling.resources)
 
     async def follow_clock(self) -> None:
-        """If the wall clock was set since the last look, give what waits its own length again.
+        """If the wall clock was set since the last call, adjust the times of waits in the store.
 
-        The store has wall times, as they outlive runs; within a run waits are counted by the time
-        that passes.
+        The store has wall times because they must outlive runs. Without this, a wait could last
+        longer by as much as the clock was set back.
         """
         async with self._following:
             ahead_s = self._clock.wall() - self._clock.loop()
@@ -233,28 +233,28 @@ class Reconciler:
 
     @property
     def resources(self) -> Resources:
-        """Settles the resources of the application."""
+        """The part of recovery that settles the resources of the application."""
         return self._resources
 
     @property
     def by_hand(self) -> PassesByHand:
-        """Makes the passes that operators ask for."""
+        """The part of recovery that makes the passes that operators ask for."""
         return self._by_hand
 
     @property
     def settles(self) -> bool:
-        """Whether unfinished tasks and resources are settled unasked."""
+        """Whether recovery settles unfinished tasks and resources without an operator's request."""
         return self._settings.startup_reconciliation_enabled
 
     @property
     def least_age_s(self) -> float:
-        """Seconds that a resource has had its status before a pass by hand settles it."""
+        """Age in seconds that a status must have in a pass that an operator asks for."""
         return self._settings.startup_reconciliation_wait_seconds
 
     async def take_over(self) -> None:
-        """At a start: classify runs proven dead and take over what they left.
+        """At a start: adopt runs that are proven dead, and take over their rows.
 
-        And end the parked tasks whose deadline has passed while nobody ran.
+        Also end parked tasks whose deadline has passed while no run was there.
         """
         await self._adoption.adopt_dead_runs()
         await self.end_overdue()
@@ -272,10 +272,10 @@ class Reconciler:
         await self._ends.end_abandoned(row)
 
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
-        """At the end of a drain: let go of rows that a commit of unknown end made ours.
+        """At the end of a drain, release rows that this run owns after a commit of unknown end.
 
         Args:
-            acted: Request ids whose handler was cut: theirs stay with this process.
+            acted: Request ids whose handlers were cut: this process keeps their rows.
 
         Returns:
             Those rows as they were.

@@ -1,4 +1,4 @@
-"""Started, unfinished tasks: each is claimed, decided upon, asked about if need be, and settled."""
+"""Settles started, unfinished tasks: claims each, decides, calls its probe if needed, ends it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gracekit.tracker.task import Interruption, Reason, TaskState
 
 PROBED: Final = "its probe answered Retry"
 MOST_WAITS: Final = 10_000
-"""Rows whose wait for their truth is counted here; of further ones by wall time."""
+"""Rows whose wait for a probe is measured in loop time; the wait of further rows in wall time."""
 
 
 class Settling:
@@ -55,39 +55,39 @@ class Settling:
         self._telemetry = shared.telemetry
         self._clock = shared.clock
         self._at_work: dict[asyncio.Task[bool], TaskRow] = {}
-        self._number = 0  # of rows that have been settled
+        self._number = 0  # number of rows settled by this run
         self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
 
     # -- what is under way --------------------------------------------------------------
 
     @property
     def tasks(self) -> list[asyncio.Task[bool]]:
-        """One for each row; it returns whether the row has an end, or runs again."""
+        """One asyncio task for each row; it returns whether the row has ended or runs again."""
         return list(self._at_work)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more rows are claimed before one is settled."""
+        """Whether a row must be settled before another one can be claimed."""
         return len(self._at_work) >= CLAIM_AT_ONCE
 
     def is_settled_now(self, row_id: int) -> bool:
-        """Whether the row of that id is under way."""
+        """Whether the row of that id is being settled."""
         return any(row.id == row_id for row in self._at_work.values())
 
     def resources(self) -> set[Resource | None]:
-        """Of the rows that are under way."""
+        """The resources of the rows that are being settled."""
         return {row.resource for row in self._at_work.values()}
 
     def let_go_of_waiting(self) -> None:
-        """Cancel what only waits; a probe that is being asked goes on to its answer."""
-        for task in self.tasks:  # in their order, which a simulation repeats
+        """Release the rows that only wait; a probe that is running goes on to its answer."""
+        for task in self.tasks:  # in a fixed order, for simulations
             if task not in self._hooks.asking:
                 task.cancel()
 
     # -- claim --------------------------------------------------------------------------
 
     async def settle_rows(self) -> None:
-        """Claim and begin, until there are none or it is full."""
+        """Claim rows and begin to settle them, until there are no more or `is_full`."""
         while not self._trigger.is_paused and not self.is_full:
             rows = await self._claims.claim(
                 TaskState.HANDED_OVER,
@@ -108,7 +108,7 @@ class Settling:
         """Claim and settle until there is no row that may be claimed now.
 
         Returns:
-            How many have ended, or run again; those that are to be asked again do not count.
+            How many have ended or run again; those whose probe is called again do not count.
         """
         before = self._number
         while True:
@@ -123,7 +123,7 @@ class Settling:
         return await self._claims.count_claimable(TaskState.HANDED_OVER, without=without)
 
     def _is_paused_by_now(self) -> bool:
-        """Since the claim was submitted."""
+        """Whether recovery was paused since the claim was submitted."""
         return self._trigger.is_paused
 
     def _settled(self, task: asyncio.Task[bool]) -> None:
@@ -133,7 +133,7 @@ class Settling:
             self._trigger.poke()
         elif (error := task.exception()) is not None:
             self._telemetry.emit("dispatch.failed", error=words_of(error))
-            self._trigger.poke()  # its row, and its lease, may be left to nobody
+            self._trigger.poke()  # no task works on its row and its lease any more
         else:
             self._trigger.go_on()
 
@@ -148,13 +148,13 @@ class Settling:
                 return await self._settle(row)
         except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
             await self._put_down(row, wait_s=0.0)
-        except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
+        except Exception as error:  # noqa: BLE001 - whatever failed, it is tried again later
             self._telemetry.emit("store.error", what="settling", error=words_of(error))
             await self._put_down(row, wait_s=probe_pause_s(row.waiting_since, self._clock.wall()))
         return False
 
     async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
-        """Give a row up that was being settled; if it has moved on, the row decides."""
+        """Release a row that was being settled, with its lease, if the row is still as claimed."""
         self._gates.leave(row.resource)
         batch = Batch(Point.NOT_STARTED)
         self._claims.add_postpone(batch, row, next_check=self._clock.wall() + wait_s)
@@ -165,7 +165,7 @@ class Settling:
     # -- decide -------------------------------------------------------------------------
 
     async def _settle(self, row: TaskRow) -> bool:
-        """Carry out the decision on one claimed row; whether it has an end, or runs again."""
+        """Carry out the decision on one claimed row; returns whether it has ended or runs again."""
         method = self._hooks.method_of(row)
         why = unservable(row, method)
         if method is None or why is not None:
@@ -178,7 +178,8 @@ class Settling:
         )
         settles_s = (row.not_before or 0.0) - self._clock.wall()
         if decision.step is not Step.ERROR and settles_s > 0:
-            # It was accepted as `error`, which need not wait.
+            # It may be claimed before its settle time, because the policy at its acceptance was
+            # `error`, which need not wait. The present policy must.
             await self._ends.postpone(row, settles_s)
             return False
         match decision.step:
@@ -196,13 +197,13 @@ class Settling:
         return True
 
     async def _run_again(self, row: TaskRow, why: str, guard: Guard | None = None) -> None:
-        """ACCEPTED again: started at once if the claim limit allows, else claimed later."""
+        """Make a row ACCEPTED; start it here if the claim limit allows, else any run claims it."""
         claimed_ahead = self._starts.take_seat(row.lane)
         try:
             batch = Batch(Point.SETTLE)
             self._claims.add_run_again(batch, row)
             if why == PROBED:
-                # The row of the next attempt does not say that somebody was asked before it.
+                # Otherwise the record would not show that a probe came before the next attempt.
                 detail = f"Retry, after attempt {row.attempts}"
                 self._journal.add_note(batch, "probe_answered", row.request_id, row.method, detail)
             if not claimed_ahead:
@@ -223,14 +224,14 @@ class Settling:
     # -- ask ----------------------------------------------------------------------------
 
     async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> bool:
-        """Ask the truth under the resource's lease, and act on the answer; as `_settle`."""
+        """Call the probe with the resource's lease, and carry out its answer; see `_settle`."""
         about = suspicion(row.crashes, self._hooks.cap_of(method), row.started_at)
         try:
             async with self._suspects.beginning(("task", row.id), about) as alone:
                 guard = await self._begin_probe(row, alone=alone)
                 answer = await self._hooks.ask(self._hooks.of_row(row, method), method, guard)
-        except ConflictError:  # the resource is settling still, or held elsewhere
-            self._gates.leave(row.resource)  # an older row of it may stand behind us in the line
+        except ConflictError:  # the resource has a settle time left, or its lease is held elsewhere
+            self._gates.leave(row.resource)  # an older row may wait behind this one in the line
             await self._wait(row, None, LEASE_BEAT_S, counts=False)
             return False
         match answer:
@@ -243,7 +244,7 @@ class Settling:
             case Wait(seconds):
                 return await self._wait_or_give_up(row, method, guard, seconds)
             case None:
-                outcome = errored_row(row, Reason.INTERRUPTED, "its probe is not written")
+                outcome = errored_row(row, Reason.INTERRUPTED, "its probe is not implemented")
                 await self._ends.end(row, outcome, method, guard)
         return True
 
@@ -261,7 +262,7 @@ class Settling:
     async def _wait_or_give_up(
         self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float
     ) -> bool:
-        """Have it asked again, or end it after `max_wait`; as `_settle`."""
+        """Let the probe be called again later, or end the task after `max_wait`; see `_settle`."""
         left_s = method.options.max_wait_s - self._waited_s(row)
         if left_s <= 0:
             self._waits.pop(row.id, None)
@@ -271,10 +272,10 @@ class Settling:
         return left_s <= 0
 
     def _waited_s(self, row: TaskRow) -> float:
-        """Since its probe first asked to wait; by wall time only as long as another run knew it."""
+        """Seconds since the probe first answered Wait; the part before this run is wall time."""
         now = self._clock.loop()
         if row.waiting_since is None:
-            self._waits.pop(row.id, None)  # of an attempt before this one
+            self._waits.pop(row.id, None)  # it was of an earlier attempt
             before_s = 0.0
         else:
             before_s = max(0.0, self._clock.wall() - row.waiting_since)
@@ -294,5 +295,5 @@ class Settling:
 
 
 def _is_settled(task: asyncio.Task[bool]) -> bool:
-    """Whether the row of a task that is done has an end, or runs again."""
+    """Whether the row of a done task has ended or runs again."""
     return not task.cancelled() and task.exception() is None and task.result()

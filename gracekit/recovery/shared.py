@@ -1,4 +1,4 @@
-"""What the parts of recovery share: they look at the same rows, and act by the same dispatcher."""
+"""The objects that all modules of recovery use."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gracekit.tracker.tracker import Tracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the parts of recovery share, in one run.
+    """The objects of one run that the modules of recovery use.
 
     Attributes:
-        services: What a context needs; journal, holds, leases, tracker and clock are its own.
-        trigger: What others ask of recovery.
-        gates: Of each lane; its claim limit says how many recovered rows may wait for it.
-        threads: For plain hooks: they must not take a thread that a handler was promised.
-        is_local: Whether the transport is a file, which holds what is read until it is accepted.
+        services: What a Context needs; also has journal, holds, leases, tracker and clock.
+        trigger: By which others ask for a pass.
+        gates: The gate of each lane, with its slots and its claim limit.
+        threads: Run plain hooks, so that these never take the threads of handlers.
+        is_local: Whether the transport is a file, which keeps a delivery until it is accepted.
     """
 
     services: Services

@@ -1,4 +1,4 @@
-"""Work of recovery beside its passes: each name once at a time."""
+"""Work of recovery beside its passes, which must not wait for it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gracekit.telemetry.telemetry import Telemetry
 
 
 class SideTasks:
-    """Work beside the passes, which the application, or a full lane, may hold up for long.
+    """Runs work beside the passes, because the application or a full lane may delay it for long.
 
-    One of a name at a time; asked for again meanwhile, it is done once more.
+    Of each name one work runs at a time. If it is asked for meanwhile, a pass is made at its end.
     """
 
     def __init__(self, trigger: RecoveryTrigger, telemetry: Telemetry) -> None:
@@ -26,11 +26,11 @@ class SideTasks:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is under way."""
+        """The work under way."""
         return list(self._tasks.values())
 
     def do(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin it, or once more when it has ended."""
+        """Begin *work*; if one of that name is under way, ask for a pass at its end."""
         if name in self._tasks:
             self._asked_again.add(name)
             return

@@ -1,4 +1,4 @@
-"""Claims accepted rows that have no owner, and runs them like deliveries: a second intake."""
+"""Claims accepted rows that have no owner, and runs them as the intake runs deliveries."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Starts:
     def claim_mark(self) -> tuple[int, int]:
         """How many claims of accepted rows are under way, and how many have ended.
 
-        A row that is claimed is ours before this run knows of it.
+        During a claim, the store says already that this run owns the row, which has no task yet.
         """
         return self._claiming, self._claimed
 
     async def claim_accepted(self, lane: Lane) -> None:
         """Start ownerless accepted rows, oldest first, until there are none.
 
-        No more are claimed ahead of their turn than the lane's claim limit allows.
+        Waits whenever the lane's claim limit allows no more.
         """
         look = True
         while not self._trigger.is_paused:
@@ -56,12 +56,12 @@ class Starts:
             if number == 0:
                 await self._claim_limit[lane].wait_change()
             elif await self._claim_some(lane, number, look=look):
-                look = False  # there may be more: what is submitted after the claim comes after it
+                look = False  # there are probably more, so claim them without reading first
             else:
                 return
 
     async def _claim_some(self, lane: Lane, claim_limit: int, *, look: bool) -> int:
-        """Start up to so many, which the claim limit has counted; returns how many there were."""
+        """Start up to *claim_limit* rows, which are counted already; returns how many it found."""
         found = 0
         try:
             rows = await self._claim(lane, claim_limit, look=look)
@@ -89,13 +89,13 @@ class Starts:
             self._claimed += 1
 
     async def commit_retry(self, batch: Batch, row_id: int, lane: Lane) -> bool:
-        """Commit what makes a row ACCEPTED, and start it here if a slot of its lane is free.
+        """Commit a batch that makes a row ACCEPTED; start it here if a slot of its lane is free.
 
         Returns:
-            Whether it was claimed here; else any run that may have it can claim it.
+            Whether it was claimed here; if not, any run that may run it can claim it.
         """
         gate = self._lane_gates[lane]
-        # A sibling may have a free slot now; a row that waits here would have to wait for ours.
+        # Otherwise a sibling may have a free slot now, while the row would wait for one here.
         has_seat = not self._lines.is_full(gate, gate.max_running) and self.take_seat(lane)
         rows: list[TaskRow] = []
         self._claiming += 1
@@ -104,7 +104,7 @@ class Starts:
             results = await self._journal.commit(batch)
             rows = [] if index is None else self._claims.claimed(results[index])
         except (asyncio.CancelledError, UnknownCommitError):
-            self._trigger.poke()  # the row may be ours
+            self._trigger.poke()  # this run may own the row now, without a task for it
             raise
         finally:
             self._claiming -= 1
@@ -114,17 +114,17 @@ class Starts:
         try:
             for row in rows:
                 await self.start(row, inside=None)
-        except StoreError as error:  # the retry stands all the same
+        except StoreError as error:  # the retry is committed all the same
             self._telemetry.emit("store.error", what="settling", error=str(error))
             self._trigger.poke()
         return bool(rows)
 
     async def start(self, row: TaskRow, *, inside: Resource | None) -> None:
-        """Run an ACCEPTED row that this run has claimed, or give it up.
+        """Run an ACCEPTED row that this run has claimed, or release it.
 
         Args:
-            row: As it stands.
-            inside: Resource in whose line a place is handed on with it.
+            row: As claimed.
+            inside: Resource in whose line recovery passes its place to the row's task.
         """
         resumed = False
         try:
@@ -143,21 +143,21 @@ class Starts:
                     self._gates.leave_handed(inside)
 
     def take_seat(self, lane: Lane) -> bool:
-        """Count one more row, if the claim limit allows and nothing is paused."""
+        """Count one more row, if the claim limit allows and recovery is not paused."""
         return not self._trigger.is_paused and self._claim_limit[lane].take()
 
     def give_seat(self, lane: Lane) -> None:
-        """Nobody has used it."""
+        """Give back what `take_seat` counted, as no row was started."""
         self._claim_limit[lane].begin()
         self._claim_limit[lane].leave()
 
     def wake(self) -> None:
-        """Let what waits for the claim limit look whether anything may still be started."""
+        """Let those that wait for the claim limit check again whether recovery is paused."""
         for claim_limit in self._claim_limit.values():
             claim_limit.wake()
 
     async def let_go(self, *rows: TaskRow) -> None:
-        """Give claimed rows up: any run may claim them."""
+        """Release claimed rows: any run may claim them."""
         batch = Batch(Point.NOT_STARTED)
         for row in rows:
             self._claims.add_let_go(batch, row)

@@ -1,7 +1,6 @@
-"""The stages of one request's life, in the order of their use; `dispatcher` strings them together.
+"""The stages of one request's life, in the order of their use; `dispatcher` calls them.
 
-`arrivals` reads it, `refusals` turns it away, `lanes` gives it a place and a
-turn, `custody` commits it, `waits` stands in line for a lease that another
-process holds, `context` is what its handler sees, `attempt` runs the handler,
-`answers` replies.
+`arrivals` reads it, `refusals` refuses it, `lanes` gives it a place and a turn,
+`custody` commits it, `waits` waits for a lease that another process holds,
+`context` is what its handler sees, `attempt` runs the handler, `answers` replies.
 """

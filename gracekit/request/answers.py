@@ -1,4 +1,4 @@
-"""Answers: replies on their way to callers, each bounded and accounted for."""
+"""Sends replies and heartbeats to callers; each try has a timeout, each failure is logged."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Reason, TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
-"""Bound of one try; some `SWEEP_S` more, as one timer looks after all of them."""
+"""Timeout of one try. Checked once in `SWEEP_S`, so a try may last up to that much longer."""
 SWEEP_S: Final = 1.0
 LAST_TRY_S: Final = 0.5
 CALLER_WAITS_S: Final = 60.0
-"""How long a caller waits, where it did not say."""
+"""How long a reply is tried if its caller did not say how long it waits."""
 
 
 class SendResult(enum.Enum):
     """What became of a reply, or of a heartbeat."""
 
     YES = "yes"
-    GIVEN_UP = "given_up"  # its caller has left, or waited long enough
+    GIVEN_UP = "given_up"  # its reply queue is gone, or its caller's time is up
     NOT_YET = "not_yet"  # it stays due
 
 
 class Answers:
-    """Sends replies and forgets them when they were confirmed or given up."""
+    """Sends replies, and removes each from the record once it was confirmed or given up."""
 
     def __init__(
         self,
@@ -66,33 +66,31 @@ class Answers:
         self._telemetry = telemetry
         self._clock = clock
         self._stopped = asyncio.Event()
-        self._trying: dict[asyncio.Timeout, float] = {}  # and when each must end; the first first
+        self._trying: dict[asyncio.Timeout, float] = {}  # loop time of each timeout, soonest first
         self._sweep: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        """Try nothing twice any more: the process goes. What is due stays due, for the next start.
+        """Repeat no failed try any more, as the process ends; the next start sends what is left.
 
-        A try that is under way ends soon.
+        A try that is under way ends within `LAST_TRY_S`.
         """
         self._stopped.set()
         soon = self._clock.loop() + LAST_TRY_S
         for scope in self._trying:
             if not scope.expired():
                 scope.reschedule(min(soon, scope.when() or soon))
-        if self._sweep is not None:  # each try has its own end from now on
+        if self._sweep is not None:  # from now on each try has a timeout of its own
             self._sweep.cancel()
             self._sweep = None
 
     async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> SendResult:
-        """Publish one reply.
-
-        One whose queue is gone is given up.
+        """Publish one reply; it is given up if its queue is gone.
 
         Args:
-            address: Where to.
-            outcome: What.
-            patient: Whether a transport that takes nothing for now is asked again, as long as
-                the caller may wait.
+            address: The queue and message id of the caller.
+            outcome: What to answer.
+            patient: Whether to try again, as long as the caller may be waiting, when the
+                transport cannot take the reply now.
         """
         body = self._body(address, outcome)
         now = self._clock.wall()
@@ -106,7 +104,7 @@ class Answers:
                     return self._give_up(address, error)
                 if not patient or await self._is_stopped_within(backoff.REPLY_S):
                     return SendResult.NOT_YET
-            except Exception as error:  # noqa: BLE001 - no such queue; or an address of odd shape
+            except Exception as error:  # noqa: BLE001 - no such queue, or an address is malformed
                 return self._give_up(address, error)
             else:
                 return SendResult.YES
@@ -123,12 +121,12 @@ class Answers:
         return SendResult.GIVEN_UP
 
     async def beat(self, address: Address, *, within_s: float) -> SendResult:
-        """Publish one heartbeat; if it finds no way, that hurts nobody but its caller."""
+        """Publish one heartbeat. A failure is only logged: the task goes on."""
         beat = Reply(msg_id=address.msg_id, reply_id=self._clock.new_id(), ending=False)
         try:
             async with asyncio.timeout(within_s):
                 await self._publish(address, encode_reply(beat))
-        except Exception as error:  # noqa: BLE001 - whatever the transport met, the task goes on
+        except Exception as error:  # noqa: BLE001 - whatever the transport raises, the task goes on
             told = str(error) or type(error).__name__
             self._telemetry.emit("heartbeat.lost", queue=address.queue, error=told)
             return SendResult.GIVEN_UP if isinstance(error, Undeliverable) else SendResult.NOT_YET
@@ -136,7 +134,7 @@ class Answers:
 
     async def _publish(self, address: Address, body: bytes) -> None:
         self._process.reach(Point.REPLY, "before")
-        # Nearly all replies leave at once, and a timer for each costs 4 us.
+        # One timer looks after all replies: most leave at once, and a timer for each costs 4 us.
         async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else None) as scope:
             self._trying[scope] = self._clock.loop() + REPLY_TIMEOUT_S
             if self._sweep is None and not self._stopped.is_set():
@@ -158,17 +156,17 @@ class Answers:
     async def send_due(
         self, row_id: int, address: Address, outcome: Outcome, *, patient: bool = True
     ) -> None:
-        """Send a reply that is on record, then forget it."""
+        """Send a reply that is on record, then remove it from the record."""
         sent = await self.send(address, outcome, patient=patient)
         if sent is not SendResult.NOT_YET:
             await self.forget(row_id, address, sent=sent is SendResult.YES)
 
     async def forget(self, row_id: int, address: Address, *, sent: bool) -> None:
-        """Strike a reply that was sent, or given up, from the record."""
+        """Remove a reply that was sent, or given up, from the record."""
         try:
             await self._journal.reply_done(row_id, address, sent=sent)
         except StoreError as error:
-            # It stays due: the next start sends it again, once.
+            # The reply stays due, so the next start sends it again; a second copy does no harm.
             self._telemetry.emit("store.error", what="reply record", error=str(error))
 
     async def refuse(self, address: Address | None, error: Exception) -> None:
@@ -184,14 +182,14 @@ class Answers:
             return self._body_without(address, error)
         if len(body) <= MAX_BODY_BYTES:
             return body
-        # Its caller would refuse it unread, and wait on.
+        # The caller would refuse so large a reply unread, and go on waiting.
         size = f"a reply of {len(body)} bytes is above {MAX_BODY_BYTES}"
         return self._body_without(address, MessageTooLargeError(size))
 
     def _body_without(
         self, address: Address, error: UnserialisableError | MessageTooLargeError
     ) -> bytes:
-        """Of a row that an older gracekit has ended: a present one keeps no such result."""
+        """A reply that leaves the result out; only a row of an older gracekit still needs that."""
         return encode_reply(self._reply(address, without_result("the task", error)))
 
     def _reply(self, address: Address, outcome: Outcome) -> Reply:
@@ -218,7 +216,7 @@ class Answers:
 
 
 def _sentence(outcome: Outcome) -> str:
-    """What gracekit has made of a task, in fixed words; empty where its handler has failed."""
+    """How gracekit ended a task, in fixed words; empty if its handler failed."""
     match outcome.state:
         case TaskState.SUCCEEDED:
             return "the task has succeeded, but its result cannot be sent and is left out"

@@ -1,8 +1,8 @@
-"""Arrivals: turns a delivery, or a row of an earlier life, into a job.
+"""Turns a delivery, or a recovered row, into a job.
 
-The order is fixed: size, decode, reply address, resolve, arguments, state of the
-service. The first that fails refuses the delivery; nothing of it is run or kept but
-a record.
+A delivery is checked in a fixed order: size, decoding, reply address, method,
+arguments, state of the service. The first check that fails refuses it: nothing of
+it is run, and only a record is kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceSt
 
 
 class Arrivals:
-    """Reads what comes in, for one instance."""
+    """Reads deliveries and recovered rows, for one instance."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Arrivals:
     # -- from the transport --------------------------------------------------------------
 
     async def read(self, delivery: Delivery, gate: LaneGate) -> Job | None:
-        """What a delivery asks for; None when it was refused, recorded and settled."""
+        """The job that a delivery asks for; None if it was answered or refused, and settled."""
         message: JsonObject = {}
         try:
             check_size(delivery.dropped, max_bytes=self._settings.max_body_bytes)
@@ -108,7 +108,11 @@ class Arrivals:
         return self._job(request, method, delivery, gate)
 
     def _check_address(self, reply: ReplyAddress | None) -> None:
-        """Before anything is done: what is sent to it would be sent with our permissions."""
+        """Refuse an address that is no reply queue.
+
+        Replies are sent with the permissions of this service. Without this check a client could
+        let it write to any queue.
+        """
         if reply is not None and not is_for_replies(reply.queue, self._reply_queues):
             raise BadMessageError(
                 f"_reply_q {excerpt(reply.queue)} is no reply queue ({REPLY}...); "
@@ -116,7 +120,7 @@ class Arrivals:
             )
 
     def _caller_in(self, message: JsonObject) -> ReplyAddress | None:
-        """Whom to tell that nothing can be done with *message*."""
+        """Where to answer that *message* cannot be read; None if it names no valid address."""
         caller = caller_in(message)
         try:
             self._check_address(caller)
@@ -125,19 +129,22 @@ class Arrivals:
         return caller
 
     async def refuse(self, job: Job, reason: RejectReason, error: GracekitError) -> None:
-        """Refuse a job after all."""
+        """Refuse a delivery that was already turned into a job."""
         assert job.delivery is not None
         request = decode_request(job.delivery.body, max_bytes=self._settings.max_body_bytes)
         await self._refusals.reject(request, job.delivery, job.gate.lane, reason, error)
 
     def _state(self) -> dict[str, Any]:
-        """What anybody may ask before sending; `open` says whether new requests are taken."""
+        """The answer to the verb `state`, which every client may send.
+
+        `open` says whether new requests are taken.
+        """
         return {
             "instance": self._instance,
             "host": self._settings.host,
             "state": self._phase.state.value,
             "open": self._phase.state not in _CLOSED,
-            "ready": self._phase.not_ready is None,  # why not: a text that is not for anybody
+            "ready": self._phase.not_ready is None,  # the reason is for operators only
         }
 
     def _check_open(self, method: Method[Any, Any], gate: LaneGate) -> None:
@@ -193,10 +200,10 @@ class Arrivals:
             method=method.name,
             lane=gate.lane,
             holds_drain=_holds_drain(method, gate.lane),
-            # A redelivered `requeue` may have killed its process: it is journaled, and capped.
+            # A redelivered `requeue` may have killed its process. A row counts its attempts.
             journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
             on_interrupt=method.options.on_interrupt,
-            # An ops method must reach a resource whose task is running: it takes no lease.
+            # An ops method takes no lease: it must reach a resource on which a task is running.
             resource=None if method.ops else method.resource_of(request.args),
             tracked_at=self._clock.loop(),
         )
@@ -226,7 +233,7 @@ class Arrivals:
         )
 
     def _target(self, delivery: Delivery, method: Method[Any, Any]) -> str:
-        """Host or instance that alone may run it later; empty for any."""
+        """The only host or instance that may run it later; empty for any."""
         kind = delivery.queue.kind
         if kind is QueueKind.FANOUT:
             return self._instance
@@ -241,7 +248,7 @@ class Arrivals:
     # -- from the journal ------------------------------------------------------------------
 
     def job_of(self, row: TaskRow, gate: LaneGate) -> Job:
-        """An accepted row as a job; its method is served here."""
+        """An accepted row as a job; this run must serve its method."""
         method = self._methods.resolve(row.namespace, row.method, row.version)
         expires_at = None
         if row.expires_at is not None and not row.attempts:
@@ -283,7 +290,10 @@ class Arrivals:
 
 
 def _check_way(delivery: Delivery) -> None:
-    """A broker may let pass a copy to a queue for which its sender has no permission."""
+    """Refuse a message that the broker copied here from another routing key.
+
+    Its sender may lack the permission to send to this queue.
+    """
     if delivery.sent_to:
         raise BadMessageError(
             f"it came to {delivery.queue.name!r} under the routing key "
@@ -292,10 +302,10 @@ def _check_way(delivery: Delivery) -> None:
 
 
 def _is_ping(request: Request) -> bool:
-    """Whether it is oslo's built-in method, which a service of the same name overrides."""
+    """Whether it asks for oslo's built-in ping, which a method of that name overrides."""
     return request.method == PING and request.namespace is None
 
 
 def _holds_drain(method: Method[Any, Any], lane: Lane) -> bool:
-    """Only an ops method that came by the ops lane does not keep a drain waiting."""
+    """Whether a drain waits for it: for all but an ops method that came by the ops lane."""
     return not (method.ops and lane is Lane.OPS)

@@ -1,10 +1,10 @@
 """One attempt: calls the handler and turns whatever happens into one `AttemptEnd`.
 
-Nothing escapes: not SystemExit, not a cancellation that nobody asked for. The
-end is judged by what gracekit did to the task, and only then by what the
-handler returned or raised: a handler can swallow, wrap or replace any exception.
-A thread cannot be stopped, so an attempt in a thread is over when the thread
-has returned, whatever cancels the coroutine that waits for it.
+No exception of the handler escapes, not even SystemExit or a stray cancellation.
+The end is judged first by what gracekit did to the task, and only then by what
+the handler returned or raised, as a handler can swallow, wrap or replace any
+exception. A thread cannot be stopped, so an attempt in a thread ends when the
+thread has returned, even if the coroutine that waits for it is cancelled.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcome: None if it was cut.
-        cut: None if it ended.
+        cut: None if it was not cut.
         interrupted_by: What the handler raised, if something other than gracekit cancelled it.
-        expected: The handler is known to raise what it has raised: it is no news.
-        requested: What is missing, if its task waits for that as PENDING; else None.
-        log_why: Why it does not wait, where the failure itself does not say so.
+        expected: Whether `expect()` was called for what the handler raised: it is logged as DEBUG.
+        requested: The missing capacity, if the task may wait for it as PENDING; else None.
+        log_why: Why the task may not wait, for the log, if the failure itself does not say so.
     """
 
     outcome: Outcome | None = None
@@ -71,10 +71,10 @@ _NO_END: Final = AttemptEnd()
 
 
 class Attempts:
-    """Runs handlers: from the moment at which an attempt is on record to its end.
+    """Runs handlers, from the record of an attempt to its end.
 
     Args:
-        history: Learns how long each attempt took.
+        history: Records how long each attempt took.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Attempts:
         self._early: set[asyncio.Task[Any]] = set()
 
     def mark_running(self, job: Job) -> None:
-        """Its attempt is on record: it is in no line any more, and a drain waits for it."""
+        """Note that the attempt is on record: the job waits no more, and a drain waits for it."""
         task = job.task
         if job.delivery is not None and task.journaled:
-            job.delivery.body = b""  # it was read, and others may run for hours too
+            job.delivery.body = b""  # not needed any more; a handler may run for hours
         task.advance(TaskState.RUNNING)
         task.started_at = self._clock.loop()
         task.handler = asyncio.current_task()
@@ -109,12 +109,12 @@ class Attempts:
         task.deadline = None if timeout is None else task.started_at + timeout
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
-        if job.claimed_ahead:  # asked here, too: a delivery is never claimed ahead
+        if job.claimed_ahead:  # saves a call: a delivery is never claimed ahead
             job.begin_claimed()
         self._tracker.started(task)
 
     async def run(self, job: Job) -> AttemptEnd:
-        """Call its handler, within its method's timeout."""
+        """Call the handler of *job*, within the timeout of its method."""
         task, method = job.task, job.method
         timer = None
         if task.deadline is not None:
@@ -157,7 +157,7 @@ class Attempts:
                 traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
 
     def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
-        """An attempt has ended and was not cut: its method's history learns it, and the log."""
+        """Add an attempt that was not cut to the history of its method, and to the log."""
         task = job.task
         seconds = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
@@ -169,7 +169,7 @@ class Attempts:
     # -- ended from outside -------------------------------------------------------------
 
     def obey(self, job: Job, order: Order) -> None:
-        """Let it end as an operator orders: its handler, or its wait for a turn."""
+        """End a job as an operator orders: cancel its handler, or its wait for a turn."""
         task = job.task
         task.order = order
         task.cancel(CancelCause.OPERATOR)
@@ -183,7 +183,7 @@ class Attempts:
         self._answer_early(job, failed(timeout_error(job.method)))
 
     def _answer_early(self, job: Job, outcome: Outcome) -> None:
-        """The caller hears at once; the task keeps place and lease until its handler returned."""
+        """Answer the caller now; the task keeps slot and lease until its handler has returned."""
         if not job.task.cancellable or job.answered or job.reply is None:
             return
         job.answered = True
@@ -191,14 +191,14 @@ class Attempts:
         self._do_beside(self._answers.send(job.reply, outcome))
 
     def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
-        """Do it in a task of its own, which is kept until it ends."""
+        """Run *step* in a task of its own, and keep a reference to it until it ends."""
         task = asyncio.ensure_future(step)
         self._early.add(task)
         task.add_done_callback(self._early.discard)
 
 
 def _operation_of(job: Job) -> str | None:
-    """How its sender has sent it; None for a task from the record."""
+    """How the request was sent; None for a recovered row, which does not say."""
     if job.delivery is None:
         return None
     if job.reply is not None:
@@ -207,7 +207,7 @@ def _operation_of(job: Job) -> str | None:
 
 
 def error_type_of(end: AttemptEnd) -> str | None:
-    """Class name of what the handler raised, or was ended with; None for a success or a cut."""
+    """Class name of the failure in the outcome; None for a success or a cut."""
     if end.outcome is None or end.outcome.failure is None or has_left_out(end.outcome):
         return None
     return failure_from(end.outcome.failure).exc_class
@@ -222,9 +222,9 @@ async def run_attempt(
     *,
     parks: bool,
 ) -> AttemptEnd:
-    """Run the handler once, cancellable only meanwhile; *parks*: as in `Services`."""
+    """Run the handler once; it can be cancelled only during this call. *parks*: see `Services`."""
     me = task.handler
-    if me is not None and me.cancelling():  # from a wait before: it says nothing of this attempt
+    if me is not None and me.cancelling():  # left by an earlier wait: no news of this attempt
         await _take_cancellations(me)
     try:
         enter(ctx)
@@ -239,7 +239,7 @@ async def run_attempt(
         finally:
             leave(ctx)
         if task.stopped:
-            return _STOPPED  # the rest of its items was not done, whatever it returned
+            return _STOPPED  # it swallowed the stop: its remaining items are not done
         return AttemptEnd(outcome=succeeded(f"{method.name}()", result))
     except BaseException as error:  # noqa: BLE001 - see the module's first line
         return _judge(task, method, error, parks=parks)
@@ -250,7 +250,7 @@ async def run_attempt(
 
 
 def _runs_here(task: asyncio.Task[Any] | None) -> bool:
-    """Whether *task* is running now; a coroutine that the interpreter throws away is not."""
+    """Whether *task* is running now; not so when the interpreter closes an abandoned coroutine."""
     try:
         return task is asyncio.current_task()
     except RuntimeError:  # no loop is running
@@ -258,7 +258,7 @@ def _runs_here(task: asyncio.Task[Any] | None) -> bool:
 
 
 async def _take_cancellations(me: asyncio.Task[Any]) -> None:
-    """Take what the handler left behind: a cancellation of its own must not meet a step of ours."""
+    """Consume cancellations that the handler left pending: they must not hit gracekit's steps."""
     while me.cancelling():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
@@ -271,7 +271,7 @@ _STOPPED: Final = AttemptEnd(cut=Interruption.SAFE_POINT)
 def _judge(
     task: TrackedTask, method: Method[Any, Any], error: BaseException, *, parks: bool
 ) -> AttemptEnd:
-    """How an attempt that raised *error* ended: first by what gracekit did, then by the error."""
+    """How an attempt that raised *error* ended; what gracekit did to it counts before the error."""
     if task.stopped:
         return _STOPPED
     cause = task.cancel_cause
@@ -289,17 +289,18 @@ def _judge(
 
 
 def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptEnd:
-    """The end of an attempt whose handler itself has raised *error*."""
+    """The end of an attempt whose handler raised *error* by itself."""
     outcome, expected = failed(error), is_expected(error)
     why, requested = why_not_parked(error, task), requested_by(error)
-    if not parks:  # a failure as any other, for callers and for the record
+    if not parks:  # parking is off: callers and the record get a usual failure
         would_wait = requested is not None and not why
         return AttemptEnd(
             outcome=outcome, expected=expected, log_why=SETTING_OFF if would_wait else ""
         )
     if not why:
         return AttemptEnd(outcome=outcome, expected=expected, requested=requested)
-    in_group = isinstance(error, BaseExceptionGroup)  # to callers, it is no answer of a parked task
+    # A caller cannot take a group for the answer of a parked task, so only record and log say why.
+    in_group = isinstance(error, BaseExceptionGroup)
     return AttemptEnd(
         outcome=not_parked(outcome, why, tells_callers=not in_group),
         expected=expected,
@@ -308,13 +309,13 @@ def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptE
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:
-    """Whether something else than gracekit has cut the handler: what it raised says nothing then.
+    """Whether something other than gracekit cancelled the handler: *error* is then no failure.
 
-    Somebody has cancelled its asyncio task; or what it awaited was cancelled, perhaps with another
-    handler that awaits it too. A thread does not notice a cancellation of its task.
+    The application may have cancelled its asyncio task, or something that it awaits together with
+    other handlers. A handler in a thread does not notice a cancellation of its task.
 
-    The task's count of cancellations alone is no proof: before Python 3.13, a TaskGroup leaves
-    its own in it when a child fails while the group is waited for.
+    `cancelling()` alone is no proof: before Python 3.13, a TaskGroup leaves its own cancellation
+    there when a child fails while the group is awaited.
     """
     if isinstance(error, asyncio.CancelledError):
         return True
@@ -324,9 +325,9 @@ def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseExc
 
 
 def _comes_of_cancellation(error: BaseException) -> bool:
-    """Whether *error* was raised while a CancelledError was handled; of a group, all its errors.
+    """Whether *error*, or each error in a group, was raised while a CancelledError was handled.
 
-    What `asyncio.timeout` makes of its own CancelledError is a timeout.
+    A TimeoutError that `asyncio.timeout` made of its own CancelledError does not count.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(_comes_of_cancellation, error.exceptions))
@@ -351,7 +352,7 @@ async def _call_in_thread(
     threads: Threads,
 ) -> Any:
     handler = partial(_in_known_thread, task, partial(method.handler, ctx, **args))
-    # Once the drain has recorded it as unclean, nothing waits for its thread any more.
+    # `cut` is set once the drain has recorded it as unclean: nothing needs its thread any more.
     return await in_thread(handler, threads, given_up=lambda: task.cut is not None)
 
 
@@ -366,4 +367,5 @@ def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
 CALLERS: Final = frozenset(
     function.__code__ for function in (run_attempt, call_hook, _in_known_thread, WorkerCall.run)
 )
-"""Code that calls code of the application: frames below it are the application's."""
+"""The functions that call code of the application. In a dump of stacks, the frames that they call
+are the application's."""

@@ -1,7 +1,7 @@
-"""Calls code of the application that is no handler, and any plain function of it in a thread.
+"""Calls the application's hooks, rules and jobs, and runs its plain functions in threads.
 
-A thread cannot be stopped, so a call in a thread is over when the thread has returned, whatever
-cancels the coroutine that waits for it.
+A thread cannot be stopped, so a call in a thread ends when the thread has returned, even if the
+coroutine that waits for it is cancelled.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ async def call_hook(
     before: Sequence[Any] = (),
     trace: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Call a probe, rule, errored hook or job, plain or async; in *trace*, or without any trace.
+    """Call a probe, rule, errored hook or job, plain or async.
 
     Args:
-        hook: Of the application.
+        hook: A function of the application.
         ctx: Its first argument.
         args: Arguments by name.
-        threads: For a plain function.
-        before: Arguments by position, behind the context.
-        trace: Block in which it is called.
+        threads: Runs it if it is a plain function.
+        before: Arguments by position, after the context.
+        trace: Trace in which it is called; None to call it outside of any trace.
+
+    Raises:
+        Exception: what the hook raised; SystemExit and the like become RuntimeError.
     """
     try:
         with running_in(ctx), trace or apart():
@@ -46,7 +49,7 @@ async def call_hook(
                 return await hook(ctx, *before, **args)
             return await in_thread(partial(hook, ctx, *before, **args), threads)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        # Out of a task of its own it would end the whole loop.
+        # If a task raised it, asyncio would end the whole loop.
         name = getattr(hook, "__name__", "a hook")
         raise RuntimeError(f"{name}() raised {words_of(error)}") from error
 
@@ -54,9 +57,9 @@ async def call_hook(
 async def in_thread(
     function: Callable[[], T], threads: Threads, *, given_up: Callable[[], bool] = lambda: False
 ) -> T:
-    """Run *function* in a worker thread; returns or raises only when it has returned.
+    """Run *function* in a worker thread, and wait for its end.
 
-    A cancellation ends the wait only before the function has begun, or where *given_up* says so.
+    A cancellation ends the wait only if the function has not begun, or if *given_up* returns true.
     """
     while True:
         thread = WorkerCall(function)
@@ -73,24 +76,24 @@ async def in_thread(
                     raise
         if thread.begun or not running.cancelled():
             return thread.result()
-        # Somebody cancelled the task around a thread that had not begun: nothing was done.
+        # The application cancelled `running` before the function began: try again.
 
 
 async def _take_end(running: asyncio.Future[None]) -> None:
-    """Wait for the end of what was just cancelled, however often we are cancelled too."""
+    """Wait for the end of *running*, which was just cancelled, even if cancelled meanwhile."""
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({running})
 
 
 class WorkerCall(Generic[T]):
-    """A function in a worker thread, which is over when the function has returned.
+    """A function in a worker thread, and whether it has returned.
 
-    The asyncio task around it proves nothing: whoever cancels all tasks of the
-    process ends that one too, and the thread goes on.
+    The asyncio task around the thread does not show that: if the application
+    cancels all tasks of the process, that one ends too while the thread goes on.
 
     Attributes:
-        begun: Its code runs, or has run.
+        begun: Whether the function runs, or has run.
         returned: Done when the function has returned, or will never begin.
     """
 
@@ -104,20 +107,20 @@ class WorkerCall(Generic[T]):
         self.returned: asyncio.Future[None] = self._loop.create_future()
 
     def run(self) -> None:
-        """In the thread."""
+        """Call the function; runs in the thread."""
         self.begun = True
         try:
             self._value = self._function()
         except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
             self._error = error
         self._over = True
-        # Set before the look, as `leave` does it the other way round: one of the two sees both.
+        # Set `_over`, then read `_left`; `leave` does the reverse. So one of the two sees both.
         if self._left:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._tell)
 
     def leave(self, running: asyncio.Future[None]) -> None:
-        """On the loop: the task around the thread has ended, mostly because the thread has."""
+        """Note, on the loop, that the task around the thread has ended; usually the thread has."""
         self._left = True
         if not self.begun:
             self._over = True
@@ -130,7 +133,7 @@ class WorkerCall(Generic[T]):
             self.returned.set_result(None)
 
     def result(self) -> T:
-        """What the function returned, or raises what it raised."""
+        """Return what the function returned, or raise what it raised."""
         if self._error is not None:
             raise self._error
         return cast("T", self._value)

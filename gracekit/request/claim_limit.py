@@ -1,8 +1,8 @@
 """The claim limit: how many recovered rows of a lane may be claimed here before it is their turn.
 
-Few, so that siblings can claim the others. A row that waits for something of
-its own, a busy resource say, no longer counts as ahead: it must not keep those
-behind it from beginning.
+The limit is low, so that siblings can claim the other rows. A row that waits
+for something other than the lane, such as a busy resource, no longer counts as
+ahead: otherwise it would keep the rows behind it from starting.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class ClaimLimit:
     """The recovered rows of one lane in this process.
 
     Args:
-        ahead: How many may wait for the lane itself.
-        total: How many may be in flight.
+        ahead: How many claimed rows may wait for a slot of the lane.
+        total: How many claimed rows may be in flight.
     """
 
     def __init__(self, *, ahead: int, total: int) -> None:
@@ -32,32 +32,32 @@ class ClaimLimit:
         return True
 
     def take_some(self, most: int) -> int:
-        """Take up to so many; returns how many."""
+        """Count up to *most* more rows; returns how many the limit allowed."""
         number = 0
         while number < most and self.take():
             number += 1
         return number
 
     def widen(self, by: int) -> None:
-        """Let so many more rows wait for the lane itself; fewer, if *by* is negative."""
+        """Let *by* more rows wait for a slot of the lane; fewer if it is negative."""
         self._ahead += by
         self._changed.set()
 
     def begin(self) -> None:
-        """A row has begun, or waits for something of its own: the next may be claimed."""
+        """A row has started, or waits for something else than a slot: allow the next claim."""
         self._ahead += 1
         self._changed.set()
 
     def leave(self) -> None:
-        """A row that has begun, or waits for something of its own, is over in this process."""
+        """A row for which `begin` was called is no longer in flight in this process."""
         self._room += 1
         self._changed.set()
 
     async def wait_change(self) -> None:
-        """Wait until another row may be claimed, or `wake`."""
+        """Wait until the limit has changed, or `wake` is called."""
         self._changed.clear()
         await self._changed.wait()
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """End each `wait_change`."""
         self._changed.set()

@@ -1,8 +1,7 @@
-"""What a handler is given: its request, its deadline, its safe points, its lease.
+"""What a handler gets: its request, its deadline, its safe points, its lease.
 
-A `Context` belongs to one attempt of one task. Everything it remembers goes
-through the tracker and the journal; it holds no state of its own that a crash
-could lose.
+A `Context` belongs to one attempt of one task. Everything that must survive a
+crash goes to the tracker and the journal; the Context keeps no such state.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ class SafePointStop(asyncio.CancelledError):
     """Unwinds a handler that gracekit stops at a safe point; never an error.
 
     It is a cancellation, so that `except Exception` lets it pass and task
-    groups inside a handler wind up as they do for any cancellation. Such a
-    group, `gather` or `shield` may keep it from the handler. That changes
-    nothing: the stop is noted on the task (`TrackedTask.stopped`), and the note decides.
+    groups inside a handler end as for any cancellation. A task group, `gather`
+    or `shield` may swallow it. The task stops all the same, because gracekit
+    decides by the note on it (`TrackedTask.stopped`), not by this exception.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What contexts and attempts need of the run; built once by the Runtime.
+    """The objects of the run that contexts and attempts use; built once by the Runtime.
 
     Attributes:
-        parks: Whether a task whose handler finds no capacity waits for it.
+        parks: Whether a task whose handler raises NoCapacity is parked.
     """
 
     journal: Journal
@@ -72,7 +71,7 @@ class Services:
 class Context(Mapping[str, Any]):
     """One attempt of one task, as its handler sees it.
 
-    As a mapping it is the caller's request context: `ctx["user_id"]`.
+    It is also a mapping, of the caller's request context: `ctx["user_id"]`.
     """
 
     __slots__ = (
@@ -112,7 +111,7 @@ class Context(Mapping[str, Any]):
         found = running.get()
         if found is None:
             raise LookupError("no handler of gracekit is running here")
-        return cast("Context", found)  # nobody else sets it
+        return cast("Context", found)  # only `running_in` and `enter` set it
 
     # -- the request --------------------------------------------------------------------
 
@@ -138,7 +137,7 @@ class Context(Mapping[str, Any]):
 
     @property
     def task_id(self) -> str:
-        """Under which the tracker and the log know this work: the request's id, or a job's own."""
+        """Id of this work in the tracker and the log: the request id, or the id of a job's run."""
         return self._task.request_id
 
     @property
@@ -153,24 +152,24 @@ class Context(Mapping[str, Any]):
 
     @property
     def version(self) -> str:
-        """Interface version that the request asks for, as `"1.0"`; not above the method's own."""
+        """Interface version that the request asks for, such as `"1.0"`; at most the method's."""
         return self._version
 
     @property
     def attempt(self) -> int:
         """Number of this start of the handler, from 1.
 
-        A `requeue` request has no row to count in: given back and delivered again
-        it shows 1 again, and counts from there.
+        A `requeue` request has no row that counts its attempts, so after it was
+        given back and delivered again this begins at 1 again.
         """
         return self._task.attempt
 
     @property
     def fence(self) -> int | None:
-        """Fencing token of this attempt's lease: pass it to whatever can refuse a stale owner.
+        """Fencing token of this attempt's lease; pass it to backends that refuse a stale owner.
 
-        None without a resource. An ops method takes no lease: it has its caller's, if
-        that is a task with one.
+        None without a resource. An ops method takes no lease; if a task with a lease called
+        it, this is the token of that task.
         """
         if self._task.token is not None:
             return self._task.token
@@ -179,7 +178,7 @@ class Context(Mapping[str, Any]):
 
     @property
     def travelling_lease(self) -> dict[str, Any] | None:
-        """{kind, id, token} of this task, or of the task that called it; None for neither."""
+        """{kind, id, token} of this task's lease, else of the calling task's; None if neither."""
         if self._task.token is not None and self._task.resource is not None:
             kind, resource_id = self._task.resource
             return {"kind": kind, "id": resource_id, "token": self._task.token}
@@ -191,8 +190,8 @@ class Context(Mapping[str, Any]):
     def deadline(self) -> float | None:
         """Loop time at which this attempt should be over; None if nothing limits it.
 
-        The earliest of the method's timeout, the caller's deadline where known,
-        and in a drain the drain's.
+        The earliest of the method's timeout, the caller's deadline if it is known,
+        and during a drain the drain's deadline.
         """
         limits = [self._task.deadline, self._expires_at, self._services.phase.deadline]
         known = [limit for limit in limits if limit is not None]
@@ -211,34 +210,34 @@ class Context(Mapping[str, Any]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether this attempt was asked to end; threads, which nobody can stop, ask this."""
+        """Whether this attempt should end. Plain handlers must check it: threads get no cancel."""
         return self._task.cancel_cause is not None
 
     # -- safe points --------------------------------------------------------------------
 
     @property
     def cursor(self) -> Any:
-        """The last cursor that was given to a safe point, by this or an earlier attempt."""
+        """The last cursor that this or an earlier attempt passed to a safe point."""
         return self._task.cursor
 
     async def safe_point(self, cursor: Any, *, last: bool = False) -> None:
-        """Say that everything up to *cursor* is done, and stop here in a drain.
+        """Record that everything up to *cursor* is done, and stop here in a drain.
 
-        The cursor is committed with the next commit, at most 1 s later; a crash
-        repeats at most the items since then. In a drain this call does not
-        return: the cursor is committed exactly, and the task is run again from it.
-        A task that is expected to end before the drain's deadline goes on, as
-        earlier attempts of its method took no longer.
+        The cursor is committed with the next commit, at most 1 s later; after a
+        crash the items since that commit are repeated. In a drain this call does
+        not return: this cursor is committed, and the task is run again from it.
+        If the history of its method says that the attempt ends before the
+        drain's deadline, the call returns and the handler goes on.
 
-        None sets it back, for a handler that is about to undo what it has done: that is committed
-        when this returns, and the next attempt begins at the beginning.
+        None resets the cursor, for a handler that is about to undo its work. The reset is
+        committed when this returns, and the next attempt begins at the beginning.
 
         Args:
-            cursor: Plain JSON data, small: it is written often. None: nothing is done.
-            last: Nothing is left but to return: do not stop here.
+            cursor: Plain JSON data, small because it is written often. None: nothing is done.
+            last: Do not stop here, because the handler is about to return.
 
         Raises:
-            StoreError: with None: it could not be committed, so undo nothing.
+            StoreError: only for None: the reset could not be committed, so undo nothing.
         """
         self._reached(cursor)
         if cursor is None:
@@ -269,8 +268,8 @@ class Context(Mapping[str, Any]):
         """Iterate with a safe point after each item, from where the last attempt stopped.
 
         Use `async for` in coroutines and `for` in plain handlers. A task has one cursor, so a
-        handler has one such loop; one that was left early may be begun again, and goes on behind
-        its last safe point.
+        handler has one such loop. After a `break` the loop may be begun again; it continues
+        after its last safe point.
 
         Args:
             source: A sequence, resumed by index; or a callable that takes the
@@ -278,21 +277,21 @@ class Context(Mapping[str, Any]):
                 items that are their own cursor.
 
         Raises:
-            TypeError: *source* is neither; a bare generator cannot be resumed.
-            DeclarationError: while iterating, as a second loop would move the same cursor.
+            TypeError: *source* is neither; a generator cannot be resumed.
+            DeclarationError: while iterating, if a second loop would move the same cursor.
         """
         return Steps(self, source)
 
     def _reached(self, cursor: Any) -> None:
         value = plain(cursor, "cursor")
-        dumps(value, "cursor")  # refused here, to its handler, rather than in a commit of many
+        dumps(value, "cursor")  # raises here, in the handler, and not in a commit for many tasks
         self._task.cursor = value
         self._task.safe_point_at = self._services.loop.time()
 
     def _stop_if_asked(self) -> None:
         task = self._task
         if task.stopped or (task.cancel_cause in _CUT_BY_DRAIN and task.journaled):
-            self._stop()  # also within the grace: as exact as before the deadline
+            self._stop()  # in the grace period too, a safe point is an exact place to stop
         if task.cancel_cause is not None:
             raise asyncio.CancelledError(task.cancel_cause.value)
         if self._services.phase.draining and task.journaled and task.holds_drain:
@@ -314,16 +313,16 @@ class Context(Mapping[str, Any]):
     # -- tasks that wait for capacity ---------------------------------------------------
 
     async def cancel_pending(self, kind: str, resource_id: str, *, reason: str = "") -> int:
-        """Cancel the tasks of this service that wait for capacity for a resource.
+        """Cancel the parked tasks of this service for a resource.
 
-        For the handler that deletes the resource. It is committed when this returns, whatever
-        becomes of the handler. A task that was retried a moment before is not cancelled: it waits
-        in the resource's line, and runs when this handler has ended.
+        For the handler that deletes the resource. The cancellation is committed when this returns,
+        even if the handler fails later. A task that was retried just before is not cancelled: it
+        waits in the resource's line, and runs after this handler has ended.
 
         Args:
-            kind: Of the resource, as methods name it.
-            resource_id: Which one.
-            reason: Why: for the record.
+            kind: Kind of the resource, as methods name it.
+            resource_id: Id of the resource.
+            reason: Why, for the record.
 
         Returns:
             How many were cancelled.
@@ -331,7 +330,7 @@ class Context(Mapping[str, Any]):
         Raises:
             InvalidArgumentsError: no method of the service acts on that *kind*, or *resource_id*
                 is no id.
-            StoreError: it could not be recorded; some may be cancelled.
+            StoreError: not all could be recorded; some may be cancelled.
         """
         by = f"task {self.task_id} ({self._task.method})"
         order = Order(verb=Verb.CANCEL, by=by, reason=reason)
@@ -342,15 +341,15 @@ class Context(Mapping[str, Any]):
     # -- holds and background work ------------------------------------------------------
 
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:
-        """Keep this host in its drain until `end_hold`, from any later request, or the lapse.
+        """Keep this host in its drain until `end_hold`, in any later request, or until it lapses.
 
-        A hold that is open when its process ends is settled by the next start: it asks the probe of
-        the method that opened it, which keeps the hold by answering `Wait`. Without a probe
-        the hold ends there, and the method's `errored` hook is called.
+        If the hold is still open when the process ends, the next start calls the probe of the
+        method that opened it; the answer `Wait` keeps the hold open. Without a probe the hold
+        ends then, and the method's `errored` hook is called.
 
         Args:
             name: Kind of operation, for example `"migration"`.
-            key: Which one.
+            key: Which operation of that kind.
             at_most: Duration after which the hold lapses (`"15m"`, or seconds).
 
         Raises:
@@ -370,7 +369,7 @@ class Context(Mapping[str, Any]):
         )
 
     async def end_hold(self, name: str, key: str) -> bool:
-        """End a hold, whoever opened it; false if none was open."""
+        """End a hold that any request may have opened; false if none was open."""
         ended = await self._services.holds.end(name, str(key))
         self._services.tracker.poke()
         return ended
@@ -386,10 +385,10 @@ class Context(Mapping[str, Any]):
 
     @contextlib.asynccontextmanager
     async def lease(self, kind: str, resource_id: str) -> AsyncIterator[Guard]:
-        """Take a further lease for a block; never waits.
+        """Take another lease for a block; never waits.
 
         Raises:
-            LeaseHeld: somebody has it; the message names the task.
+            LeaseHeld: another task has it; the message names that task.
             InvalidArgumentsError: *resource_id* is empty, or longer than 255 characters.
         """
         services = self._services
@@ -411,14 +410,15 @@ class Context(Mapping[str, Any]):
         try:
             yield guard
         finally:
-            # After a forced cancel the lease stays with the process until that is proven dead.
+            # A drain cut the block, so its last step may still take effect: the lease stays with
+            # this process until that is proven dead.
             if self._task.cancel_cause in _CUT_BY_DRAIN:
                 services.leases.kept += 1
             else:
                 await self._release(guard)
 
     async def _take(self, resource: tuple[str, str]) -> Guard | None:
-        """Take a lease; cancelled meanwhile, give back what the commit may still bring."""
+        """Take a lease; if cancelled meanwhile, wait for the commit and release what it took."""
         taking = asyncio.ensure_future(self._services.leases.take(resource, self.task_id))
         try:
             return await asyncio.shield(taking)
@@ -436,12 +436,12 @@ class Context(Mapping[str, Any]):
 
 
 def parked_tasks_of(ctx: Context) -> ParkedTasks:
-    """Looks at, and orders about, the parked tasks of the service: for gracekit's own methods."""
-    return ctx._services.parked_tasks  # noqa: SLF001 - a Context of ours
+    """The parked tasks of the service, for the methods of gracekit that show and move them."""
+    return ctx._services.parked_tasks  # noqa: SLF001 - for gracekit's own methods only
 
 
 def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The lease that a request carries, if it is well formed; it is wire data."""
+    """The lease that a request carries; None if it has none, or a malformed one."""
     match caller.get(LEASE_KEY):
         case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
             return {"kind": kind, "id": resource_id, "token": token}
@@ -450,7 +450,7 @@ def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def running_in(ctx: Context) -> Iterator[None]:
-    """Make *ctx* the one that `Context.current()` finds, and let its lease travel."""
+    """Make *ctx* the result of `Context.current()`, and let calls carry its lease."""
     current, lease = running.set(ctx), carried_lease.set(ctx.travelling_lease)
     try:
         yield
@@ -460,18 +460,18 @@ def running_in(ctx: Context) -> Iterator[None]:
 
 
 def enter(ctx: Context) -> None:
-    """As `running_in`, in a task of one's own that was in no context before.
+    """As `running_in`, until `leave`; only for an asyncio task that was in no context before.
 
-    Until `leave`, and without a generator and tokens: each request in flight would keep them.
+    It needs no generator and no tokens, of which each request in flight would keep some.
     """
     running.set(ctx)
     _carry(ctx.travelling_lease)
 
 
 def leave(ctx: Context) -> None:
-    """The task is in no context again.
+    """End what `enter` began.
 
-    A coroutine that is thrown away may end in another task, whose context is not ours to end.
+    An abandoned coroutine may be closed in another task; the context of that one is left alone.
     """
     if running.get() is ctx:
         running.set(None)

@@ -1,8 +1,8 @@
-"""Custody: the commits of a task's life, each joining what the journal and the leases add.
+"""The commits of a task's life: each writes to the journal and the leases at once.
 
-A commit whose end is unknown is never taken as failed: the row is read again
-and decides. What a task gained by a commit (row, attempt, token, state) is
-written to it here and nowhere else.
+If it is unknown whether a commit took effect, the row is read again, and what
+it says counts. Only this module writes to a task what a commit gave it: row,
+attempt, token, state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRIES: Final = 3
 
 
 class Admission(enum.Enum):
-    """What came of a commit that lets a task in."""
+    """The result of a commit that accepts or starts a task."""
 
     DONE = "done"
     KNOWN = "known"  # the id is on record
@@ -48,8 +48,8 @@ class Custody:
     """The commits of one run's tasks.
 
     Args:
-        trigger: Recovery is asked to look when a commit failed, so that it compares rows with the
-            tracker; and when an errored hook is due, which it calls.
+        trigger: Asks recovery to compare the rows with the tracker when a commit failed, and to
+            call an errored hook that is due.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Custody:
     async def _enter_after(
         self, error: StoreError, job: Job, what: str, *, state: TaskState
     ) -> Admission:
-        """Ask the row whether an entry was written although its commit was not confirmed.
+        """After a commit that was not confirmed, read the row to see whether it was written.
 
-        Owner alone proves nothing: an ended row of an earlier request keeps its owner.
+        The owner alone proves nothing: an ended row of an earlier request keeps its owner.
         """
         rows = await self.rows_after(error, job.task, what)
         row = rows[0] if rows else None
@@ -114,8 +114,8 @@ class Custody:
         return Admission.DONE
 
     async def stand_in_line(self, task: TrackedTask) -> None:
-        """Its lease is elsewhere: let no younger request of another process have it first."""
-        batch = Batch(Point.TAKE_LEASE, durable=False)  # it costs order only if it is lost
+        """Record that *task* waits for its lease, so that no younger request gets it first."""
+        batch = Batch(Point.TAKE_LEASE, durable=False)  # if it is lost, only the order suffers
         self._journal.add_waits(batch, task)
         try:
             await self._journal.commit(batch)
@@ -136,19 +136,18 @@ class Custody:
     async def finish(
         self, job: Job, outcome: Outcome, *, expected: TaskState
     ) -> tuple[Outcome, list[Address]]:
-        """Record an outcome, end the lease, and make replies due; returns what is answered where.
+        """Record an outcome, end the lease, and make replies due; returns what to answer where.
 
-        What came out of a handler is worth waiting for: a refused commit is tried again
-        until the store takes it. Nothing is due when the row was taken from us, or the store
-        is closed or takes nothing for good: the row then stays as it is for the next start. Where
-        the store has lost the row, the outcome can never be recorded, and the caller gets that
-        error.
+        An outcome must not be lost, so a refused commit is tried again until the store takes it.
+        Nothing is to be answered if another run has taken the row, or if the store is closed or
+        refuses writes for good: the row then stays as it is for the next start. If the store has
+        lost the row, the outcome can never be recorded, and the caller gets that error.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
         pauses = backoff.OUTCOME.pauses(self._journal.clock)
-        # A cast owes no reply unless somebody called with its id meanwhile, which the commit
-        # refuses then; a row from the record may owe anything.
+        # A cast owes no reply, unless a client has called with its id meanwhile: then the commit
+        # is refused and repeated. A recovered row may owe replies to any number of callers.
         owing = job.reply is not None or job.delivery is None
         while True:
             batch = Batch(Point.FINISH)
@@ -176,7 +175,7 @@ class Custody:
                 if row.state is outcome.state and row.owner == self._journal.run_id:
                     task.advance(outcome.state)
                     return outcome, await self._journal.replies_due(row.id)
-                return outcome, []  # not ours any more
+                return outcome, []  # another run owns the row now
             task.advance(outcome.state)
             task.waits_for = None
             if hook:
@@ -200,7 +199,7 @@ class Custody:
         )
         state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
         task.advance(state)
-        sentence = f"{task} has ended, and how cannot be recorded: the store has lost its row"
+        sentence = f"{task} has ended, but the store has lost its row and cannot record the outcome"
         answer = failed(TaskInterruptedError(sentence), state)
         return answer, [] if job.reply is None else [job.reply]
 
@@ -208,10 +207,10 @@ class Custody:
         """Record a started, unfinished task for recovery; false if that failed.
 
         Args:
-            job: Which.
+            job: The job of the task.
             cut: How it was cut.
-            returned: Whether its handler has returned. One that has not stays with this process,
-                row and lease, until the process is proven dead.
+            returned: Whether its handler has returned. If not, this process keeps row and lease
+                until it is proven dead.
         """
         task = job.task
         task.cut = cut
@@ -230,7 +229,7 @@ class Custody:
             try:
                 await self._journal.commit(batch)
             except ConflictError:
-                return True  # it is on record: it ended in the last moment, or was handed over
+                return True  # the row says already that it has ended, or was handed over
             except StoreFinalError as error:
                 self.tell(error, "hand-over")
                 return False
@@ -243,10 +242,10 @@ class Custody:
         return False
 
     async def charge(self, job: Job) -> None:
-        """Hand a task over that a fault of gracekit's own steps has cut; its handler has returned.
+        """Hand over a task that an error in gracekit's own steps cut; its handler has returned.
 
-        This process goes on, so the lease goes back, and the fault counts as a crash would. Where
-        the store does not take it, the row is found as one that nobody here works on.
+        As this process goes on, the lease is released. The error counts as a crash of the task. If
+        the commit fails, recovery finds that the row has an owner but no task in the tracker.
         """
         task = job.task
         batch = Batch(Point.HAND_OVER)
@@ -263,14 +262,14 @@ class Custody:
             task.advance(TaskState.HANDED_OVER)
 
     async def give_up_start(self, task: TrackedTask) -> None:
-        """An accepted row that does not start here: anyone may claim it."""
+        """Release an accepted row that does not start here: any run may claim it then."""
         for _ in range(TRIES):
             batch = Batch(Point.NOT_STARTED)
             self._journal.add_not_started(batch, task)
             try:
                 await self._journal.commit(batch)
             except (ConflictError, StoreFinalError) as error:
-                self.tell(error, "not started")  # done already, or for the next start to find
+                self.tell(error, "not started")  # it has moved on, or the next start finds it
                 return
             except StoreError as error:
                 self.tell(error, "not started")
@@ -284,7 +283,7 @@ class Custody:
             self._journal.add_context(batch, job.task, stamped(job.caller, keys))
 
     def add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
-        """With the commit, the lease of the task is free; nothing if it has none."""
+        """Add to *batch* that the task's lease is released; nothing if it has no lease."""
         if task.token is not None and task.resource is not None:
             guard = Guard(resource=task.resource, token=task.token)
             self._leases.add_release(batch, guard, reason=reason)
@@ -292,17 +291,17 @@ class Custody:
     # -- in doubt ------------------------------------------------------------------------
 
     def left(self) -> None:
-        """A task whose entry failed is out of the tracker: recovery may look for its row now."""
+        """After a task in doubt has left the tracker: let recovery look for its row."""
         self._trigger.poke()
 
     async def rows_after(
         self, error: StoreError, task: TrackedTask, what: str
     ) -> list[TaskRow] | None:
-        """The row of *task* after a commit of it has failed.
+        """The row of *task* after one of its commits has failed, which is logged.
 
         Returns:
-            The row, or nothing where there is none; None where the store does not say, or the
-            error says that nothing was changed.
+            The row in a list, which is empty if there is none. None if the store cannot be read,
+            or if the error says that nothing was changed.
         """
         try:
             if not isinstance(error, UnknownCommitError | ConflictError):
@@ -315,6 +314,6 @@ class Custody:
         return [] if row is None else [row]
 
     def tell(self, error: StoreError, what: str) -> None:
-        """A commit has failed: it is logged, and recovery looks at the rows."""
+        """Log that a commit has failed, and let recovery compare rows with the tracker."""
         self._telemetry.emit("store.error", what=what, error=str(error))
         self._trigger.poke()

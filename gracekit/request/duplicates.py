@@ -1,6 +1,6 @@
-"""Duplicates: a request id that is in flight here, or on record.
+"""Duplicates: requests with an id that is in flight here, or on record.
 
-Which copy came first does not matter: one of them runs, and every caller gets its answer.
+Only one copy of a request runs, and each of its callers gets the answer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gracekit.tracker.task import TaskState
 from gracekit.tracker.tracker import Tracker
 
 _MOVES: Final = 5
-"""A task may end and be run again so often while a copy of its request is answered."""
+"""How often a task may end and be run again while a copy of its request is being answered."""
 
 
 class Duplicates:
-    """What the further copies of a request get."""
+    """Answers or refuses the further copies of a request."""
 
     def __init__(
         self,
@@ -46,35 +46,35 @@ class Duplicates:
         self._telemetry = telemetry
 
     async def meet(self, copy: Job, other: Job | None) -> None:
-        """The id of *copy* is in flight here.
+        """Treat a request whose id is in flight here.
 
         Args:
-            copy: What has come.
-            other: The request in flight; None if it is no request, but work beside them.
+            copy: The request that has come.
+            other: The request in flight; None if other work, such as a periodic job, has that id.
         """
         if other is None or other.task.journaled:
             await self.answer(copy)
         elif _asked(other) != _asked(copy):
             await self._refuse(copy)
         else:
-            # A redelivery, whose first handle is void, or a second copy with a caller of its
-            # own: until the end no copy is acked, so that a crash loses none of them.
+            # It is a redelivery, or another caller's copy. No copy is acked before the request
+            # has ended, so that a crash loses none of them.
             other.copies.append(copy)
             self._heartbeats.begin(other.task, copy.reply)
 
     async def answer(self, job: Job) -> None:
-        """The id of *job* is known: count it, ack it, and answer it once there is an answer."""
+        """Treat a request whose id is known: count it, answer it when it can be, and ack it."""
         delivery, request, task = job.delivery, job.request, job.task
         assert delivery is not None
         row = await self._journal.known(task.request_id, task.recipient)
         if row is None or request is None:
             await asyncio.sleep(backoff.GIVE_BACK_S)
-            # Its first delivery is not yet accepted, or was not.
+            # The first copy is not accepted yet, or its acceptance failed: this one comes again.
             await settle(delivery.give_back(), self._telemetry)
             return
-        # Ours and open, and yet this copy is what the tracker knows: its entry was in doubt.
+        # If this run owns the open row, no task here works on it: an earlier commit was in doubt.
         job.in_doubt = row.owner == self._journal.run_id and row.finished_at is None
-        # An id belongs to the store, and another service may have used it.
+        # All services of a store share its ids, so another service may have used this one.
         if row.service != self._journal.service or not request.repeats(row):
             await self._refuse(job)
             return
@@ -93,17 +93,17 @@ class Duplicates:
                 return
             row = await self._journal.known(job.task.request_id, job.task.recipient) or row
             if row.finished_at is not None or row.state is TaskState.PENDING:
-                break  # else it runs again since
+                break  # otherwise it was started again meanwhile
         await self._answers.send(reply, outcome_of(row))
 
     def _beat_too(self, job: Job, reply: Address) -> None:
-        """A second caller of a task in flight here; elsewhere it has heartbeats after a restart."""
+        """Send heartbeats to one more caller of a task, if the task is in flight here."""
         known = self._tracker.get(job.task.request_id, job.task.recipient)
         if known is not None and known is not job.task and known.journaled:
             self._heartbeats.begin(known, reply)
 
     async def _refuse(self, job: Job) -> None:
-        # Not which: it may be another caller's.
+        # Says nothing about the known request, which may be another caller's.
         conflict = ConflictingRequestError(
             f"request id {job.task.request_id} is known with other content, or from another "
             "caller; draw a new id for a new request"
@@ -112,5 +112,5 @@ class Duplicates:
 
 
 def _asked(job: Job) -> tuple[object, ...]:
-    """What of two requests of one id must be the same."""
+    """What two requests with the same id must have in common."""
     return job.method, job.args, job.caller_hash

@@ -1,4 +1,4 @@
-"""What is logged of a task's life: its start, its end, and what cuts it short."""
+"""The events of a task's life: its start, its end, and what cuts it short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gracekit.tracker.task import Interruption, TaskState, TrackedTask
 class TaskEvents:
     """Emits the events of tasks in flight.
 
-    What the application says of a request is masked: what the request sent stands in no log.
+    Texts of the application are masked, so that no log shows what a request has sent.
     """
 
     def __init__(self, telemetry: Telemetry, phase: Phase, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class TaskEvents:
         self._clock = clock
 
     def not_started(self, job: Job) -> None:
-        """It was accepted, and does not start in this process."""
+        """Emit that a task was accepted, but does not start in this process."""
         task = job.task
         self._telemetry.emit(
             "task.not_started",
@@ -42,7 +42,7 @@ class TaskEvents:
         )
 
     def started(self, job: Job) -> None:
-        """Its handler is called now; of a suspect, how it is kept apart."""
+        """Emit that a handler is about to be called; for a suspect, also that it may run alone."""
         task = job.task
         if job.suspicion is not None:
             self._telemetry.emit(
@@ -69,7 +69,7 @@ class TaskEvents:
         job.unended = True
 
     def interrupted(self, job: Job, error: str) -> None:
-        """Something other than gracekit has cancelled its handler."""
+        """Emit that something other than gracekit has cancelled a handler."""
         task = job.task
         self._telemetry.emit(
             "task.interrupted",
@@ -82,7 +82,7 @@ class TaskEvents:
         )
 
     def result_left_out(self, job: Job, why: str) -> None:
-        """It has succeeded, with a result that cannot be sent."""
+        """Emit that a task has succeeded with a result that cannot be sent."""
         task = job.task
         self._telemetry.emit(
             "task.result_left_out",
@@ -97,14 +97,14 @@ class TaskEvents:
     def ended(
         self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool, why: str = ""
     ) -> None:
-        """Its attempt has ended and was not cut; nothing if its cut was logged in the same moment.
+        """Emit that an attempt has ended and was not cut; nothing if a cut was logged before.
 
         Args:
-            job: Which.
-            outcome: What came of it.
-            ran_s: Seconds of the attempt.
-            expected: The handler is known to raise what it has raised.
-            why: It is not parked; empty if its failure says that, or it would not be.
+            job: The job of the task.
+            outcome: Of the attempt.
+            ran_s: Duration of the attempt in seconds.
+            expected: Whether `expect()` was called for what the handler raised.
+            why: Why the task was not parked, if the failure itself does not say so; else empty.
         """
         if not job.unended:
             return
@@ -145,7 +145,7 @@ class TaskEvents:
             )
 
     def _parked(self, job: Job, outcome: Outcome, *, ran_s: float) -> None:
-        """It waits for capacity."""
+        """Emit that a task was parked, because its handler found no capacity."""
         task, parking = job.task, outcome.parking
         assert parking is not None
         self._telemetry.emit(
@@ -162,7 +162,7 @@ class TaskEvents:
         )
 
     def cut(self, job: Job, cut: Interruption) -> None:
-        """Its attempt is over without an outcome: the row, or the queue, has the task."""
+        """Emit that an attempt was cut: its task goes on from its row, or from its queue."""
         if not job.unended:
             return
         job.unended = False
@@ -194,7 +194,7 @@ class TaskEvents:
         )
 
     def _level_of(self, task: TrackedTask) -> int | None:
-        """Of start and end: during a drain an operator wants to read them."""
+        """Level for starts and ends: INFO during a drain, when an operator wants to see them."""
         return logging.INFO if task.holds_drain and self._phase.draining else None
 
 
@@ -203,11 +203,11 @@ def _since(moment: float | None, now: float) -> float | None:
 
 
 def _words_of_failure(job: Job, failure: Failure) -> str:
-    """Class and message, without what the request has sent."""
+    """Class and message of a failure, with what the request sent masked."""
     return f"{failure.exc_class}: {_masked(job, failure.message)}".removesuffix(": ")
 
 
 def _masked(job: Job, text: str) -> str:
-    """What the application says of a request, as a log may show it."""
+    """A text of the application about a request, as a log may show it."""
     known = "" if job.task.resource is None else job.task.resource[1]
     return masked(text, job.caller, job.args, known=known)

@@ -1,9 +1,9 @@
-"""Heartbeats: signs of life to callers that asked for them, from arrival to the answer.
+"""Heartbeats: sent to callers that asked for them, from the arrival of a request to its answer.
 
-As an oslo server does: every half of the time that the caller bears silence, in
-whole seconds, at least 1 s apart. A caller that did not ask never gets one: an
-oslo client would crash on it. A call that is not monitored costs a look at its
-address and nothing else; one that is has a timer of its own.
+Sent as an oslo server does: twice in the time after which the caller gives up
+(`monitor_timeout`, whole seconds), at least 1 s apart. A caller that did not
+ask never gets one, because an oslo client would crash on it. Each monitored
+call has a timer of its own; the others cost only a look at their address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHORTEST_INTERVAL_S: Final = 1.0
 
 
 def monitor_of(request: Request) -> float | None:
-    """Seconds of silence that a caller bears; None if it gets no heartbeats."""
+    """Seconds without a heartbeat after which the caller gives up; None if it gets none."""
     asked = request.monitor_timeout_s
     return asked if asked is not None and interval_s(asked) >= SHORTEST_INTERVAL_S else None
 
@@ -35,7 +35,7 @@ def interval_s(monitor_s: float) -> float:
 
 
 class Heartbeats:
-    """The callers of this process that are told, again and again, that it lives."""
+    """The callers to which this process sends heartbeats."""
 
     def __init__(self, answers: Answers, clock: Clock, telemetry: Telemetry) -> None:
         self._answers = answers
@@ -44,17 +44,17 @@ class Heartbeats:
         self._beats: dict[TrackedTask, dict[tuple[str, str], _Beat]] = {}
 
     def begin(self, task: TrackedTask, address: Address | None, *, at_once: bool = False) -> None:
-        """Beat for a caller of *task* until `end`, or until it cannot be waiting any more.
+        """Send heartbeats to a caller of *task* until `end`, or until the caller has given up.
 
         Args:
-            task: Whose end ends them.
-            address: The caller; nothing is begun for None, or for one that did not ask.
-            at_once: Whether the first is due now: the caller has waited through a restart.
+            task: The task that the caller waits for.
+            address: The caller; nothing is sent to None, or to one that did not ask.
+            at_once: Send the first one now, because the caller has waited through a restart.
         """
         if address is None or address.monitor_s is None:
             return
         beats = self._beats.setdefault(task, {})
-        if (key := _key(address)) not in beats:  # else it came once more
+        if (key := _key(address)) not in beats:  # a redelivery has the same address
             beats[key] = _Beat(
                 self._answers,
                 address,
@@ -65,7 +65,7 @@ class Heartbeats:
             )
 
     def end(self, task: TrackedTask, address: Address | None = None) -> None:
-        """Beat no more for *task*, or only not for one of its callers; may be called twice."""
+        """Stop the heartbeats of *task*, or of one caller of it; may be called twice."""
         beats = self._beats.get(task)
         if beats is None:
             return
@@ -98,13 +98,13 @@ class _Beat:
         self._monitor_s = monitor_s
         self._clock = clock
         self._telemetry = telemetry
-        self._heard_at = clock.loop()  # the caller counts from its sending: it knows better
+        self._heard_at = clock.loop()  # the caller counts from its sending, which is earlier
         self._over = False
         self._sending: asyncio.Task[None] | None = None
         self._timer = self._after(0.0 if at_once else interval_s(monitor_s), self._fall_due)
 
     def end(self) -> None:
-        """Begin no further one; one on its way still arrives, which callers bear."""
+        """Send no more; one that is on its way may still arrive, even after the answer."""
         self._over = True
         self._timer.cancel()
 
@@ -120,7 +120,7 @@ class _Beat:
 
     async def _send(self) -> None:
         if self._over or self._caller_left():
-            return  # since a try that met a fault
+            return  # `background` repeats this call after an error, and it may be over by then
         began_at, pause_s = self._clock.loop(), interval_s(self._monitor_s)
         sent = await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S))
         if sent is SendResult.GIVEN_UP:
@@ -132,7 +132,7 @@ class _Beat:
             self._timer = self._after(max(0.0, pause_s - took_s), self._fall_due)
 
     def _caller_left(self) -> bool:
-        """Whether its time is up, or it has heard nothing for longer than it bears."""
+        """Whether the caller's time is up, or it got no heartbeat for too long and gave up."""
         expires_at = self._address.expires_at
         if expires_at is not None and self._clock.wall() >= expires_at:
             return True
@@ -143,6 +143,6 @@ class _Beat:
 
 
 def _look_at(done: asyncio.Task[None]) -> None:
-    """Nobody awaits it; a played process may die in it."""
+    """Retrieve the exception, as no code awaits the task; a simulated process may die in it."""
     if not done.cancelled():
         done.exception()

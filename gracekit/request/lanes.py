@@ -1,10 +1,10 @@
-"""Lanes and their scheduler: a request's place, its gate, and the lines that it stands in.
+"""Lanes and their scheduler: a request's place, its gate, and the lines that it waits in.
 
-A lane has a capacity (deliveries that it may have in flight), a claim limit (for recovered
-rows that wait for their turn), slots (handlers at one time), threads, and a gate that
-a drain closes. A turn is a place inside of every line that a task needs: its
-resource's, its method's, its lane's threads' and its lane's. It has all of them
-before its attempt is recorded, so its code can run at once.
+A lane has a capacity (deliveries that it may have in flight), a claim limit (for
+recovered rows that wait for their turn), slots (handlers at one time), threads, and a
+gate that a drain closes. It is a task's turn when it has a place inside every line that
+it needs: of its resource, its method, its lane's threads and its lane. Only then is its
+attempt recorded, so that its code can run at once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class LaneGate:
     """One lane's intake: its capacity, slots and threads, and whether it is open.
 
     Attributes:
-        lane: Which.
+        lane: The lane.
         capacity: Deliveries that it may have in flight.
         claim_limit: How many recovered rows may be claimed here. They take no place, as they are
             accepted already.
-        max_running: Handlers at one time.
+        max_running: How many handlers may run at a time.
         threads: Worker threads.
-        is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
-        is_shut: No handler begins any more, whatever commit still lands.
+        is_open: If false, no commit that accepts or starts a request of the lane is submitted.
+        is_shut: If true, no handler starts any more, even if its commit succeeds.
         entering: Jobs between the submission of their acceptance and their start.
-        not_started: Request ids given up by those that the closed gate stopped.
+        not_started: Request ids of accepted jobs that did not start because the gate closed.
     """
 
     lane: Lane
@@ -58,12 +58,12 @@ class LaneGate:
 
 @dataclass(slots=True)
 class Unfinished:
-    """What one process has cut short or put back, for the report of its drain.
+    """What one process has cut or given back, for the report of its drain.
 
     Attributes:
-        handed_over: Request ids that a drain has handed over, their handlers having returned.
-        unrecorded: Tasks among them whose hand-over the store did not take.
-        given_back: Deliveries and `requeue` tasks given back to the transport.
+        handed_over: Ids of tasks that a drain has handed over after their handlers returned.
+        unrecorded: Those among them whose hand-over could not be committed.
+        given_back: Number of deliveries, also of `requeue` tasks, given back to the transport.
     """
 
     handed_over: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Unfinished:
             self.unrecorded.append(str(task))
 
     def forget(self) -> None:
-        """The drain was resumed: the next one counts anew."""
+        """Count from zero again, because the drain was resumed."""
         self.handed_over, self.unrecorded, self.given_back = [], [], 0
 
 
@@ -85,24 +85,24 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """One request in this process: the tracked task and what is needed to run it.
 
     Attributes:
-        caller_hash: Of who calls, as the journal keeps it.
+        caller_hash: Hash of the caller's context, as the journal keeps it.
         reply: Where the answer goes, for tasks without a row; others ask the journal.
         copies: Further deliveries of a request without a row, settled and answered with it.
         settle_s: Seconds between an unclean end and recovery's first look.
         expires_at: Loop time until which the caller waits; None if unknown.
-        inside: Lines that it stands inside of, innermost last.
-        claimed_ahead: Whether it is recovered, and waits for its lane alone.
-        waiting: Whether it waits for its turn, and may be cancelled out of it.
-        refused: Its lease was elsewhere when it had its turn.
-        answered: Its callers were answered before it ended.
-        stuck: The drain recorded it without waiting for it any longer.
-        in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
+        inside: Lines in which it has a place, in the order of entry.
+        claimed_ahead: Whether it is recovered and counts in the claim limit as waiting.
+        waiting: Whether it waits for its turn, and a cancellation may end that wait.
+        refused: Whether, when it had its turn, its lease was held elsewhere.
+        answered: Whether its callers were answered before it ended.
+        stuck: Whether the drain recorded it as unclean and no longer waits for it.
+        in_doubt: Whether a commit of it failed, so that its row may have an owner and no task.
         suspicion: None if it may run beside others.
-        alone: Whether nothing else runs beside it, as its row will say.
-        unended: Its start was told, and no end of it yet.
+        alone: Whether it runs alone as a suspect; its row will say so.
+        unended: Whether its start was logged, and its end was not yet.
         traced: The trace of its present or last attempt; None without one.
         version: Interface version that was asked for.
-        parkings: How often it was parked for want of capacity.
+        parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
     """
 
@@ -134,21 +134,21 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     pending_deadline: float | None = None
 
     def begin_claimed(self) -> None:
-        """It has begun, or waits for something of its own: another row may be claimed."""
+        """A claimed job starts, or waits for more than its lane: allow the next claim."""
         if self.claimed_ahead:
             self.claimed_ahead = False
             self.gate.claim_limit.begin()
 
 
 class Scheduler:
-    """Decides which task of this process begins next: it must be inside of all its lines."""
+    """Decides which task of this process begins next: one with a place in all its lines."""
 
     def __init__(self, lines: Lines, suspects: Suspects) -> None:
         self._lines = lines
         self._suspects = suspects
 
     async def wait(self, job: Job) -> bool:
-        """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
+        """Wait until it is the job's turn; false if the gate closed or the task was cancelled."""
         if not job.gate.is_open or job.task.cancel_cause is not None:
             return False
         if not job.inside and job.suspicion is None and not job.refused and self.enter_nowait(job):
@@ -181,13 +181,14 @@ class Scheduler:
         return job.suspicion is None and self._suspects.enter_nowait(job)
 
     def _is_its_own(self, job: Job, key: Hashable) -> bool:
-        """Whether that line is not the lane's, and no matter of who waits for the lane."""
+        """Whether the line is that of the job's resource or method, and not one of the lane."""
         return key is not job.gate and key is not job.gate.threads
 
     def keeps_out_recovery(self, job: Job) -> bool:
-        """Whether it waits for a lease in a place that recovery needs.
+        """Whether *job* waits for a lease in the place of the resource's line that recovery needs.
 
-        What recovery finds out may be what the lease waits for, so neither would ever get on.
+        The lease may become free only after recovery has probed the resource. If the job kept its
+        place, both would wait for ever.
         """
         return job.refused and self._lines.is_settling(job.task.resource)
 
@@ -204,17 +205,17 @@ class Scheduler:
         return True
 
     def leave_slots(self, job: Job) -> None:
-        """Its handler has returned: give back all but the place in its resource's line.
+        """After the handler has returned, give back all places but that in the resource's line.
 
-        That one is kept until the lease is back. Whoever is next begins in a later step of the
-        loop: what is submitted in this one is committed before its start, unless it is refused.
+        That one is kept until the lease is released. The next task starts in a later iteration of
+        the loop, so a commit that is submitted in this one comes before its start, unless refused.
         """
         self._leave_to_resource(job)
-        if not job.alone:  # else its outcome must be on record before others begin
+        if not job.alone:  # a suspect's outcome must be on record before others begin
             self._suspects.leave(job)
 
     def leave_for_lease(self, job: Job) -> None:
-        """Its lease is elsewhere: wait for it in the resource's line, and keep nobody else."""
+        """Wait for the lease in the resource's line only, and give back all other places."""
         self._leave_to_resource(job)
         self._suspects.leave(job)
         job.alone = False
@@ -224,7 +225,7 @@ class Scheduler:
             self._lines.leave(job.inside.pop())
 
     def resize(self, gate: LaneGate, max_running: int) -> None:
-        """Let so many handlers of a lane run from now on; running ones go on."""
+        """Change how many handlers of a lane may run; those that run already go on."""
         gate.claim_limit.widen(max_running - gate.max_running)
         gate.max_running = max_running
         self._lines.resize(gate, max_running)
@@ -238,7 +239,10 @@ class Scheduler:
         self._suspects.leave(job)
 
     def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
-        """The lines of a task and their widths, in the order in which all enter them."""
+        """The lines of a task and their widths, in the order of entry, which is fixed.
+
+        If tasks entered them in different orders, two could wait for each other.
+        """
         widths: list[tuple[Hashable, int]] = []
         method, gate = job.method, job.gate
         if job.task.resource is not None:
@@ -261,5 +265,5 @@ def _wait_of(job: Job, key: Hashable) -> Awaited:
 
 
 def _asks_whether_apart(job: Job) -> bool:
-    """Ops requests do not, unless they are suspects: whoever is alone may need their answer."""
+    """Whether it must wait for suspects; not so for an ops request, which a suspect may call."""
     return job.gate.lane is not Lane.OPS or job.suspicion is not None

@@ -1,7 +1,7 @@
-"""What a handler that found no capacity has said, and why its task is not parked for that.
+"""Reads the NoCapacity that a handler raised, and says why its task is not parked for that.
 
-To a caller who does not say `pending=True`, the failure of a task that is not parked has the class
-of a parked one's answer. So the text says why nothing waits.
+A caller without `pending=True` gets the same class of failure whether the task was parked or not.
+So the text of the failure says why it was not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LONGEST_WORDS: Final = 200
 
 
 def requested_by(error: BaseException) -> Mapping[str, Any] | None:
-    """What a handler says is missing; None if it has failed, or passes on what a callee raised.
+    """The missing capacity that a handler named in NoCapacity; None if it raised no new one.
 
-    A subclass may have its own `__init__`, and *requested* may have been changed since: what cannot
-    be kept is left out.
+    A subclass may have its own `__init__`, and `requested` may have been changed since. The result
+    is empty if it cannot be recorded.
     """
     if not isinstance(error, NoCapacity) or is_foreign(error):
         return None
@@ -32,16 +32,16 @@ def requested_by(error: BaseException) -> Mapping[str, Any] | None:
 
 
 def why_not_parked(error: BaseException, task: TrackedTask) -> str:
-    """Why *task* may not wait, as its handler has raised *error*.
+    """Why *task*, whose handler raised *error*, may not be parked.
 
     Returns:
-        What follows on "the task is not parked, because"; empty if it may wait, and if *error*
+        What follows on "the task is not parked, because". Empty if it may be parked, or if *error*
         has nothing to do with capacity.
     """
     inside = error if isinstance(error, NoCapacity | Parked) else _in_group(error)
     if inside is None:
         return ""
-    if task.on_interrupt == "requeue":  # also one that came again, and has a row for that
+    if task.on_interrupt == "requeue":  # a redelivered one has a row, but the same answer
         return f"{task.method}() has on_interrupt='requeue', and so no record that could wait"
     if task.recipient:
         return "it is a copy of a fanout, which is meant for one instance"
@@ -52,8 +52,8 @@ def why_not_parked(error: BaseException, task: TrackedTask) -> str:
         )
     if is_foreign(error):
         return (
-            "its handler has passed on what a service that it called has raised, and only a new "
-            "NoCapacity parks it"
+            "its handler has passed on an error of a service that it called, and only a NoCapacity "
+            "of its own parks it"
         )
     return ""
 

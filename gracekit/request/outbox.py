@@ -1,4 +1,4 @@
-"""Sends notifications, and forgets each when the transport has confirmed it."""
+"""Sends notifications, and removes each from the outbox when the transport has confirmed it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from gracekit.telemetry.telemetry import Telemetry
 
 AT_ONCE: Final = 50
 LOOK_EVERY_S: Final = 30.0
-"""What came without a call of `poke` is found after so long."""
+"""Seconds after which notifications are found that came without a call of `poke`."""
 CLOCK_SET_S: Final = 1.0
-"""A wall clock that differs by more from the time that has passed was set."""
+"""The wall clock counts as set if it moved by so many seconds more or less than the loop's time."""
 LAST_SEND_S: Final = 0.5
-"""A stop waits so long for what is left; the next start sends the rest."""
+"""A stop sends what is left for so many seconds at most; the next start sends the rest."""
 
 
 class Outbox:
-    """The sender of one run's notifications; see `journal.outbox`.
+    """Sends the notifications of one run; see `journal.outbox`.
 
-    Order is not kept: several are on their way at one time.
+    Several are sent at a time, so readers may get them in another order.
 
     Args:
-        topic: Names the queues, with the priority behind it.
-        publisher: `service.host`, as readers see it.
+        topic: The queues are named `{topic}.{priority}`.
+        publisher: `service.host`, the sender that readers see.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Outbox:
         self._due = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._is_failing = False
-        self._ahead_s: float | None = None  # of the wall clock, before the time that passes
+        self._ahead_s: float | None = None  # wall time minus loop time
 
     def poke(self) -> None:
-        """Something may be due."""
+        """Look now: there may be a new notification."""
         self._due.set()
 
     async def work(self) -> None:
-        """Send what is due, until cancelled; after a failure again, after pauses that grow."""
+        """Send what is due until cancelled; after failures again, with growing pauses."""
         try:
             await self._send_for_ever()
         finally:
@@ -92,22 +92,22 @@ class Outbox:
                 await asyncio.sleep(next(pauses))
 
     def _is_clock_set(self) -> bool:
-        """Whether the wall clock was set since the last look; a beat of the run follows it soon."""
+        """Whether the wall clock was set since the last look; the next beat then adjusts rows."""
         ahead_s = self._clock.wall() - self._clock.loop()
         before_s, self._ahead_s = self._ahead_s, ahead_s
         return before_s is not None and abs(ahead_s - before_s) > CLOCK_SET_S
 
     async def finish(self) -> None:
-        """Send what is left before the transport stops, for a moment at most.
+        """Send what is left before the transport stops, within `LAST_SEND_S`.
 
-        What `work` is about to strike is waited for: otherwise the next start would send it again.
+        Waits for `work` to finish what it sends now: otherwise the next start would send it again.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_SEND_S):
                 await self._send_all()
 
     async def _send_all(self) -> bool:
-        """Send what is due, once each; whether nothing is left."""
+        """Send all that is due, each once; returns whether nothing is left."""
         after, errors = 0, list[str]()
         try:
             async with self._one_at_a_time:
@@ -121,7 +121,7 @@ class Outbox:
         return not errors
 
     async def _send_some(self, rows: Sequence[OutboxRow]) -> list[str]:
-        """Send these, and strike those that need not be sent again; why others could not be."""
+        """Send these and remove those that are done; returns the errors of the others."""
         now = self._clock.wall()
         fresh = [row for row in rows if row.expires_at > now]
         bodies = {row.id: self._body(row) for row in fresh}
@@ -135,7 +135,7 @@ class Outbox:
         return [error for error in results if error is not None]
 
     def _note(self, errors: Sequence[str]) -> None:
-        """A failure is logged once, until it is over."""
+        """Log the first of several failures in a row, and the first success after them."""
         if bool(errors) is not self._is_failing:
             self._is_failing = bool(errors)
             if errors:
@@ -144,17 +144,17 @@ class Outbox:
                 self._telemetry.emit("notifications.resumed", topic=self._topic)
 
     async def _send(self, row: OutboxRow, body: bytes) -> str | None:
-        """Send one; why it could not be sent, or None."""
+        """Send one; returns why it could not be sent, or None."""
         queue = notification_queue(self._topic, row.priority.lower())
         left_s = max(0.001, row.expires_at - self._clock.wall())
         message = Message(body=body, expires_in_s=left_s)
         try:
             try:
                 await self._publish(queue, message)
-            except Undeliverable:  # somebody has deleted the queue
+            except Undeliverable:  # the queue was deleted: declare it again
                 self._declared.discard(queue)
                 await self._publish(queue, message)
-        except Exception as error:  # noqa: BLE001 - whatever the transport met, the others go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent
             return str(error) or words_of(error)
         return None
 
@@ -167,7 +167,7 @@ class Outbox:
         self._process.reach(Point.NOTIFY, "after")
 
     def _body(self, row: OutboxRow) -> bytes | None:
-        """Its message; None if none can carry it, which is logged."""
+        """The body of its message; None, and a line in the log, if it cannot be encoded."""
         notification = Notification(
             message_id=row.message_id,
             publisher_id=self._publisher,

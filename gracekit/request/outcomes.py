@@ -1,4 +1,4 @@
-"""Outcomes: how a task has ended, as the journal keeps it and its caller hears it."""
+"""Outcomes: how a task has ended, as the journal keeps it and as its caller gets it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_DETAIL: Final = 1000
 
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
     """The outcome of a handler that raised *error*."""
-    if isinstance(error, Parked):  # of a callee: it would say that this task waits
+    if isinstance(error, Parked):  # a callee's: the caller would think that this task is parked
         error = NoCapacity(f"it called a service, whose {error}")
     failure = failure_of(error)
     return Outcome(
@@ -37,7 +37,7 @@ def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome
 
 
 def _kept(text: str, longest: int) -> str:
-    """As much of *text* as a record keeps; no text of every store has a NUL."""
+    """*text* as a record keeps it: cut, and without NUL, which some stores do not take."""
     return text.replace("\0", "\\0")[:longest]
 
 
@@ -52,7 +52,7 @@ def failure_text(failure: Failure) -> str:
 
 
 def failure_from(text: str) -> Failure:
-    """The other way round."""
+    """A failure that `failure_text` has written."""
     return msgspec.json.decode(text, type=Failure)
 
 
@@ -60,10 +60,10 @@ _NOTHING: Final = Outcome(state=TaskState.SUCCEEDED, result="null")
 
 
 def succeeded(who: str, result: Any) -> Outcome:
-    """The outcome of *who* returned *result*.
+    """The outcome of *who*, which has returned *result*.
 
-    The work is done, whatever it returned. A result that cannot be sent is left out, and whoever
-    asks for it, now or later, is told so instead.
+    The work is done, so the outcome is a success even if *result* cannot be sent. Then the result
+    is left out, and every caller gets an error that says so.
     """
     if result is None:
         return _NOTHING
@@ -76,13 +76,13 @@ def succeeded(who: str, result: Any) -> Outcome:
 
 
 def without_result(who: str, error: UnserialisableError | MessageTooLargeError) -> Outcome:
-    """The outcome of *who* has done its work, and returned what cannot be sent."""
+    """The outcome of *who*, which has succeeded with a result that cannot be sent."""
     left_out = type(error)(f"{who} has succeeded, but its result is left out: {error}")
     return failed(left_out, TaskState.SUCCEEDED)
 
 
 def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
-    """The outcome of a task that recovery, or its deadline, ends."""
+    """The outcome of a task that recovery or a deadline ends as ERRORED."""
     sentence = f"{task} was marked ERRORED({reason.value}): {ERRORED_SENTENCES[reason]}"
     error = TaskInterruptedError(f"{sentence}; {detail}" if detail else sentence)
     ended = failed(error, TaskState.ERRORED)
@@ -94,13 +94,13 @@ def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
 def ordered(
     task: str, order: Order, state: TaskState, *, source: str = Reason.OPERATOR.value
 ) -> Outcome:
-    """The outcome of a task in *state* that an order ends; `ENDS` says which it is.
+    """The outcome of a task in *state* that an order ends; `ENDS` says which state follows.
 
     Args:
         task: Names it in the sentence.
         order: What was ordered, by whom and why.
-        state: As it was.
-        source: What has given the order; the reason on record, but of a task that is given up.
+        state: State of the task before.
+        source: Kind of the sender; becomes the reason on record, unless the task is given up.
     """
     end = ENDS[order.verb][state]
     gives_up = order.verb is Verb.GIVE_UP
@@ -120,7 +120,7 @@ def expired(task: str, deadline: str, why: str) -> Outcome:
     """The outcome of a task that has waited for capacity until its *deadline*, and got none."""
     sentence = (
         f"{task} was marked ERRORED({Reason.EXPIRED.value}): it waited for capacity until "
-        f"{deadline} and nobody made room{f' ({why})' if why else ''}"
+        f"{deadline} and none became free{f' ({why})' if why else ''}"
     )
     ended = failed(TaskInterruptedError(sentence), TaskState.ERRORED)
     return Outcome(
@@ -132,7 +132,7 @@ def expired(task: str, deadline: str, why: str) -> Outcome:
 
 
 def parked(outcome: Outcome, parking: Parking) -> Outcome:
-    """What is made of the *outcome* of a handler that found no capacity, if its task may wait."""
+    """The outcome of a task that is parked; *outcome* is that of its handler."""
     return Outcome(
         state=TaskState.PENDING,
         failure=outcome.failure,
@@ -143,12 +143,12 @@ def parked(outcome: Outcome, parking: Parking) -> Outcome:
 
 
 def not_parked(outcome: Outcome, why: str, *, tells_callers: bool = True) -> Outcome:
-    """What is made of it, if its task may not wait.
+    """The outcome of a task whose handler found no capacity, and which may not be parked.
 
     Args:
-        outcome: Of the handler.
+        outcome: Outcome of the handler.
         why: What follows on "the task is not parked, because".
-        tells_callers: Whether the failure says so too, and not the record alone.
+        tells_callers: Whether callers read the reason too, and not only the record has it.
     """
     assert outcome.failure is not None
     text, failure = outcome.failure, failure_from(outcome.failure)
@@ -168,14 +168,14 @@ def not_parked_words(why: str) -> str:
 
 
 def joined(message: str, reason: str) -> str:
-    """What a handler said, and what gracekit says behind it."""
+    """The message of a handler, followed by gracekit's."""
     return f"{message}; {reason}" if message else reason
 
 
 def outcome_of(row: TaskRow) -> Outcome:
-    """What a row answers that has ended, or waits for capacity.
+    """The answer from the record, for a task that has ended or was parked.
 
-    One that runs again after it was parked answers for that: its caller is not answered twice.
+    A parked task that runs again is still answered as parked, because a caller gets one answer.
     """
     if row.state not in TERMINAL:
         parking = Parking(
@@ -196,7 +196,7 @@ def outcome_of(row: TaskRow) -> Outcome:
 def timeout_error(
     method: Method[Any, Any], *, during: BaseException | None = None
 ) -> MethodTimeoutError:
-    """What the caller of a timed-out method gets; what it raised then is in the traceback."""
+    """The error for the caller of a method that timed out; *during* is shown as its cause."""
     error = MethodTimeoutError(
         f"{method.name}() exceeded its timeout of {method.options.timeout_s:g} s and was cancelled"
     )

@@ -1,8 +1,8 @@
-"""Orders about tasks that wait for capacity, as a run carries them out.
+"""Shows parked tasks, and carries out orders about them.
 
-Each names the task and its version, which counts how often it was parked. So
-an order that was decided on an earlier picture changes nothing, and one that is
-repeated is carried out once.
+Each order names the task and its version, which counts how often it was parked.
+So an order that was decided on an older version changes nothing, and a repeated
+order is carried out once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TERMINAL, Lane, Order, Reason, TaskState, Verb
 
 MOVES: Final = 20
-"""A task may change hands so often before an order about it is refused."""
+"""How often a task may change under an order, which is tried again, before the order is refused."""
 MAX_PAGE: Final = 500
 PAGE_BYTES: Final = 500_000
-"""Of one page, less than `envelope.MAX_BODY_BYTES`."""
+"""Largest size of one page, less than `envelope.MAX_BODY_BYTES`."""
 PAGE_KEYS: Final = 9_000
-"""Less than `plain.MAX_KEYS`."""
+"""Most keys in one page, less than `plain.MAX_KEYS`."""
 _LONGEST_CLASS: Final = 100
 
 
@@ -57,13 +57,13 @@ class ParkedTasks:
     """The parked tasks of a service, as one of its runs shows and moves them.
 
     Args:
-        trigger: Recovery is asked to look: a task may be claimed, or a hook is due.
-        wakeups: Wake the siblings, which may claim it too.
-        shows_classes: Whether anybody but an operator is shown the class of what a handler raised.
+        trigger: Asks recovery to look, because a task may be claimed or a hook is due.
+        wakeups: Wake the siblings, which may claim the task too.
+        shows_classes: Whether callers other than operators see the class of what a handler raised.
 
     Attributes:
-        commit_retry: Commits what makes the row of that id ACCEPTED; whether this run has claimed
-            it in the same commit. Set by recovery, which stands above.
+        commit_retry: Commits a batch that makes the row of that id ACCEPTED; returns whether this
+            run claimed the row in the same commit. Recovery sets it, as it imports this module.
     """
 
     commit_retry: Callable[[Batch, int, Lane], Awaitable[bool]]
@@ -96,7 +96,7 @@ class ParkedTasks:
     async def get(self, task_id: str) -> dict[str, Any]:
         """One task of the service, in any state.
 
-        Of what a handler has raised, the class alone is shown: its text is its caller's.
+        Of what its handler raised, only the class is shown; the text is for the caller alone.
 
         Raises:
             UnknownTaskError: there is none of that id.
@@ -114,7 +114,7 @@ class ParkedTasks:
 
         Args:
             after: The `next` of the page before; 0 for the first one.
-            limit: At most so many, `MAX_PAGE` in any case; fewer if they are large.
+            limit: At most so many, and at most `MAX_PAGE`; fewer if the tasks are large.
         """
         limit = min(limit, MAX_PAGE)
         rows = await self._rows.page(after=after, limit=limit + 1)
@@ -135,21 +135,21 @@ class ParkedTasks:
         """Carry out an order about one task.
 
         Args:
-            task_id: Its request id.
-            version: Of the task as it was when the order was decided on.
+            task_id: The request id of the task.
+            version: Version of the task on which the order was decided.
             order: Retry, cancel or give up.
             args: Arguments to replace before a retry.
 
         Returns:
-            `{"task_id", "state", "version", "changed"}`; not changed if the same order was
-            carried out before.
+            `{"task_id", "state", "version", "changed"}`; `changed` is false if the same order
+            was carried out before.
 
         Raises:
             UnknownTaskError: there is no task of that id.
             Gone: the task has ended; the message says how.
-            StaleVersionError: it was parked again since, or runs again.
+            StaleVersionError: the task was parked again since, or runs again.
             InvalidArgumentsError: *args* do not fit its method.
-            StoreError: it could not be recorded, and was not done.
+            StoreError: the order could not be recorded, and was not carried out.
         """
         for _ in range(MOVES):
             target = await target_named(self._journal.engine, task_id, "")
@@ -159,19 +159,19 @@ class ParkedTasks:
                 answer = self._late(target, version, order)
                 if not args or await self._runs_with(target, args):
                     return answer
-                continue  # it has ended meanwhile
+                continue  # it has ended meanwhile: look at it again
             end = await self.carry_out(target, order, args, source="resolver")
             if end is not None:
                 return self._answer(target, changed=True, state=end)
-        raise StaleVersionError(f"task {task_id} changes hands again and again: look at it again")
+        raise StaleVersionError(f"task {task_id} keeps changing its state: look at it again")
 
     async def cancel_of(self, kind: str, name: object, order: Order, *, source: str) -> int:
-        """Cancel the parked tasks that name the resource; returns how many.
+        """Cancel the parked tasks for one resource; returns how many.
 
         Raises:
             InvalidArgumentsError: no method of the service acts on that *kind*, or *name* is no id.
             StaleVersionError: some were parked again and again meanwhile, and are not cancelled.
-            StoreError: it could not be recorded; some may be cancelled.
+            StoreError: not all could be recorded; some may be cancelled.
         """
         kinds = {m.options.resource[0] for m in self._methods if m.options.resource is not None}
         if kind not in kinds:
@@ -192,7 +192,7 @@ class ParkedTasks:
             for target in targets:
                 number += await self.carry_out(target, order, source=source) is not None
         raise StaleVersionError(
-            f"tasks of {kind}:{resource_id[:100]} change hands again and again: try once more"
+            f"tasks of {kind}:{resource_id[:100]} keep changing their state: try again"
         )
 
     async def carry_out(
@@ -203,12 +203,12 @@ class ParkedTasks:
         *,
         source: str,
     ) -> TaskState | None:
-        """Compare and set the row of a parked task; see `order` for *args* and what is raised.
+        """Compare and set the row of a parked task; see `order` for *args* and the errors.
 
-        *source* says what has given the order: it is the reason of a cancelled task.
+        *source* is the kind of the sender, and becomes the reason of a cancelled task.
 
         Returns:
-            Its state now; None if it has moved on since it was read.
+            The new state; None if the row has changed since *target* was read.
         """
         journal = self._journal
         news = News.of(journal.clock, sender=journal.run_id)
@@ -242,7 +242,7 @@ class ParkedTasks:
         return end
 
     async def _replaced(self, target: OrderTarget, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """All arguments of the task, with *args* in the place of some."""
+        """All arguments of the task, with those in *args* replaced."""
         row = await self._journal.row(target.id)
         if row is None or row.args is None:
             raise Gone(f"{target} has ended, and its arguments are not kept")
@@ -271,7 +271,7 @@ class ParkedTasks:
     # -- what came too late -------------------------------------------------------------
 
     def _late(self, target: OrderTarget, version: int, order: Order) -> dict[str, Any]:
-        """The answer to an order about another state than the present one; see `order`."""
+        """Answer an order about a state that the task has left; see `order` for the errors."""
         if not target.parkings and target.state not in TERMINAL:
             raise StaleVersionError(
                 f"{target} is {target.state.value} and was never parked: there is nothing to decide"
@@ -296,10 +296,10 @@ class ParkedTasks:
         )
 
     async def _runs_with(self, target: OrderTarget, args: Mapping[str, Any]) -> bool:
-        """Whether a task that runs again has *args*; not if its own are not kept any more.
+        """Whether a task that runs again has *args*; false if its arguments were removed.
 
         Raises:
-            StaleVersionError: it has others.
+            StaleVersionError: it has other arguments.
         """
         row = await self._journal.row(target.id)
         if row is None or row.args is None:
@@ -328,7 +328,7 @@ class ParkedTasks:
 
 
 def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as resolvers see it: no arguments and no context, which are secret."""
+    """A task as resolvers see it: without arguments and context, which may be secret."""
     kind = columns["resource_kind"]
     state = TaskState(columns["state"])
     is_pending = state is TaskState.PENDING
@@ -351,19 +351,19 @@ def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many of *tasks*, from the first, as one message carries; one at least."""
+    """As many of *tasks*, from the first on, as fit into one message; at least one."""
     size = keys = 0
     for number, task in enumerate(tasks):
         text = json.dumps(task)
         size += len(json.dumps(text))  # a message is JSON within JSON
-        keys += text.count(":")  # as a receiver does, in texts too
+        keys += text.count(":")  # a receiver counts colons too, also those in texts
         if number and (size > PAGE_BYTES or keys > PAGE_KEYS):
             return tasks[:number]
     return tasks
 
 
 def _may_show(state: TaskState, detail: str | None) -> bool:
-    """Whether resolvers see the sentence beside a state: what a handler raised is its caller's."""
+    """Whether resolvers may see *detail*; what a handler raised is for its caller alone."""
     return bool(detail) and state is not TaskState.FAILED
 
 
@@ -376,7 +376,7 @@ def _named(resource: tuple[str, str] | None) -> str:
 
 
 def _is_done(target: OrderTarget, order: Order) -> bool:
-    """Whether the task is where this order, given before, has put it; a retry may be over."""
+    """Whether the state of the task shows that this order was carried out before."""
     match order.verb:
         case Verb.RETRY:
             return target.state not in TERMINAL

@@ -1,8 +1,8 @@
-"""Parking: the end of an attempt that found no capacity.
+"""Parking: the end of an attempt whose handler found no capacity.
 
-The row becomes PENDING in one commit with the end of its lease and the
-notifications. From that commit on no run owns the task: a resolver, an operator
-or its deadline gets it out.
+One commit makes the row PENDING, releases the lease and writes the
+notifications. From then on no run owns the task, until a resolver or an
+operator retries or ends it, or its deadline ends it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gracekit.store.batch import Batch
 from gracekit.tracker.task import Awaited, TaskState
 
 Ended = tuple[Outcome, list[Address]]
-"""What is answered, and where."""
+"""What to answer, and where."""
 
 
 def _shown_context(caller: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """What notifications show of a caller's context: no value that is large, or deeply nested."""
+    """The keys of a caller's context that notifications show; large or deep values are left out."""
     shown: dict[str, Any] = {}
     for key in keys:
         with contextlib.suppress(InvalidArgumentsError):
@@ -55,7 +55,7 @@ class ParkingPlace:
     Args:
         custody: Records the end of a task that cannot be parked.
         outbox: Sends the notifications.
-        trigger: Recovery is asked to look at the deadline.
+        trigger: Asks recovery to look when the deadline of a parked task is reached.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class ParkingPlace:
         self._context = words_in(settings.notification_context)
 
     async def end(self, job: Job, outcome: Outcome, requested: Mapping[str, Any] | None) -> Ended:
-        """Record how an attempt ended, or that its task waits for capacity.
+        """Record how an attempt ended, or that its task is parked.
 
         Args:
-            job: Whose attempt it was.
-            outcome: As it is without the state PENDING.
-            requested: What its handler said is missing; None if its task may not wait.
+            job: The job of the attempt.
+            outcome: The outcome if the task is not parked.
+            requested: The capacity that the handler missed; None if the task may not be parked.
         """
         if requested is None:
             return await self._finish(job, outcome)
         return await self._park(job, outcome, requested)
 
     async def _park(self, job: Job, failed: Outcome, requested: Mapping[str, Any]) -> Ended:
-        """Record that it waits; where too many do, that it has failed.
+        """Record that the task is parked, or that it failed because too many are parked.
 
-        As an outcome, the record is worth waiting for: a refused commit is tried again.
+        This must not be lost, so a refused commit is tried again until the store takes it.
         """
         task, clock = job.task, self._journal.clock
         pauses = backoff.OUTCOME.pauses(clock)
@@ -114,7 +114,7 @@ class ParkingPlace:
                     return ended
                 task.waits_for = Awaited.STORE
                 await asyncio.sleep(next(pauses))
-                if task.order is not None:  # meanwhile, and on record
+                if task.order is not None:  # an operator has ended it meanwhile, on record
                     return await self._finish(job, ordered(str(task), task.order, task.state))
             else:
                 self._note(job, asked.deadline)
@@ -123,7 +123,7 @@ class ParkingPlace:
     async def _ended_after(
         self, error: StoreError, job: Job, failed: Outcome, outcome: Outcome
     ) -> Ended | None:
-        """What a commit that has failed leaves to answer; None if it is to be tried again."""
+        """What to answer after a failed commit; None if the commit is to be tried again."""
         if isinstance(error, StoreFinalError | StoreClosedError):
             self._custody.tell(error, "parking")
             return outcome, []
@@ -134,15 +134,15 @@ class ParkingPlace:
         if row is None or (row.state is TaskState.RUNNING and row.owner == self._journal.run_id):
             return None
         if row.parkings <= job.parkings:
-            return outcome, []  # not ours any more
-        self._note(job, row.pending_deadline or 0.0)  # it was done, and may have gone on since
+            return outcome, []  # another run owns the row now
+        self._note(job, row.pending_deadline or 0.0)  # it was parked, and may run again since
         return outcome, await self._journal.replies_due(row.id)
 
     async def _deadline(self, job: Job) -> float:
-        """Wall time until which it may wait: the first parking's stands."""
+        """Wall time until which the task may wait; set when it is parked for the first time."""
         deadline = job.pending_deadline
         if deadline is not None:
-            with contextlib.suppress(StoreError):  # else the clock was set since, perhaps
+            with contextlib.suppress(StoreError):  # the row's was adjusted if the clock was set
                 deadline = await self._rows.deadline_of(job.task.row_id or 0) or deadline
             return deadline
         timeout_s = job.method.options.pending_timeout_s
@@ -176,8 +176,8 @@ class ParkingPlace:
         task = job.task
         refused = not_parked(
             failed,
-            f"GRACEKIT_PENDING_MAX allows {self._most} parked tasks of the service, and so many "
-            "are",
+            f"GRACEKIT_PENDING_MAX allows {self._most} parked tasks of the service, and there are "
+            "as many already",
         )
         try:
             await self._journal.tally(

@@ -1,7 +1,7 @@
-"""What recovery is asked for: to look now, or to see whether a run has died.
+"""Asks recovery to make a pass, or to check whether a run has died.
 
-Requests in flight, periodic jobs and operators ask here; the reconciler, which stands above
-them, waits for it.
+Requests in flight, periodic jobs and operators call this object, and the reconciler waits on it.
+So they need not import the reconciler, which imports them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 
 
 class RecoveryTrigger:
-    """When recovery looks: at once when a row has lost its owner, else now and then.
+    """When recovery makes its next pass, and which runs it checks.
 
     Attributes:
-        is_paused: A drain has said that nothing more may be started.
-        looks_around: Rows of others may have come or gone: the next pass lists them.
+        is_paused: Whether a drain is under way: recovery may start nothing more.
+        looks_around: Whether the next pass must list rows, because some may have come or gone.
     """
 
     def __init__(self) -> None:
@@ -24,32 +24,32 @@ class RecoveryTrigger:
         self._is_set = False
         self._asked_after: dict[str, None] = {}
         self._woken = asyncio.Event()
-        self._deadline = math.inf  # loop time; the earliest one noted since the last wait
-        self._waits_until = -math.inf  # loop time; long ago while nobody waits
+        self._deadline = math.inf  # loop time of the earliest deadline noted since the last wait
+        self._waits_until = -math.inf  # loop time at which `wait_deadline` ends; -inf outside it
         self._nearer = asyncio.Event()
 
     def poke(self) -> None:
-        """Look now: a row may have lost its owner."""
+        """Ask for a pass now that lists all rows, because one may have lost its owner."""
         self.looks_around = True
         self.go_on()
 
     def go_on(self) -> None:
-        """Another pass now, over what is known."""
+        """Ask for a pass now over the rows that recovery knows."""
         self._is_set = True
         self._woken.set()
 
     def look_after(self, run_id: str) -> None:
-        """A lease of that run is in somebody's way: if the run has died, take over now."""
+        """Ask to check now whether that run has died, because a request waits for its lease."""
         self._asked_after[run_id] = None
         self._woken.set()
 
     def begin(self) -> None:
-        """A pass begins: what is asked for from now on is for the next one."""
+        """Note that a pass begins: what is asked for from now on needs another one."""
         self._is_set = False
         self._rest()
 
     def take_asked_after(self) -> list[str]:
-        """Runs that somebody has asked about since the last call."""
+        """The runs given to `look_after` since the last call."""
         asked, self._asked_after = list(self._asked_after), {}
         self._rest()
         return asked
@@ -60,23 +60,23 @@ class RecoveryTrigger:
 
     @property
     def is_set(self) -> bool:
-        """Whether another pass is due."""
+        """Whether a pass was asked for since the last one began."""
         return self._is_set
 
     async def wait(self) -> None:
-        """Wait until a pass is due, or a run is asked about."""
+        """Wait until a pass is asked for, or a check of a run."""
         await self._woken.wait()
 
     # -- deadlines of parked tasks ------------------------------------------------------
 
     def note_deadline(self, moment: float) -> None:
-        """A parked task is overdue at that loop time."""
+        """Note that a parked task is overdue at that loop time, which may end `wait_deadline`."""
         self._deadline = min(self._deadline, moment)
         if moment < self._waits_until:
             self._nearer.set()
 
     async def wait_deadline(self, seconds: float, now: float) -> None:
-        """Wait so many seconds from loop time *now*, or less: until a deadline that is noted."""
+        """Wait *seconds* from loop time *now* on, or until the earliest noted deadline."""
         self._waits_until = min(now + seconds, max(now, self._deadline))
         self._deadline = math.inf
         self._nearer.clear()

@@ -1,7 +1,7 @@
-"""Refusals and control: deliveries that never become a task.
+"""Deliveries that never become a task: refused requests, and control verbs.
 
-A refusal is recorded, answered and settled. What is asked of gracekit itself is
-answered at once, without a row.
+A refusal is recorded, answered and settled. A control verb, which asks gracekit
+itself, is answered at once, without a row.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ VerbHandler = Callable[[Request], Awaitable[Any]]
 
 
 PASS_ON_FOR_S: Final = 300.0
-"""What only a sibling serves goes back for it so long, and is refused then."""
+"""Seconds for which a delivery is given back for a sibling; after that it is refused."""
 MOST_REMEMBERED: Final = 10_000
 
 
 class Detour:
-    """In a rolling upgrade: deliveries that another version serves go back to the queue for it.
+    """In a rolling upgrade, gives deliveries back that only a sibling of another version serves.
 
-    Whoever reads the same queue may get them next. The pause before that keeps
-    them from going round between us and the queue; the bound ends it where the
-    sibling lives and yet takes nothing.
+    Any reader of the queue may get them next, also this process. So there is a
+    pause before each is given back; and after `PASS_ON_FOR_S` it is refused, as
+    a sibling may be alive and yet take nothing.
 
     Args:
-        members: Knows who lives, and what they serve.
-        clock: For pause and bound.
+        members: Knows which runs live, and what they serve.
+        clock: Measures pause and limit.
     """
 
     def __init__(self, members: Members, clock: Clock) -> None:
@@ -55,10 +55,11 @@ class Detour:
         self._since: dict[str, float] = {}  # loop time at which each was first passed on
 
     async def pause_s(self, request: Request, delivery: Delivery) -> float | None:
-        """Seconds after which the delivery goes back to the queue for a sibling.
+        """Seconds after which the delivery is given back to the queue for a sibling.
 
-        0 if it is refused, and its body is to be kept: it went back before, or it is a cast that an
-        earlier version served, and no caller waits for an answer. None if it is just refused.
+        0 if it is to be refused and its body kept as a dead letter: because it was given back
+        before, or because it is a cast that another version served and no caller learns of the
+        refusal. None if it is to be refused without keeping its body.
         """
         key = request.request_id or hashlib.blake2b(delivery.body, digest_size=16).hexdigest()
         if not await self._is_served_elsewhere(request, delivery.queue):
@@ -69,7 +70,7 @@ class Detour:
         if now - since >= PASS_ON_FOR_S:
             del self._since[key]
             return 0.0
-        if len(self._since) > MOST_REMEMBERED:  # the oldest: its message is mostly long served
+        if len(self._since) > MOST_REMEMBERED:  # forget the oldest: it was most likely served
             del self._since[next(iter(self._since))]
         return backoff.SIBLING.after(now - since)
 
@@ -90,7 +91,7 @@ class Detour:
 
 
 def _reads(run: Run, queue: Queue) -> bool:
-    """Whether a run takes from that queue."""
+    """Whether *run* consumes from *queue*."""
     topics = {run.topic, run.ops_topic}
     match queue.kind:
         case QueueKind.SHARED:
@@ -98,7 +99,7 @@ def _reads(run: Run, queue: Queue) -> bool:
         case QueueKind.DIRECTED:
             return queue.name in {f"{topic}.{name}" for topic in topics for name in _names(run)}
         case _:
-            return False  # a copy of our own
+            return False  # only this run reads its fanout queue
 
 
 def _names(run: Run) -> tuple[str, str]:
@@ -106,7 +107,7 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 class Refusals:
-    """Settles what is not accepted, and control verbs, which are only answered."""
+    """Records, answers and settles deliveries that are refused; answers control verbs."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Refusals:
     async def refuse(
         self, request: Request, delivery: Delivery, gate: LaneGate, error: RpcError
     ) -> None:
-        """Refuse what cannot be served here, unless a living sibling can: then it goes back."""
+        """Refuse a request that cannot be served here; give it back if a living sibling can."""
         reason = reason_of(error)
         pause_s = None
         if reason in _OF_THE_VERSION:
@@ -137,7 +138,7 @@ class Refusals:
                 self._telemetry.emit("store.error", what="siblings", error=str(failure))
                 pause_s = backoff.GIVE_BACK_S
         if pause_s:
-            delivery.taken()  # nothing that is read behind it waits for this pause
+            delivery.taken()  # otherwise deliveries read after it would wait for this pause
             if gate.is_open:
                 await asyncio.sleep(pause_s)
             await settle(delivery.give_back(), self._telemetry)
@@ -156,20 +157,20 @@ class Refusals:
         caller: ReplyAddress | None = None,
         keep: bool = False,
     ) -> None:
-        """Record what never becomes a task, answer its caller, and settle it.
+        """Record a refusal, answer the caller, and settle the delivery.
 
         Args:
-            request: None where it could not be read; then it is kept aside.
-            delivery: What brought it.
-            lane: Where it came in.
+            request: None if it could not be read; the delivery is then kept as a dead letter.
+            delivery: The delivery that brought it.
+            lane: The lane of its queue.
             reason: One word for the record.
-            error: What its caller is told.
-            caller: Of what could not be read, if that much was found in it.
-            keep: Whether its body is kept aside, as that of an unreadable one is.
+            error: The answer to the caller.
+            caller: Address found in a request that could not be read as a whole, if any.
+            keep: Whether to keep the delivery as a dead letter although it could be read.
         """
         detail = {
             "request_id": (request and request.request_id) or self._clock.new_id(),
-            # A refused id stays free: the same id may come again, mended.
+            # A recipient of its own keeps the request id free: it may come again, corrected.
             "recipient": f"rejected {self._clock.new_id()}",
             "lane": lane.value,
             "queue": delivery.queue.name,
@@ -198,20 +199,20 @@ class Refusals:
         await settle(settlement, self._telemetry)
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
-        """A control verb: not journaled, not tracked, answered at once."""
+        """Carry out a control verb, without a row and a tracked task, and answer it."""
         await settle(delivery.ack(), self._telemetry)
         address = _address(request.reply)
         if address is None:
             return
         try:
             answer = await self._control(request)
-        except Exception as error:  # noqa: BLE001 - every fault goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - each error is the answer to the caller
             await self._answers.refuse(address, error)
             return
         await self._answers.send(address, succeeded(f"verb {request.method}", answer))
 
     async def answer(self, request: Request, delivery: Delivery, answer: Any) -> None:
-        """A question that changes nothing and that anybody may ask."""
+        """Ack a question that changes nothing and that every client may ask; send *answer*."""
         await settle(delivery.ack(), self._telemetry)
         address = _address(request.reply)
         if address is not None:
@@ -228,7 +229,7 @@ _OF_THE_VERSION: Final[frozenset[RejectReason]] = frozenset({"arguments", "unkno
 
 
 def reason_of(error: RpcError) -> RejectReason:
-    """One word for the record."""
+    """The word under which the record counts a refusal for *error*."""
     match error:
         case InvalidArgumentsError():
             return "arguments"

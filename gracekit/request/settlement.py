@@ -1,4 +1,4 @@
-"""What becomes of a delivery: it is settled once, and known again when it comes back."""
+"""Settles deliveries, and recognises those that come back although they were acknowledged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
 
 REMEMBERED: Final = 10_000
-"""Ended requests without a row. A broker delivers again what it has not heard the acks of, which is
-never more than the prefetch of each queue."""
+"""Ended requests without a row that are remembered. After a broken connection a broker delivers
+again what it has read no ack of, which is at most the prefetch of each queue."""
 OWED_BYTES: Final = 16 << 20
-"""Of their answers that have found no way."""
+"""Total size of their answers that could not be sent and are remembered."""
 
 
 async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:
-    """Settle a delivery; what the transport cannot do now it does later, or delivers again."""
+    """Settle a delivery; an error is only logged, as the transport settles or delivers it later."""
     try:
         await settlement
     except StoreError as error:
@@ -29,20 +29,20 @@ _Known = tuple[str, str, int]
 
 
 class EndedRequests:
-    """Requests without a row that have ended in this process, so that none is run again in it.
+    """Requests without a row that have ended in this process, so that it runs none of them again.
 
-    An acknowledgement proves nothing: one that is written to a connection which then breaks was
-    perhaps never read, and the message is delivered again. A message is known by its request id,
-    its queue and its bytes: another call under the same id has a caller of its own, and runs.
+    If a connection breaks after an ack was written, the broker may not have read the ack, and
+    delivers the message again. A message is recognised by its request id, its queue and its
+    bytes: another call with the same id has another caller, and runs.
     """
 
     def __init__(self) -> None:
-        self._ended: dict[_Known, None] = {}  # the oldest first, as below
+        self._ended: dict[_Known, None] = {}  # oldest first, like `_owed`
         self._owed: dict[_Known, Outcome] = {}
         self._owed_bytes = 0
 
     def add(self, request_id: str, delivery: Delivery, owed: Outcome | None) -> None:
-        """Note one that has ended, and what its caller has not got; None if nothing is due."""
+        """Note a request that has ended, and the answer its caller has not got, or None."""
         known = _known(request_id, delivery)
         self._ended[known] = None
         if len(self._ended) > REMEMBERED:
@@ -64,7 +64,7 @@ class EndedRequests:
         return _known(request_id, delivery) in self._ended
 
     def owed(self, request_id: str, delivery: Delivery) -> Outcome | None:
-        """What its caller has not got."""
+        """The answer that its caller has not got; None if nothing is due."""
         return self._owed.get(_known(request_id, delivery))
 
 

@@ -18,7 +18,7 @@ class Steps:
     def __init__(self, ctx: Context, source: Sequence[Any] | Callable[[Any], Any]) -> None:
         self._ctx = ctx
         self._source = source
-        self._last: int | None = None  # cursor after which nothing is left to stop before
+        self._last: int | None = None  # cursor of the last item: no need to stop after it
         self._is_over = False
         is_sequence = isinstance(source, Sequence) and not isinstance(source, str | bytes)
         if not is_sequence and not callable(source):
@@ -29,7 +29,7 @@ class Steps:
             )
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Items in order; leaving an item behind is a safe point."""
+        """Items in order; the step from one item to the next is a safe point."""
         async for entry in _as_async(self._begin()):
             cursor, item = _split(entry)
             yield item
@@ -47,8 +47,8 @@ class Steps:
         self._is_over = True
 
     def _begin(self) -> Any:
-        """Entries behind the cursor; from now on this loop moves it."""
-        before = self._ctx._steps  # noqa: SLF001 - one class in two
+        """Entries after the cursor; from now on this loop moves it."""
+        before = self._ctx._steps  # noqa: SLF001 - Steps is a part of Context
         if before is not None and before._is_over:  # noqa: SLF001 - its own class
             raise self._second()
         self._ctx._steps = self  # noqa: SLF001
@@ -59,27 +59,27 @@ class Steps:
         if before is None and self._ctx._task.safe_point_at is not None:  # noqa: SLF001
             raise DeclarationError(
                 f"{self._ctx.method}() calls ctx.safe_point({cursor!r}) and then loops over "
-                "ctx.steps(sequence), which takes the cursor for an index and would pass items "
-                "over; give ctx.steps() a callable of the cursor, or leave the safe point out"
+                "ctx.steps(sequence), which takes the cursor for an index and would skip items; "
+                "give ctx.steps() a callable of the cursor, or leave the safe point out"
             )
         start = 0 if cursor is None else int(cursor) + 1
         self._last = len(source) - 1
         return ((n, source[n]) for n in range(start, len(source)))
 
     def _check_alone(self) -> None:
-        if self._ctx._steps is not self:  # noqa: SLF001 - one class in two
+        if self._ctx._steps is not self:  # noqa: SLF001 - Steps is a part of Context
             raise self._second()
 
     def _second(self) -> DeclarationError:
         return DeclarationError(
             f"{self._ctx.method}() has two loops over ctx.steps(), but a task has one cursor: the "
-            "second loop, and each of them after a restart, would pass items over; make one loop "
+            "second loop, and each of them after a restart, would skip items; make one loop "
             "over all items, or two methods"
         )
 
 
 def _split(entry: Any) -> tuple[Any, Any]:
-    """(cursor, item); an entry that is no pair is both."""
+    """(cursor, item); an entry that is not a pair is both at once."""
     if isinstance(entry, tuple) and len(entry) == 2:  # noqa: PLR2004 - a pair
         return entry[0], entry[1]
     return entry, entry

@@ -1,18 +1,18 @@
-"""Who may begin beside whom: what may have killed a process runs apart until it is known.
+"""Isolates suspects: tasks that may have killed a process run alone until the killer is known.
 
-After a crash each task that ran is charged with it, as nobody knows which has caused it. A
-*suspect* is one that was charged twice, or has one attempt left. It begins when nothing else runs
-in its process, and for a while nothing else begins beside it; the row says so (`alone`). Only a
-row that was alone when its process died is given up, so only what has caused a crash can be.
+A crash counts for each task that ran in the process, as any of them may have caused it. A
+*suspect* is a task with two crashes, or with one attempt left. It begins when nothing else runs
+in its process, and for a while nothing else begins beside it; its row records that (`alone`). Only
+a row that was alone when its process died is given up, so an innocent one is not.
 
 If something else runs for long, no suspect can be alone. Then two suspects begin together, then
 four, then eight. Those with the most crashes begin first, and of these the ones that had begun
-last before the crash. So the group that holds the killer halves with most crashes, until the killer
-is the first to begin, and alone.
+last before the crash. So nearly each crash halves the group that contains the killer, until the
+killer is the first to begin, and alone.
 
-Every part of a process in which the application's code begins passes here: handlers, probes,
-errored hooks, periodic jobs. Ops requests are let through, because whoever runs may need their
-answer; adoption sees their rows.
+All code of the application begins here: handlers, probes, errored hooks, periodic jobs. Ops
+requests do not wait, because a task that runs alone may need their answer; if one ran beside a
+suspect at a crash, adoption does not count the suspect as alone.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import SUSPECTED
 
 ALONE_S: Final = 5.0
-"""A suspect waits so long at most for others to end, and is alone for so long at most. Whatever
-else the process has to do waits meanwhile, and after two power cuts all are suspects."""
+"""A suspect waits at most so long for others to end, and is alone at most so long. It is short,
+because everything else waits meanwhile, and after two power cuts every task is a suspect."""
 SHORT: Final = 3
-"""After so many crashes of a suspect, both times double with each further one, so that a slow
-killer is met alone in the end. Most killers are fast, and are found before."""
+"""After so many crashes as a suspect, both times double with each further crash, so that a task
+that kills only late is alone then, too. Most killers are fast, and are found before."""
 LONGEST_S: Final = 86_400.0
 GATHER_S: Final = 1.0
-"""The suspects of one crash come one after the other: the first waits so long for those behind."""
+"""The suspects of one crash arrive one after the other. The first waits so long for the others."""
 TOGETHER_S: Final = 2.5
-"""Suspects whose last attempts began within the same span of this length began together."""
+"""Suspects count as begun together if their last attempts began in the same span of this length."""
 HOPELESS: Final = 10
-"""So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""
+"""A row ends after so many times `max_attempts` crashes, even if it was never alone and may be
+innocent: otherwise it might be retried for ever."""
 
 SuspectRow = tuple[str, int]
-"""Table and id of the row that says that its suspect is alone."""
+"""Table and id of the row that records whether its suspect is alone."""
 Parole = Callable[[SuspectRow], Coroutine[Any, Any, None]]
 
 
@@ -54,8 +55,8 @@ class Suspicion(NamedTuple):
     """What is known of a suspect.
 
     Attributes:
-        crashes: That met it while it ran.
-        apart_s: How long it is kept apart from others.
+        crashes: How many crashes happened while it ran.
+        apart_s: Longest wait for others to end, and longest time alone, in seconds.
         began_at: Wall time at which its last attempt began; 0 if unknown.
     """
 
@@ -65,7 +66,7 @@ class Suspicion(NamedTuple):
 
 
 def suspicion(crashes: int, max_attempts: int, began_at: float | None = None) -> Suspicion | None:
-    """Whether a row with so many crashes is a suspect; None if it may run beside others."""
+    """How a row with so many crashes is to be isolated; None if it may run beside others."""
     known = max(1, min(SUSPECTED, max_attempts - 1))
     if crashes < known:
         return None
@@ -74,13 +75,13 @@ def suspicion(crashes: int, max_attempts: int, began_at: float | None = None) ->
 
 
 def is_guilty(crashes: int, max_attempts: int, *, alone: bool) -> bool:
-    """Whether a row has used up its attempts: the last one alone, or hopelessly many."""
+    """Whether a row is given up: its last allowed attempt crashed alone, or far too many did."""
     return crashes >= max_attempts * (1 if alone else HOPELESS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A suspect that waits to begin; `admitted` becomes whether it is alone."""
+    """A suspect that waits to begin; the future `admitted` gets whether it is alone."""
 
     who: object
     row: SuspectRow
@@ -89,11 +90,11 @@ class _Waiting:
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """Suspects with the most crashes first; of these, the ones that had begun last.
+        """Sort key: suspects with the most crashes first; of these, those that had begun last.
 
-        Those that had run for longer did not kill soon, as most killers do. Ones that had begun
-        together begin in the order of their arrival. After a further crash that order is
-        shuffled, differently each time: otherwise a killer would begin beside the same ones again.
+        Most killers kill soon, so those that had run for longer are less likely the cause. Those
+        that had begun together begin in the order of their arrival. After a further crash their
+        order is shuffled, or a killer would begin beside the same tasks each time.
         """
         crashes, _, began_at = self.about
         if crashes <= SUSPECTED:
@@ -108,15 +109,15 @@ class _Waiting:
 
 
 class Suspects:
-    """Beginnings in one process: innocent ones side by side, suspects one at a time.
+    """Decides what may begin in one process: tasks side by side, suspects one at a time.
 
-    Doors are closed to innocent ones while a suspect waits or is alone, but for no longer than
-    they were open before: neither keeps the other out for ever.
+    Other tasks may not begin while a suspect waits or is alone. After each such time they may
+    begin for as long as they were kept out: so neither keeps out the other for ever.
 
     Args:
-        clock: For the times of a suspect.
-        parole: Records that a suspect is no longer alone; nothing begins before it has.
-        telemetry: Hears of an unforeseen failure, after which the admission begins again.
+        clock: Measures the times of suspects.
+        parole: Records that a suspect is no longer alone; until it has, nothing else begins.
+        telemetry: Emits an unexpected failure of this code, which is then started again.
     """
 
     def __init__(self, clock: Clock, parole: Parole, telemetry: Telemetry) -> None:
@@ -127,7 +128,7 @@ class Suspects:
         self._alone: object | None = None
         self._waiting: dict[object, _Waiting] = {}
         self._resting = False
-        self._is_open = True  # kept by `_look`, as each request asks for it
+        self._is_open = True  # computed by `_look`, as each request reads it
         self._closed_at: float | None = None  # loop time
         self._admitting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -136,7 +137,7 @@ class Suspects:
         self._paroling: asyncio.Task[None] | None = None
 
     def enter_nowait(self, who: object) -> bool:
-        """Let an innocent one begin, unless a suspect waits or is alone."""
+        """Let *who*, no suspect, begin; false if a suspect waits or is alone."""
         if not self._is_open:
             return False
         self._inside[who] = None
@@ -146,12 +147,12 @@ class Suspects:
         """Wait until *who* may begin.
 
         Args:
-            who: Passed to `leave` at its end.
-            row: Says whether it is alone.
-            about: As `suspicion` says; None for an innocent one.
+            who: Identifies it; to be passed to `leave` at its end.
+            row: The row that records whether it is alone.
+            about: Result of `suspicion`; None if it is no suspect.
 
         Returns:
-            Whether it is alone, and its row must say so before it begins.
+            Whether it is alone; its row must then say so before it begins.
         """
         if about is None:
             while not self.enter_nowait(who):
@@ -166,24 +167,24 @@ class Suspects:
             return await admitted
         except asyncio.CancelledError:
             self._waiting.pop(who, None)
-            self.leave(who)  # it may have been admitted in this very step
+            self.leave(who)  # it may have been admitted just before the cancellation
             self._look()
             raise
 
     def leave(self, who: object) -> None:
-        """What *who* had begun is over; may be called twice."""
+        """Note that *who* has ended; may be called twice."""
         if self._inside.pop(who, self) is self:
             return
         if who is self._alone:
             self._alone = None
             self._cancel_timer()
         elif not self._listening:
-            return  # each request passes here, and nearly always nobody waits
+            return  # nothing waits for a change; each request comes here, so this is the fast way
         self._look()
 
     @contextlib.asynccontextmanager
     async def beginning(self, row: SuspectRow, about: Suspicion | None) -> AsyncIterator[bool]:
-        """`enter` and `leave` around a block; as its value whether the block is alone."""
+        """Call `enter` before and `leave` after a block; yields whether the block is alone."""
         who = object()
         alone = await self.enter(who, row, about)
         try:
@@ -192,18 +193,18 @@ class Suspects:
             self.leave(who)
 
     def stop(self) -> None:
-        """Record nothing more."""
+        """Stop all background work; nothing more is recorded or admitted."""
         self._cancel_timer()
         for task in (self._admitting, self._paroling):
             if task is not None:
                 task.cancel()
 
     def _start(self, work: background.Work, name: str) -> asyncio.Task[None]:
-        """Begin *work* again if it fails: otherwise the doors would stay shut."""
+        """Run *work*, again if it fails: otherwise nothing in this process would begin any more."""
         return background.start(work, name, telemetry=self._telemetry, clock=self._clock)
 
     def _look(self) -> None:
-        """The doors may have moved: note since when they are closed, and let all ask again."""
+        """Compute whether others may begin, note since when not, and wake all that wait."""
         self._is_open = self._alone is None and (not self._waiting or self._resting)
         if self._is_open:
             self._closed_at = None
@@ -220,7 +221,7 @@ class Suspects:
             self._listening -= 1
 
     async def _admit_all(self) -> None:
-        """Admit suspects until none waits: one alone, or several if none can be alone."""
+        """Admit suspects until none waits: one alone, or several together if none can be alone."""
         await asyncio.sleep(GATHER_S)
         together = 1
         while waiting := self._by_rank():
@@ -234,7 +235,7 @@ class Suspects:
                     self._admit(one, alone=False)
 
     def _by_rank(self) -> list[_Waiting]:
-        """The suspects that still wait, in the order in which they begin."""
+        """The suspects that still wait, in the order in which they may begin."""
         waiting = (one for one in self._waiting.values() if one.is_waiting)
         return sorted(waiting, key=lambda one: one.rank)
 
@@ -251,7 +252,7 @@ class Suspects:
         self._look()
 
     async def _wait_alone(self, one: _Waiting) -> bool:
-        """Wait until nothing runs, but for no longer than it may; whether it can be alone."""
+        """Wait until nothing runs, within the time of *one*; returns whether it can be alone."""
         while self._alone is not None:
             await self._wait_change()
         await self._rest(one.about.apart_s)
@@ -262,7 +263,7 @@ class Suspects:
         return not self._inside and one.is_waiting
 
     async def _rest(self, for_s: float) -> None:
-        """Open the doors as long as they were closed, if that was long."""
+        """If others were kept out for *for_s* or longer, let them begin for as long."""
         closed_s = self._clock.loop() - (self._closed_at or self._clock.loop())
         if closed_s < for_s:
             return
@@ -283,7 +284,7 @@ class Suspects:
         self._paroling = self._start(partial(self._end_alone, who, row), "end of being alone")
 
     async def _end_alone(self, who: object, row: SuspectRow) -> None:
-        """Others may begin beside it, once its row says that it is not alone any more."""
+        """Let others begin beside the suspect, after its row says that it is no longer alone."""
         while self._alone is who:
             try:
                 await self._parole(row)

@@ -1,8 +1,8 @@
-"""The namespace `gracekit.tasks` on the ops topic, for resolvers that reach nothing but the broker.
+"""The namespace `gracekit.tasks` on the ops topic, for resolvers that reach only the broker.
 
-A service has it with `Service(..., task_api=True)` alone: whoever may send to
-the ops topic may then move its parked tasks. Each method can be sent again, and
-is: none is journaled.
+A service serves it only with `Service(..., task_api=True)`, because every client
+that may send to the ops topic may then move its parked tasks. The methods are
+idempotent, so they are not journaled: after a crash the broker delivers them again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gracekit.rpc.versions import serves
 from gracekit.tracker.task import Order, Verb
 
 VERSION: Final = "1.1"
-"""The first one that knows PENDING."""
+"""The first version that knows PENDING."""
 LONGEST_REASON: Final = 500
 LONGEST_NAME: Final = 100
 _LAST_ROW: Final = 2**63 - 1
@@ -44,7 +44,7 @@ def task_methods() -> Iterator[Method[Any, Any]]:
 
 
 async def get(ctx: Context, task_id: str) -> dict[str, Any]:
-    """One task in any state; to a client of 1.0 a parked one is `errored`, for `no_capacity`."""
+    """One task in any state; a client of 1.0 sees a parked one as `errored`, for `no_capacity`."""
     task = await parked_tasks_of(ctx).get(_text("task_id", task_id))
     return task if _knows_pending(ctx) else as_errored(task)
 
@@ -74,9 +74,9 @@ async def retry(
 
     Args:
         ctx: Of this request.
-        task_id: Its request id.
-        version: As the notification, or `list_pending`, has shown it.
-        args: Arguments to replace.
+        task_id: The request id of the task.
+        version: Version of the task in the notification or in `list_pending`.
+        args: Arguments to replace; None for no change.
         reason: For the record.
     """
     if args is not None and not isinstance(args, Mapping):
@@ -112,12 +112,12 @@ async def _order(
             _text("task_id", task_id), _number("version", version, least=1), order, args=args
         )
     except (Gone, StaleVersionError) as error:
-        expect(error)  # several resolvers may be at it: no news for an operator
+        expect(error)  # usual if several resolvers work at a time, so it is logged as DEBUG
         raise
 
 
 def caller_of(ctx: Context) -> str:
-    """Who asks, for the record: the user of the request's context, as far as it names one."""
+    """Who asks, for the record: the user in the request's context, if there is one."""
     user = ctx.get("user_id")
     return (
         f"{str(user)[:LONGEST_NAME]} by {TASKS_NAMESPACE}"
@@ -157,5 +157,5 @@ def _number(name: str, value: object, *, least: int, most: int | None = None) ->
 
 
 def _shown(value: object) -> str:
-    """As Python writes it, so that a text that looks like a number is seen to be one."""
+    """As Python writes it, so that a reader can tell the text `"1"` from a number."""
     return repr(value)[:50]

@@ -1,7 +1,8 @@
-"""Requests of `requeue` methods: no row keeps them, the transport does.
+"""Requests of `requeue` methods, which have no row: the transport keeps them until they end.
 
-A delivery is acked when its handler has ended, and given back when a drain cuts it. A copy of it
-that comes meanwhile ends with it; one that comes later is known by what this process remembers.
+A delivery is acked when its handler has ended, and given back when a drain cuts it. A copy that
+comes meanwhile is settled and answered with it. A copy that comes later is recognised as long as
+this process remembers the request.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from gracekit.tracker.tracker import Tracker
 
 
 class Unjournaled:
-    """The life of requests that the transport keeps.
+    """Carries requests without a row through their life.
 
     Args:
         attempts: Runs their handlers.
-        unfinished: Counts what is given back.
+        unfinished: Counts the deliveries that are given back.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Unjournaled:
         self._ended = EndedRequests()
 
     def has_ended(self, job: Job, delivery: Delivery) -> bool:
-        """Whether this very message has ended here, and the broker has not read its ack."""
+        """Whether this message ended here, and came again as the broker did not read its ack."""
         is_kept = job.method.options.on_interrupt == "requeue"
         return is_kept and self._ended.knows(job.task.request_id, delivery)
 
     async def live(self, job: Job) -> None:
-        """From its delivery to its ack: turn, run, reply."""
+        """Carry a request from its delivery to its ack: turn, run, reply."""
         assert job.delivery is not None
         job.gate.entering[job] = None
         self._heartbeats.begin(job.task, job.reply)
@@ -81,13 +82,14 @@ class Unjournaled:
         self._attempts.mark_running(job)
         try:
             end = await self._attempts.run(job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
+        except Exception as error:  # noqa: BLE001 - after a redelivery it is journaled, and capped
             self._telemetry.emit("dispatch.failed", error=words_of(error))
             await asyncio.sleep(backoff.GIVE_BACK_S)
             await self.give_back(job)
             return
         self._scheduler.leave(job)
-        # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
+        # The state before the tracker: a drain that finds nothing left to wait for takes a task
+        # that is still RUNNING for stuck.
         job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
         job.task.cut = job.task.cut or end.cut
         self._tracker.ended(job.task)
@@ -104,10 +106,10 @@ class Unjournaled:
     # -- the end ------------------------------------------------------------------------
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
-        """Answer and ack every delivery of a request."""
+        """Answer and ack all deliveries of a request."""
         self._heartbeats.end(job.task)
         await self._end_one(job, outcome)
-        for copy in job.copies:  # a list that may still grow while one is settled
+        for copy in job.copies:  # the list may grow meanwhile
             copy.answered = copy.reply == job.reply
             await self._end_one(copy, outcome)
 
@@ -122,16 +124,16 @@ class Unjournaled:
             await settle(job.delivery.ack(), self._telemetry)
 
     async def end_again(self, job: Job, delivery: Delivery) -> None:
-        """A delivery whose request has ended here, and whose ack the broker has not read."""
+        """Settle a delivery of an ended request, whose first ack the broker has not read."""
         try:
             await self._settle_again(job, delivery)
-        finally:  # copies come together, and the last may come while another one is counted
+        finally:  # further copies may have come meanwhile
             for copy in job.copies:
                 if copy.delivery is not None and not copy.delivery.settled:
                     await self._settle_copy_again(copy, copy.delivery)
 
     async def _settle_copy_again(self, copy: Job, delivery: Delivery) -> None:
-        """Another message under its id asks for itself, once the tracker knows this one no more."""
+        """Settle a copy; a different message with the same id is given back, to be read anew."""
         if self._ended.knows(copy.task.request_id, delivery):
             await self._settle_again(copy, delivery)
         else:
@@ -151,14 +153,14 @@ class Unjournaled:
     # -- cut short ----------------------------------------------------------------------
 
     async def hand_over_stuck(self, job: Job) -> None:
-        """Its handler did not return in time: another process may have it."""
+        """Give back a request whose handler did not return in time: another process may run it."""
         job.task.cut = Interruption.UNCLEAN
         await self.give_back(job)
 
     async def give_back(self, job: Job) -> None:
-        """Put every delivery of a request back that was cut, or did not start."""
+        """Give back all deliveries of a request that was cut, or did not start."""
         await self._give_back_one(job)
-        for copy in job.copies:  # a list that may still grow while one is settled
+        for copy in job.copies:  # the list may grow meanwhile
             await self._give_back_one(copy)
         if job.task.cut is not None:
             self._events.cut(job, job.task.cut)

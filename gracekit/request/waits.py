@@ -1,14 +1,14 @@
 """Waits for a lease that another process holds: oldest first, over all processes of the store.
 
-A request whose lease is held elsewhere says so in its row, again each time it
-asks. As long as it has asked within `PATIENCE_S`, the lease is granted to no
-younger request of another process (`leases.leases`). Only the head of a
-resource's line asks, so a process asks once a beat, however many wait in it.
+A request whose lease is held elsewhere records each time it asks that it waits.
+If it has asked within `PATIENCE_S`, the lease is granted to no younger request of
+another process (`leases.leases`). Only the head of a resource's line asks, so a
+process asks once in `LEASE_BEAT_S`, even if many of its requests wait.
 
-Nobody is told of a release in another process. So who finds the lease free and
-somebody older next in line nudges that one, and so does a request that has
-waited itself, at its end. A lease of a dead run is freed by recovery, which is
-asked to look.
+A process does not see when another one releases a lease. So a request that finds
+the lease free, but an older request next in line, nudges the run of that one. So
+does a request that had to wait itself, at its end. If the holder may be dead,
+recovery is asked to check, and then frees the lease.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from gracekit.store.wakeup import Wakeups
 from gracekit.tracker.task import Awaited
 
 LEASE_BEAT_S: Final = 1.0
-"""A lease held by another process is asked for again this often; a nudge is heard at once."""
+"""Seconds between two requests for a lease that another process holds; a nudge comes at once."""
 
 
 class LeaseWaits:
     """The waits of one run for leases that other runs hold.
 
     Args:
-        wakeups: Wake the run that is next.
-        trigger: Recovery is asked whether the run that holds a lease has died.
-        settles: Whether unfinished tasks are settled unasked; a wait for them would have no end.
+        wakeups: Wake the run of the request that is next.
+        trigger: Asks recovery to check whether the run that holds a lease has died.
+        settles: Whether recovery settles unfinished tasks by itself. If not, a lease that such a
+            task holds may never become free, so requests for it are refused.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class LeaseWaits:
                 resource = ":".join(job.task.resource)
                 return LeaseHeld(
                     f"{job.task} wants {resource}, on which task {unsettled} was interrupted, and "
-                    "nothing settles that unasked: "
-                    "startup_reconciliation_enabled is false here; run `gracekit reconcile`, then "
+                    "nothing settles that by itself, as "
+                    "startup_reconciliation_enabled is false here: run `gracekit reconcile`, then "
                     "send the request again"
                 )
         return await self._is_for_itself(job)
 
     async def _is_for_itself(self, job: Job) -> LeaseHeld | None:
-        """Why it may not wait: it was called by the very task that holds its resource.
+        """Refuse a call from the task that holds the resource: each would wait for the other.
 
-        Each would wait for the other's end. None if that is not so.
+        None if it is no such call.
         """
         lease, resource = lease_in(job.caller), job.task.resource
         if lease is None or resource is None or job.reply is None:
@@ -90,17 +91,17 @@ class LeaseWaits:
         if row is None or row.owner is None or row.token != lease["token"]:
             return None
         return LeaseHeld(
-            # Not which task: a token is a small number, and may be a guess.
-            f"{job.task} wants {':'.join(resource)}, which its own caller holds and would wait "
-            f"with for ever: make {job.method.name} an ops method, call it as a plain function, "
-            "or cast it"
+            # Does not name that task: a token is a small number, which a client may have guessed.
+            f"{job.task} wants {':'.join(resource)}, which its own caller holds, so that both "
+            f"would wait for ever: make {job.method.name} an ops method, call it as a plain "
+            "function, or cast it"
         )
 
     async def wait(self, job: Job) -> None:
-        """The lease is elsewhere: stand in line until it is worth a turn to ask for it again.
+        """Wait, without a slot, until the lease may be free for this request.
 
-        No slot is taken meanwhile. Ends too when recovery needs our place in the resource's line,
-        the caller has left, the gate has closed, or the task is cancelled.
+        Returns also when recovery needs the place in the resource's line, the caller has left, the
+        gate has closed, or the task is cancelled.
         """
         job.refused = True
         job.begin_claimed()
@@ -112,7 +113,7 @@ class LeaseWaits:
             await self._custody.stand_in_line(job.task)
 
     def _wait_s(self, job: Job) -> float:
-        """Seconds until it looks again; not positive where it waits no more."""
+        """Seconds until it looks again; 0 or less if it must not wait any more."""
         if not job.gate.is_open or job.task.cancel_cause is not None:
             return 0.0
         if job.expires_at is None:
@@ -130,7 +131,7 @@ class LeaseWaits:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            return False  # whoever cancelled has closed the gate, or has said why
+            return False  # gate and task say why: one is closed, or the other is cancelled
         finally:
             self._waiting -= 1
             job.waiting = False
@@ -138,22 +139,22 @@ class LeaseWaits:
         return True
 
     def wake(self) -> None:
-        """A lease may be free: a release here, or a nudge."""
+        """Let all waits look again, after a release in this process or a nudge."""
         if self._waiting:
             self._woken.set()
             self._woken = asyncio.Event()
 
     async def pass_on(self, job: Job) -> None:
-        """A request that has waited has given its lease back: others may wait for it still."""
+        """After a request that had to wait has released its lease, nudge the next one."""
         await self._see_rivals(job)
 
     async def _see_rivals(self, job: Job) -> bool:
-        """Whether the lease may be ours; else wake who is next, or see whether its holder died."""
+        """Whether the job may get its lease; if not, nudge the next run or check on the holder."""
         assert job.task.resource is not None
         try:
             rivals = await self._leases.rivals(job.task.resource)
         except StoreError:
-            return True  # a commit tells what has become of the store
+            return True  # the commit that follows meets the same error, and treats it
         if rivals.holder is not None and rivals.holder != self._run_id:
             self._trigger.look_after(rivals.holder)
         if rivals.is_free and rivals.following is not None and rivals.following != self._run_id:

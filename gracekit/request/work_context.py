@@ -1,4 +1,4 @@
-"""The Context of work that is no request: of a periodic job, and of the rules of resources."""
+"""The Context of work without a request: of periodic jobs, and of the rules of resources."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from gracekit.tracker.task import TrackedTask
 
 
 class WorkContext(Context):
-    """Work that answers no request, as its code sees it.
+    """The Context of work that answers no request.
 
-    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` are those of
-    any work. There is no caller, so the mapping is empty; and nothing of a request: what asks
-    for it raises DeclarationError.
+    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` work as in a
+    handler. There is no caller, so the mapping is empty. Attributes that belong to a request
+    raise DeclarationError.
     """
 
     __slots__ = ("_what",)
 
     def __init__(self, task: TrackedTask, services: Services, *, what: str) -> None:
-        """Show *task*; *what* says what it is, as `periodic job refresh`."""
+        """Show *task*; *what* names the work in errors, such as `periodic job refresh`."""
         name = (None, task.method, "1.0")
         super().__init__(task, services, args={}, caller={}, method=name, expires_at=None)
         self._what = what
@@ -28,16 +28,16 @@ class WorkContext(Context):
 
     @property
     def request_id(self) -> str:
-        """Not there: this work has no sender.
+        """Not available: this work has no sender.
 
         Raises:
-            DeclarationError: always; `task_id` is what the log has.
+            DeclarationError: always; use `task_id`, the id in the log.
         """
         raise self._no_request("request_id", "ctx.task_id is what the log has")
 
     @property
     def attempt(self) -> int:
-        """Not there: what failed is not repeated as an attempt, its next run comes by itself.
+        """Not available: after a failure the work is not tried again; its next run is a new one.
 
         Raises:
             DeclarationError: always.
@@ -46,16 +46,16 @@ class WorkContext(Context):
 
     @property
     def version(self) -> str:
-        """Not there: nobody has asked for a version.
+        """Not available: the work has no caller that asks for a version.
 
         Raises:
             DeclarationError: always.
         """
-        raise self._no_request("version", "nobody has asked for one")
+        raise self._no_request("version", "it has no caller that asks for one")
 
     # The arguments are those of Context.hold.
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
-        """Not there: what is left of a hold is settled by the probe of the method that opened it.
+        """Not available: a hold that is left open is settled by the probe of a method.
 
         Raises:
             DeclarationError: always.

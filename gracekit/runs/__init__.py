@@ -1,1 +1,1 @@
-"""Runs: one row for each life of a process, the seat that it holds, and its siblings."""
+"""Runs: the row of each life of a process, its instance and locks, and its siblings."""

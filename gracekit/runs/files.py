@@ -11,10 +11,10 @@ _LONGEST_NAME: Final = 200
 
 
 def instance_lock_name(service: str, instance: str) -> str:
-    """Name of the file whose lock keeps a second run of the instance out.
+    """Name of the file whose lock prevents a second run of the instance.
 
-    Names of services and instances hold what no file name may; `%40` stands
-    for `@`, and a digest for the rest of what is too long.
+    Names of services and instances may have characters that a file name cannot
+    have, which are percent-encoded. A name that is too long ends in a digest.
     """
     name = f"{quote(service, safe='')}@{quote(instance, safe='')}"
     if len(name) > _LONGEST_NAME:
@@ -24,10 +24,10 @@ def instance_lock_name(service: str, instance: str) -> str:
 
 
 def door_name(run_id: str) -> str:
-    """Name of the socket by which operators ask a run; see `control.door`."""
+    """Name of the socket by which operators send verbs to a run; see `control.door`."""
     return f"{run_id}{DOOR_SUFFIX}"
 
 
 def lock_name(run_id: str) -> str:
-    """Name of the file whose lock proves the life of a run."""
+    """Name of the file whose lock proves that a run lives."""
     return f"{run_id}.lock"

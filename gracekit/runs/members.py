@@ -1,4 +1,4 @@
-"""Members: this run among the runs of its service, and which of those are proven dead.
+"""Members: this run and the other runs of its service, and which of those are proven dead.
 
 A member is one instance of a service; a run is one life of its process.
 """
@@ -26,19 +26,19 @@ from gracekit.store.engine import Engine
 from gracekit.store.wakeup import pipe_of
 
 OFFERS: Final = 20
-"""So many different versions are remembered."""
+"""Most versions of which `Members.offers` returns what they served."""
 BEAT_WRITTEN_S: Final = 15.0
-"""A sign of life is written so often, and a change of phase at once: at one a second an idle
-service wrote 0.4 GB a day."""
+"""Seconds between two beats that are written; a change of phase is written at once. With one beat a
+second, an idle service wrote 0.4 GB a day."""
 BACK_WITHIN_S: Final = 300.0
-"""So long after the end of a run, its instance may be about to start again."""
+"""Seconds after the end of a run within which its instance may be starting again."""
 
 
 class Members:
-    """This run among the runs of its service.
+    """The rows of this run and of the other runs of its service.
 
     Attributes:
-        joined_at: Wall time at which its own row was written; None before that.
+        joined_at: Wall time at which the row of this run was written; None before that.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Members:
         self._service = service
         self._lock_directory = lock_directory
         self.joined_at: float | None = None
-        self._beaten: tuple[str, float] | None = None  # phase on record, and loop time of that
+        self._beaten: tuple[str, float] | None = None  # phase and loop time of the last beat
 
     async def join(
         self,
@@ -73,10 +73,10 @@ class Members:
         methods: str | None = None,
         kinds: str | None = None,
     ) -> int:
-        """Write this run down; returns its generation, which counts the runs of the instance.
+        """Write the row of this run; returns its generation, which counts runs of the instance.
 
-        *methods* says what it serves, in words that only those who act on requests read; *kinds*
-        which kinds of resources it settles, as a JSON list.
+        *methods* is what it serves, as a text of `gracekit.rpc.offer`; *kinds* is a JSON list of
+        the kinds of resources that it settles.
         """
         now = self.joined_at = self._clock.wall()
         me = seat.identity
@@ -104,15 +104,15 @@ class Members:
         return int(rows[0][0][0] or 1)
 
     async def beat(self, phase: str, *, written_s: float = BEAT_WRITTEN_S) -> str | None:
-        """Look whether this run may act, and refresh what listings show.
+        """Check whether this run may still act, and refresh what listings show.
 
         Args:
-            phase: Of the service; a new one is written at once.
-            written_s: Seconds after which a sign of life is written again.
+            phase: State of the service; a new one is written at once.
+            written_s: Seconds after which a beat is written again.
 
         Returns:
-            Why this run may not act any more, as a sentence; None if it may. Others have taken
-            its rows over, at the word of an operator.
+            None if it may act. Otherwise a sentence that says why not: an operator has said that
+            it is gone, or another run has taken over its rows.
         """
         await self._show(phase, written_s)
         rows = await self._engine.query(sql.STANDING, self.run_id)
@@ -138,8 +138,8 @@ class Members:
         self._beaten = phase, now
 
     def stop_intent(self, *, source: StopSource, by: str, reason: str) -> Batch:
-        """The record that this stop is meant; the first one stands."""
-        self._beaten = None  # it writes the phase, too
+        """A batch that records a stop-intent; if there is one already, it stays."""
+        self._beaten = None  # the batch also writes the phase
         batch = Batch(Point.STOP_INTENT)
         batch.add(
             sql.STOP_INTENT,
@@ -152,7 +152,7 @@ class Members:
         return batch
 
     async def withdraw_stop(self) -> None:
-        """A drain was resumed: no stop is meant any more."""
+        """Remove the stop-intent, because the drain was resumed."""
         self._beaten = None
         batch = Batch(Point.WITHDRAW_STOP)
         batch.add(
@@ -162,7 +162,7 @@ class Members:
         await self._engine.commit(batch)
 
     async def stop_record(self, exit_code: int, report: dict[str, Any]) -> None:
-        """The last act of a run that ends by itself."""
+        """Write the stop record, the last commit of a run that ends by itself."""
         batch = Batch(Point.STOP_RECORD)
         batch.add(
             sql.STOP_RECORD,
@@ -180,16 +180,16 @@ class Members:
         return judge_run(run, self._process, self._lock_directory)
 
     async def others(self) -> list[Run]:
-        """Runs of this service that have not ended, this one excepted; some may be dead."""
+        """Other runs of this service that have not ended; some may be dead."""
         runs = await list_open(self._engine, self._service)
         return [run for run in runs if run.run_id != self.run_id]
 
     async def siblings(self) -> list[tuple[Run, str | None]]:
-        """Other runs of this service that may serve now or again, with the methods they wrote down.
+        """Other runs of this service that may serve now or soon, with the methods on their rows.
 
-        They are those that live; those of whom nothing is proven, if they have beaten less than
-        `BACK_WITHIN_S` ago; and those that ended less than that ago and whose instance has no run
-        now: it may be starting again, in an upgrade for example.
+        These are runs that live; runs proven neither alive nor dead, if their last beat is less
+        than `BACK_WITHIN_S` old; and runs that ended less than that ago and whose instance has no
+        run now, as it may be starting again, for example in an upgrade.
         """
         since = self._clock.wall() - BACK_WITHIN_S
         rows = await self._engine.query(
@@ -218,10 +218,10 @@ class Members:
         )
 
     async def check_kinds(self, kinds: Collection[str]) -> None:
-        """See that no living run of another service settles resources of the same *kinds*.
+        """Check that no living run of another service settles resources of the same *kinds*.
 
         Raises:
-            ConfigError: one does: their rules would undo each other's work.
+            ConfigError: one does; their rules would undo each other's work.
         """
         if not kinds:
             return
@@ -236,7 +236,7 @@ class Members:
                 )
 
     async def offers(self) -> list[str]:
-        """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""
+        """What runs on record have served, as texts of `gracekit.rpc.offer`, newest first."""
         rows = await self._engine.query(
             sql.OFFERS,
             self._service,
@@ -245,10 +245,10 @@ class Members:
         return [str(methods) for (methods,) in rows]
 
     async def survey(self) -> tuple[list[Run], list[tuple[Run, Liveness]]]:
-        """Runs of this service that are not yet adopted, this one excepted, oldest first.
+        """Other runs of this service that are not adopted yet, oldest first.
 
         Returns:
-            Those proven dead, and those of whom nothing is proven.
+            Those proven dead; and those proven neither dead nor alive, each with its judgement.
         """
         dead, doubtful = list[str](), list[tuple[Run, Liveness]]()
         for run in await self._not_adopted():
@@ -257,7 +257,7 @@ class Members:
                 dead.append(run.run_id)
             elif not judgement.is_alive:
                 doubtful.append((run, judgement))
-        # Read again: it may have written its stop record, and ended, since its row was read.
+        # Read again: a run may have written its stop record, and ended, after its row was read.
         ended = [run for run in await self._not_adopted() if run.run_id in dead] if dead else []
         return ended, doubtful
 
@@ -270,7 +270,7 @@ class Members:
         return list(map(run_of, rows))
 
     async def ended_badly(self, *, since: float) -> list[Run]:
-        """Runs of this service that were adopted from that wall time on, but for drained ones."""
+        """Runs of this service adopted since that wall time, without those that drained."""
         rows = await self._engine.query(
             sql.ENDED_BADLY,
             self._service,
@@ -280,7 +280,7 @@ class Members:
         return list(map(run_of, rows))
 
     def forget(self, run: Run) -> None:
-        """Remove what a run that was adopted has left beside the store: lock, door, wake-ups."""
+        """Remove the files of an adopted run: its lock, its socket, its pipe for wake-ups."""
         if (lock := lock_of(run, self._lock_directory)) is not None:
             for path in (
                 lock,
@@ -291,7 +291,7 @@ class Members:
                     path.unlink()
 
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
-        """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
+        """Add the verdict on a dead run; if another run was quicker, the batch is rolled back."""
         verdict = classify(evidence_of(run, self._lock_directory))
         batch.add(
             sql.ADOPT,

@@ -1,4 +1,4 @@
-"""This process's own run: its seat at the store, and its row from the join to the stop record."""
+"""The run of this process: its instance and locks, and its row from the join to the stop record."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
 
 TAKE_BACK_S: Final = 2.0
-"""A store that does not answer must not hold a cancelled opening for longer."""
+"""Seconds for which a cancelled start waits for a store that does not answer."""
 
 
 class OwnSeat:
-    """The store, and this run's seat at it.
+    """Opens the store, and takes the instance and the locks of this run.
 
     Attributes:
-        service: Its topic.
-        run_id: Of this run; empty before the start.
-        is_kept: Whether the seat stays taken when this stops: then only the death of the process
-            proves that nothing of the run acts any more.
+        service: Topic of the service.
+        run_id: Id of this run; empty before the start.
+        is_kept: Whether the locks are kept at the stop, because something of the run may still
+            act: only the death of the process ends that.
         is_recorded: Whether the end of the run is on record.
     """
 
@@ -58,7 +58,7 @@ class OwnSeat:
         self.is_recorded = False
 
     async def start(self) -> None:
-        """Open the store and take a seat.
+        """Open the store, and take an instance and its locks.
 
         Raises:
             ConfigError: the store cannot be used as configured.
@@ -88,7 +88,7 @@ class OwnSeat:
         )
 
     async def stop(self) -> None:
-        """Close the store, then leave the seat: no statement of this run is on its way then."""
+        """Close the store, then release the locks: no statement of this run is under way then."""
         async with self._changing:
             await self._leave()
 
@@ -117,8 +117,8 @@ class OwnRecord:
     """The row of this run.
 
     Args:
-        written: What the row says of the run, as arguments of `Members.join`.
-        cancelled: What the row says of a run whose start was cancelled: exit code and report.
+        written: Contents of the row, as arguments of `Members.join`.
+        cancelled: Exit code and report to write if the start is cancelled.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class OwnRecord:
         self._has_joined = False
 
     async def start(self) -> None:
-        """Join; cancelled meanwhile, take back what the commit may still bring.
+        """Write the row. If cancelled meanwhile, end the row that the commit may have written.
 
-        A row of a run that never began, of a process that lives, would keep the instance.
+        Otherwise that row, whose process lives, would keep the instance taken.
         """
         async with self._joining:
             if not self._has_joined:
@@ -156,35 +156,35 @@ class OwnRecord:
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
-            with contextlib.suppress(StoreError, TimeoutError):  # then the row waits for our death
+            with contextlib.suppress(StoreError, TimeoutError):  # then only our death ends the row
                 async with asyncio.timeout(TAKE_BACK_S):
                     await joining
                     await self._members.stop_record(*self._cancelled)
             raise
 
     async def stop(self) -> None:
-        """Nothing: `end` has written the last record, which needs the report of the drain."""
+        """Do nothing: `end` writes the last record, which needs the report of the drain."""
 
     async def intend_stop(self, *, source: StopSource, by: str, reason: str) -> None:
-        """Record that a stop is meant."""
+        """Record a stop-intent."""
         batch = self._members.stop_intent(source=source, by=by, reason=reason)
-        self._seat.taken.note_stop()  # the commit may fail, or wait for longer than we live
+        self._seat.taken.note_stop()  # in case that the commit fails or comes too late
         await self._engine.commit(batch)
         self._seat.taken.clear_note()
 
     def intend_stop_from_thread(self, *, by: str, timeout_s: float) -> None:
-        """As `intend_stop`, for a signal, from a thread: also while the loop is blocked."""
+        """As `intend_stop`, for a signal; called in a thread, as the loop may be blocked."""
         batch = self._members.stop_intent(source="signal", by=by, reason=f"signal {by}")
         with contextlib.suppress(StoreError):
             self._engine.commit_from_thread(batch, timeout_s=timeout_s)
 
     async def withdraw_stop(self) -> None:
-        """No stop is meant any more."""
+        """Remove the stop-intent."""
         self._seat.taken.clear_note()
         await self._members.withdraw_stop()
 
     async def end(self, exit_code: int, report: dict[str, Any]) -> None:
-        """Write the stop record, and wake the siblings: what this run has left is theirs."""
+        """Write the stop record, and wake the siblings, which may now claim this run's rows."""
         try:
             await self._members.stop_record(exit_code, report)
             self._seat.is_recorded = True

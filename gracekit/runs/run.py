@@ -1,7 +1,7 @@
 """Runs on record: one row for each life of a process, and how it is judged.
 
-Who lives is judged by `gracekit.life`, and by nothing else. Beats are for display: no run is
-declared dead by a clock.
+Only `gracekit.life` judges whether a process lives. Beats are for display: no run counts as dead
+because of a clock.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Run:
     Attributes:
         run_id: 32 hex digits.
         instance: Its name, unique among living runs of the service.
-        identity: Its process.
-        lock_path: File whose lock proves that it lives, as the run itself saw it.
-        lock_file: Which file that was; None where an older gracekit wrote the row.
+        identity: Identity of its process.
+        lock_path: File whose lock proves that it lives, as a path of the run itself.
+        lock_file: Device and inode of that file; None if an older gracekit wrote the row.
         phase: ServiceState, for display.
-        beat_at: Wall time of the last beat on record, some `BEAT_WRITTEN_S` old at most while it
-            lives. It proves nothing, as clocks jump and loops block.
-        stop_at: Wall time of its stop-intent; None if none stands.
-        stop_by: Who asked for it: a user and host, the name of a token, a signal.
-        exit_code: Of its stop record; None if it wrote none.
-        verdict: How it ended; None until it was classified.
-        gone_by: Operator who said that it is gone; None if nobody did.
+        beat_at: Wall time of the last beat on record, mostly less than `BEAT_WRITTEN_S` ago while
+            it lives. It proves nothing, as clocks jump and loops block.
+        stop_at: Wall time of its stop-intent; None if there is none.
+        stop_by: Who asked for the stop: a user and host, the name of a token, a signal.
+        exit_code: Exit code in its stop record; None if it wrote none.
+        verdict: How it ended; None until another run has judged that.
+        gone_by: Operator who said that it is gone; None if no operator did.
     """
 
     run_id: str
@@ -68,14 +68,14 @@ class Run:
 
     @property
     def life(self) -> RecordedLife:
-        """What it is judged alive or dead by."""
+        """The part of the row by which `gracekit.life` judges whether it lives."""
         return RecordedLife(
             identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file
         )
 
     @property
     def evidence(self) -> ExitEvidence:
-        """What its end is judged by."""
+        """The part of the row by which `exits.classify` judges its end."""
         return ExitEvidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
 
 
@@ -99,14 +99,14 @@ def run_of(row: Row) -> Run:
 
 
 def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
-    """Whether *run* may still act: its process lives, and its record does not end it.
+    """Whether *run* may still act: its process lives, and no record says that it is over.
 
-    *directory* is that of the run locks, as this process sees it.
+    *directory* is where this process sees the run locks.
     """
     if run.adopted_at is not None:
         return Liveness(Alive.DEAD, "it was classified, and its rows were taken over")
     if run.report is not None and run.report.get("left"):
-        # Also while its process goes on: nothing of the run can act any more.
+        # Even if its process goes on, nothing of the run can act any more.
         return Liveness(Alive.DEAD, "its stop record says that nothing of it is left")
     if run.gone_by is not None:
         return Liveness(Alive.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
@@ -114,14 +114,14 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
 
 
 def lock_of(run: Run, directory: Path | None) -> Path | None:
-    """Its own lock file, as this process sees it; an older gracekit wrote none."""
+    """Path of its lock file in *directory*; None without one, as an older gracekit made none."""
     if directory is None or run.lock_path.name != lock_name(run.run_id):
         return None
     return directory / run.lock_path.name
 
 
 def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
-    """What its row says; where that says nothing of a stop, the note in its lock file."""
+    """The evidence in its row; if that has no stop record, also the note in its lock file."""
     path = lock_of(run, directory)
     note = "" if path is None or run.exit_code is not None else read_note(path)
     code = note.removeprefix(ENDED)
@@ -131,7 +131,7 @@ def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:
-    """Runs on record, newest first; of one service, or of all."""
+    """Runs on record, newest first; of one service, or of all services for None."""
     if service is None:
         rows = await engine.query(sql.ALL, limit)
     else:
@@ -146,7 +146,7 @@ async def list_open(engine: Engine, service: str) -> list[Run]:
 
 
 def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
-    """An operator's word that a run is gone; refused if somebody was quicker."""
+    """A batch that records that an operator said *run* is gone; a conflict if one did before."""
     batch = Batch(Point.ADOPT)
     batch.add(
         sql.GONE,

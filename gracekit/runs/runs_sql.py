@@ -17,7 +17,7 @@ _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"
 ALL: Final = f"SELECT {COLUMNS} FROM run ORDER BY started_at DESC, generation DESC LIMIT ?"
 OF_SERVICE: Final = f"{_RUNS} service = ? ORDER BY started_at DESC, generation DESC LIMIT ?"
 OPEN: Final = f"{_RUNS} service = ? AND ended_at IS NULL AND adopted_at IS NULL"
-# Refused if somebody was quicker.
+# A conflict if the run was adopted, or an operator said so before.
 GONE: Final = """
 UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ?
 WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL"""
@@ -55,7 +55,7 @@ GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?"""
 NOT_ADOPTED: Final = f"""
 {_RUNS} service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at"""
 ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
-# Once: a second adopter's batch rolls back.
+# Succeeds once; the batch of a second adopter is rolled back.
 ADOPT: Final = """
 UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?
 WHERE run_id = ? AND adopted_at IS NULL"""

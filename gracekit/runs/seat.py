@@ -1,4 +1,4 @@
-"""Seats: the instance that a run is, and the locks that say so."""
+"""Seats: the instance of a run, and the locks that show that the run lives."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_INSTANCES: Final = 1000
 
 
 class Seat:
-    """An instance that this process has become: its name, and the locks that say so.
+    """The instance of this run: its name, and its two locks.
 
-    The instance's lock keeps a second run of the instance out, also one of an older gracekit. The
-    run's own proves its life, on a file that no other run ever uses.
+    The lock of the instance prevents a second run of it, also one of an older gracekit. The lock
+    of the run proves that it lives; it is on a file that no other run ever uses.
 
     Attributes:
-        instance: Its name.
-        identity: This process, read when it took the seat.
-        lock_path: Of the run's own lock; empty without a directory.
-        lock_file: On which file that is.
+        instance: Name of the instance.
+        identity: Identity of this process, read when the seat was taken.
+        lock_path: Path of the lock of the run; empty without a directory for locks.
+        lock_file: Device and inode of that file; None without a directory.
     """
 
     def __init__(
@@ -45,16 +45,19 @@ class Seat:
         self._own = own
 
     def trouble(self) -> str | None:
-        """Why others cannot see any more that this run lives, as a sentence; None if they can."""
+        """Why other processes cannot see any more that this run lives; None if they can."""
         locks = [lock for lock in (self._own, self._instance_lock) if lock is not None]
         return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
 
     def note_stop(self, code: int | None = None) -> None:
-        """Note that a stop has begun, or ended with *code*, in case the store cannot take it."""
+        """Note in the lock file that a stop has begun, or ended with *code*.
+
+        For the case that the store cannot be written.
+        """
         self._note(STOPPING if code is None else f"{ENDED}{code}")
 
     def clear_note(self) -> None:
-        """The store has taken the stop-intent, or the stop was withdrawn."""
+        """Clear the note, after the stop-intent was committed or the stop was withdrawn."""
         self._note("")
 
     def _note(self, text: str) -> None:
@@ -62,10 +65,11 @@ class Seat:
             self._own.write_note(text)
 
     def leave(self, *, is_recorded: bool) -> None:
-        """Give the locks up; may be called twice.
+        """Release the locks; may be called twice.
 
         Args:
-            is_recorded: Whether the run's end is on record, so that nobody asks for its lock.
+            is_recorded: Whether the end of the run is on record, so that its lock file is not
+                needed any more.
         """
         if self._own is not None:
             self._own.release(remove=is_recorded)
@@ -85,14 +89,14 @@ async def take_seat(
 ) -> Seat:
     """Take the name *instance*, or the first free one of `{host}-{n}`.
 
-    Without a *directory* for the locks no other process sees the store.
+    Without a *directory* no locks are taken, as no other process sees such a store.
 
     Raises:
         AlreadyRunningError: the instance lives, or all names are taken.
         ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
     if directory is not None:
-        make_directory(directory)  # also before it is asked who lives
+        make_directory(directory)  # before `judge_run`, which looks for locks there
     identity = process.identify()
     runs = await list_open(engine, service)
     taken = {run.instance for run in runs if judge_run(run, process, directory).is_alive}

@@ -1,1 +1,1 @@
-"""One run of one service: laid out, opened, started, ended; and the life of its process."""
+"""One run of one service: how it is built, opened, started and ended; the life of its process."""

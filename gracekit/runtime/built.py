@@ -1,4 +1,4 @@
-"""What one run is made of, as frozen values: `ground` makes the first, `wiring` the others."""
+"""The objects of one run, as frozen values: `ground` makes the first, `wiring` the others."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from gracekit.tracker.tracker import Tracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What is there before anything is built: what was declared, the four ports, the seat.
+    """What a run has before it opens: the service, the four ports, the settings, the seat.
 
     Attributes:
         live: The settings, of which a few may change; `settings` are the present ones.
-        tracker: Here, because a dump of stacks may be asked for at any time.
+        tracker: Made here, because a dump of stacks may be asked for at any time.
         stacks: Makes that dump.
-        stops: Here, because a stop may be asked for at any time.
-        signals: None where this Runtime does not own the signals of the process.
+        stops: Made here, because a stop may be asked for at any time.
+        signals: None if this Runtime does not own the signals of the process.
     """
 
     service: Service
@@ -81,14 +81,14 @@ class Ground:
 
     @property
     def topics(self) -> dict[Lane, str]:
-        """What the RPC server of each lane listens to."""
+        """The topic that the RPC server of each lane reads."""
         topic = self.service.topic
         return {Lane.REQUESTS: topic, Lane.OPS: self.settings.ops_topic_of(topic)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What is on record, of this run and of its tasks."""
+    """The objects that read and write the store."""
 
     journal: Journal
     pending: PendingRows
@@ -101,7 +101,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """The life of requests."""
+    """The objects that carry requests through their life."""
 
     services: Services
     arrivals: Arrivals
@@ -121,9 +121,9 @@ class Wired:
     """One run of a service, built and not started.
 
     Attributes:
-        admin: What the HTTP endpoint shows and does; made without an endpoint, too.
+        admin: What the HTTP endpoint shows and does; made even if there is no endpoint.
         gauges: Reads the gauges of the run's metrics.
-        parts: All that starts and stops, in its order.
+        parts: The parts that start and stop, in their order.
     """
 
     record: OwnRecord

@@ -1,4 +1,4 @@
-"""The end of one run: the one task that waits for a stop and drains, and its report."""
+"""The end of one run: one asyncio task waits for a stop request and then drains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FOREIGN_CANCELLATION: Final = (
 
 
 class Ending:
-    """Waits for a stop, drains, and gives the signals back.
+    """Waits for a stop request, drains, and restores the signal handlers.
 
     Attributes:
-        report: What the drain has left; None until it is over.
+        report: The report of the drain; None until it is over.
     """
 
     def __init__(self, ground: Ground, wired: Wired) -> None:
@@ -28,19 +28,19 @@ class Ending:
         self.report: DrainReport | None = None
 
     def begin(self) -> asyncio.Task[DrainReport]:
-        """The one task of it, from now on; it begins again if it was thrown away."""
+        """The task that drains; made at the first call, and again if it was cancelled."""
         if self._task is None or self._task.cancelled():
             self._task = asyncio.create_task(self._end(), name="gracekit-serve")
         return self._task
 
     async def wait(self) -> DrainReport:
-        """Wait for the end of the drain; to cancel the wait does not cancel the drain."""
+        """Wait for the end of the drain; cancelling this wait does not cancel the drain."""
         ending = self.begin()
         await asyncio.wait({ending})
         return ending.result()
 
     async def wait_or_force(self) -> None:
-        """Wait for the end of the drain; to cancel the wait forces the drain, which still ends.
+        """Wait for the end of the drain; cancelling this wait makes the drain hand over at once.
 
         Raises:
             asyncio.CancelledError: the wait was cancelled.
@@ -70,8 +70,8 @@ class Ending:
                     source="error", by="cancellation", reason=FOREIGN_CANCELLATION
                 )
             except KeyboardInterrupt:
-                # A second Ctrl-C of a program that runs in `asyncio.run` is raised wherever the
-                # main thread is: here in a step of the drain, which is taken again.
+                # In a program that runs in `asyncio.run`, a second Ctrl-C is raised at any place of
+                # the main thread; here it was in a step of the drain. The drain is begun again.
                 self._ground.stops.ask(source="user", by="KeyboardInterrupt", reason="Ctrl-C")
                 coordinator.force()
         if self._ground.signals is not None:

@@ -1,7 +1,7 @@
 """The Runtime: one run of one service, as the program that embeds it sees it.
 
-The face only. `ground` has what there is before a run opens, `opening` opens it, `start` starts
-what `wiring` has built, and `ending` drains it, once.
+This is only the interface. `ground` makes what a run needs before it opens, `opening` opens it,
+`start` starts what `wiring` has built, and `ending` drains it, once.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Runtime:
 
     Args:
         service: What to serve.
-        settings: Used as they are. None for the environment's, over the service's own defaults.
+        settings: Used as they are. None to read the environment, over the service's own defaults.
             `gracekit.config.LiveSettings(settings, read=...)` says how SIGHUP reads them again.
         signals: Whether this Runtime owns the process's stop signals and its kernel
-            alarm, from `open` to the end of its drain: SIGTERM and SIGINT drain, a
-            second SIGINT or SIGQUIT hands over at once; SIGUSR1 writes the stacks. SIGHUP
-            drains where standard input is a terminal. Elsewhere it reads the settings
-            again (see `settings`), SIGTSTP closes the intake, and SIGCONT opens it; these
-            three stay the program's where it has handlers for them. After the drain the
-            old handlers are back. The alarm stays only
-            where the report says `must_die`: a handler or a hook goes on although it was
-            cancelled, and only the end of the process ends it.
+            alarm, from `open` to the end of its drain. SIGTERM and SIGINT drain; a
+            second SIGINT, or SIGQUIT, hands over at once; SIGUSR1 writes the stacks. If
+            standard input is a terminal, SIGHUP drains. If not, SIGHUP reads the settings
+            again (see `settings`), SIGTSTP closes the intake, and SIGCONT opens it; if the
+            program has handlers for these three, they stay. After the drain the old
+            handlers are restored. The alarm stays armed only if the report has
+            `must_die`: a handler or a hook still runs although it was cancelled, and only
+            the end of the process ends it.
         process: The process port.
         clock: The clock port.
         engine: The store port; None opens `settings.store_url`.
@@ -64,8 +64,8 @@ class Runtime:
         broker: The machine behind `memory://`.
 
     Attributes:
-        ground: What there was before it opened. Internal: any release may change it.
-        wired: What it is made of; None before it is open. Internal as well.
+        ground: What it has before it is open. Internal: any release may change it.
+        wired: All its objects; None before it is open. Internal as well.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Runtime:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Drain, if nothing has yet: within the hard limit, however the block was left.
+        """Drain, if that was not done before; takes at most until the hard limit.
 
         Raises:
             asyncio.CancelledError: this wait was cancelled, which forces the drain: what still
@@ -125,18 +125,18 @@ class Runtime:
         if self.report is None:
             reason = "the block ended" if error is None else f"the block raised {error!r}"
             self.request_stop(source="user", by="embedder", reason=reason)
-            with anyio.CancelScope(shield=True):  # a cancelled scope of anyio's cancels each wait
+            with anyio.CancelScope(shield=True):  # else a cancelled anyio scope cancels each wait
                 await (await self._opened()).wait_or_force()
 
     async def open(self) -> None:
-        """Signals, store, seat and record: then everything is built, and others see this run.
+        """Take the signals, open the store, take an instance, and write the row of this run.
 
         Raises:
             ConfigError: the store cannot be used as configured, or no event loop of asyncio runs.
             AlreadyRunningError: a run of this instance lives.
             DeclarationError: `signals=True` outside of the main thread, or while another Runtime
                 of this process has the signals.
-            GracekitError: it is open, or was.
+            GracekitError: it was opened before.
         """
         background.need_loop()
         if self._opening is not None and not (self._opening.is_set() and self.wired is None):
@@ -153,10 +153,10 @@ class Runtime:
         self.ground.telemetry.watch(self)
 
     async def serve(self) -> DrainReport:
-        """Wait for the end: until a stop is asked for and the drain is over; returns its report.
+        """Wait until a stop was asked for and the drain is over; returns the report.
 
-        May be awaited by several at a time, by nobody, and be cancelled: the service drains when
-        it is asked to, once.
+        May be awaited by several tasks at a time, or not at all, and may be cancelled: the service
+        drains once, when it is asked to.
 
         Raises:
             GracekitError: the Runtime is not open.
@@ -182,32 +182,32 @@ class Runtime:
         reason: str = "",
         final: bool = True,
     ) -> None:
-        """Ask for a drain, from the event loop. The first request stands.
+        """Ask for a drain; to be called on the event loop. The first request counts.
 
-        One that comes before the Runtime is open is kept: the service then
-        starts nothing and drains at once.
+        A request before the Runtime is open is kept: the service then starts
+        nothing and drains at once.
 
         Args:
-            source: What the record tells stops apart by.
-            by: Who asks.
-            reason: A sentence for the record.
-            final: Whether it cannot be resumed.
+            source: Kind of the sender, for the record.
+            by: Who asks, for the record.
+            reason: Why, in a sentence, for the record.
+            final: Whether the drain cannot be resumed.
 
         Raises:
             ConfigError: there is no such source.
         """
         self.ground.stops.ask(source=source, by=by, reason=reason, final=final)
 
-    # -- what it says of itself ---------------------------------------------------------
+    # -- what can be read of it ---------------------------------------------------------
 
     @property
     def service(self) -> Service:
-        """What it serves."""
+        """The service that it runs."""
         return self.ground.service
 
     @property
     def settings(self) -> Settings:
-        """What it is configured with now, all sources taken together."""
+        """The settings in force now, from all sources."""
         return self.ground.settings
 
     @property
@@ -217,7 +217,7 @@ class Runtime:
 
     @property
     def instance(self) -> str:
-        """Name of the instance that this run is; empty before it is open."""
+        """Name of the instance of this run; empty before it is open."""
         return self.ground.seat.instance
 
     @property
@@ -231,24 +231,24 @@ class Runtime:
         return label_words(self.ground.service)
 
     def readings(self) -> Readings:
-        """What the gauges of its metrics show now, once it is open; from any thread."""
+        """What the gauges of its metrics show now. From any thread, but only once it is open."""
         return self._built.gauges.read()
 
     @property
     def report(self) -> DrainReport | None:
-        """What the drain has left; None until it is over."""
+        """The report of the drain; None until it is over."""
         return None if self._ending is None else self._ending.report
 
     @property
     def state(self) -> ServiceState:
-        """Where the service is in its life."""
+        """The state of the service."""
         return self.ground.phase.state
 
     @property
     def not_ready(self) -> str | None:
-        """Why no new requests should be sent here now; None if it is ready.
+        """Why no new requests should be sent to it now; None if it is ready.
 
-        Ready is a service that is SERVING, unless it has not been able to read its queues for
+        It is ready if it is SERVING, can reach its store, and could read its queues within the last
         five seconds.
         """
         return self.ground.phase.not_ready

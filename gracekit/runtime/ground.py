@@ -1,4 +1,4 @@
-"""Lays the ground of one run: what there is before anything opens, from settings and ports."""
+"""Makes what one run needs before it opens anything, from settings and ports."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def lay_ground(
 ) -> Ground:
     """Make the ports that were not given; the arguments are those of `Runtime`.
 
-    Nothing is opened, and no event loop need run.
+    Opens nothing, and needs no running event loop.
 
     Raises:
-        ConfigError: a setting, or the two topics together, cannot be.
+        ConfigError: a setting is wrong, or the topics do not fit together.
         DeclarationError: a kind of resources cannot work.
     """
     settings = settings or load({}, os.environ, defaults=service.defaults)
     live = LiveSettings(settings) if isinstance(settings, Settings) else settings
     settings = live.now
-    settings.ops_topic_of(service.topic)  # refused before anything is made
+    settings.ops_topic_of(service.topic)  # raises before anything is made
     settings.notification_topic_of(service.topic)
     service.check()
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()

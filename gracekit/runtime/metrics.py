@@ -1,4 +1,4 @@
-"""The metrics of one run: the values of their labels, and what counts for `/metrics`."""
+"""The metrics of one run: the values of their labels, and the counters for `/metrics`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def label_words(service: Service) -> LabelWords:
 
 
 def count_metrics(service: Service, telemetry: Telemetry) -> RunMetrics | None:
-    """Count from now on what `/metrics` shows; None if `prometheus_client` is not installed."""
+    """Begin to count for `/metrics`; None if `prometheus_client` is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         return None
     counted = RunMetrics(label_words(service))

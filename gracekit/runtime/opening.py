@@ -1,4 +1,4 @@
-"""Opens one run: its signals, its seat, what it is made of, and its record, which others see."""
+"""Opens one run: takes its signals and its seat, builds its objects, writes its row."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gracekit.telemetry.safe_text import Sentence
 from gracekit.upkeep import Starting, StoreChanges
 
 SIGNAL_RECORD_S: Final = 1.0
-"""A store gets so long for the stop-intent that the signal thread writes."""
+"""Timeout in seconds for the stop-intent that the signal thread writes."""
 
 
 async def open_run(ground: Ground, starting: Starting) -> Wired:
-    """Open a run as far as its record, and have it obey the stops that came meanwhile.
+    """Open a run up to its row in the store, then pass on stop requests that came meanwhile.
 
-    An opening that fails leaves nothing.
+    If it fails, everything is undone.
 
     Args:
-        ground: Of the run.
-        starting: Shows the part that starts.
+        ground: What the run has before it opens.
+        starting: Shows systemd which part is starting.
 
     Raises:
         ConfigError, AlreadyRunningError, DeclarationError: as `Runtime.open`.
@@ -48,7 +48,7 @@ async def open_run(ground: Ground, starting: Starting) -> Wired:
 
 
 def _check_names(ground: Ground) -> None:
-    """Refuse names of queues that are too long together, before anything is taken."""
+    """Refuse a topic that is too long together with the names of queues, before anything opens."""
     settings, longest = ground.settings, max(ground.topics.values(), key=len)
     if settings.instance:
         check_queues(longest, settings.instance, "shorten GRACEKIT_INSTANCE")
@@ -56,7 +56,7 @@ def _check_names(ground: Ground) -> None:
 
 
 async def _join(ground: Ground, starting: Starting) -> Wired:
-    """Take the seat, build the run, and start it through its record."""
+    """Take the seat, build the run, and start its parts down to its row in the store."""
     await ground.seat.start()
     try:
         wired = wire(ground)
@@ -79,7 +79,7 @@ async def _join(ground: Ground, starting: Starting) -> Wired:
 
 
 def _record_first_signal(ground: Ground, wired: Wired) -> None:
-    """The signal thread writes the stop-intent, even while the loop is blocked."""
+    """Let the signal thread write the stop-intent, so that it works while the loop is blocked."""
 
     def record(name: str) -> None:
         wired.record.intend_stop_from_thread(by=name, timeout_s=SIGNAL_RECORD_S)

@@ -33,26 +33,26 @@ from gracekit.telemetry.logs import said
 from gracekit.telemetry.safe_text import escape
 
 FLUSH_S: Final = 0.5
-"""What logs and standard streams get at the end of a process."""
+"""Seconds to flush logs and standard streams at the end of a process."""
 BARRIER_S: Final = 0.5
 """Seconds for systemd to read the last messages."""
 DEAD_AFTER_FAILURES: Final = 3
-"""A loop that failed so often, and ran nothing in between, will not recover."""
+"""An event loop that failed so often, and ran nothing in between, will not recover."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
-"""Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
+"""Thresholds of the garbage collector, see `gc.set_threshold`; Python's own are 700, 10 and 10."""
 
 
 def run_service(service: Service, settings: Settings | LiveSettings | None = None) -> int:
     """Run *service* until a signal ends it; returns the exit code.
 
-    SystemExit and KeyboardInterrupt that application code raises outside of its handlers
-    do not end the process in the middle: they are logged and ask for a drain, exit code 70.
+    If application code raises SystemExit or KeyboardInterrupt outside of its handlers, that
+    is logged, and the service drains with exit code 70.
 
-    Does not return when a handler or a thread never ended: the process then
-    leaves by `os._exit`, so that its leases are freed by its proven death.
-    With `LiveSettings` SIGHUP reads the settings again, where standard input is no terminal.
-    Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
-    are ignored: nothing but the end of the process is expected to follow.
+    Does not return if a handler or a thread has not ended: the process then exits
+    by `os._exit`, so that its death frees its leases. With `LiveSettings`, SIGHUP
+    reads the settings again, unless standard input is a terminal. After SIGINT at a
+    terminal, the process ends by SIGINT. When this returns, stop signals are
+    ignored, because the process is expected to exit.
     """
     given = settings.now if isinstance(settings, LiveSettings) else settings
     as_json = given is not None and given.log_format == "json"
@@ -60,21 +60,21 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.ground.signals
         assert signals is not None, "signals=True"
-        signals.take(for_good=True)  # a stop may come before there is a loop
+        signals.take(for_good=True)  # before there is a loop, as a stop may come now
         calm_collector()
         report = _run_to_the_end(runtime)
         # systemd drops messages of a process that has ended before systemd has read them.
         runtime.ground.process.notify.barrier(timeout_s=BARRIER_S)
-        # The interpreter would wait for either without a limit.
+        # The interpreter would wait for threads and streams without a limit.
         if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
             _exit_now(runtime, report)
-        # The interpreter's last collections would walk every module: a tenth of a second and more,
-        # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
+        # The interpreter's last garbage collections would walk all objects, which takes a tenth of
+        # a second or more, for which a supervisor waits. Frozen objects are not walked.
         gc.freeze()
     except GracekitError as error:
         why = said(f"gracekit: {type(error).__name__}: {explained(error)}", as_json=as_json)
         return _end_with(exit_code_of(error), why)
-    except Exception as error:  # noqa: BLE001 - an on_start of the application, or a fault of ours
+    except Exception as error:  # noqa: BLE001 - of an on_start hook, or an error in gracekit
         text = f"gracekit: {type(error).__name__} ended the start:"
         why = said(text, trace=traceback.format_exc(), as_json=as_json)
         return _end_with(ExitCode.INTERNAL, why)
@@ -85,11 +85,11 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
 
 
 def _run_to_the_end(runtime: Runtime) -> DrainReport:
-    """The life of the process on one loop, which nothing but the end of the drain ends.
+    """Run the event loop until the drain has ended.
 
-    `asyncio.run` cancels everything when something raises SystemExit in a callback or in a task
-    that nobody awaits: requests in flight would be lost. Here the loop is entered again, unless
-    it can run nothing: no signal and no drain would get through then.
+    If a callback or a task raises SystemExit, `asyncio.run` cancels all tasks, and requests in
+    flight would be lost. Here the loop is entered again instead. If it cannot run at all, the
+    process exits, because neither a signal nor a drain could get through.
     """
     untold: list[BaseException] = []
 
@@ -116,7 +116,7 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
 
 
 def _obey_what_left(ground: Ground, error: BaseException) -> None:
-    """Something raised *error* out of the event loop, or stopped it: drain in order."""
+    """Log an *error* that left the event loop, and drain."""
     ground.telemetry.emit("loop.left", error=repr(error))
     logging.getLogger(LOGGER).error("this left the event loop:", exc_info=error)
     ground.stops.fail(f"{error!r} left the event loop")
@@ -124,10 +124,10 @@ def _obey_what_left(ground: Ground, error: BaseException) -> None:
 
 
 def _leave_dead_loop(untold: list[BaseException]) -> None:
-    """End the process if the loop failed by itself again and again, and ran nothing in between.
+    """End the process if the loop itself has failed several times and ran nothing in between.
 
-    A callback's Exception never leaves asyncio's loop, only its SystemExit and KeyboardInterrupt;
-    so an OSError is the loop's own, mostly because something closed its descriptors.
+    Of the exceptions of callbacks, only SystemExit and KeyboardInterrupt leave asyncio's loop. So
+    an OSError is the loop's own, mostly because something closed its descriptors.
     """
     own = [error for error in untold if isinstance(error, Exception)]
     if len(own) >= DEAD_AFTER_FAILURES:
@@ -138,12 +138,12 @@ def _leave_dead_loop(untold: list[BaseException]) -> None:
 
 
 async def _live(runtime: Runtime) -> DrainReport:
-    """From the opening of the Runtime to the end of its drain."""
+    """Open the Runtime, serve, and drain."""
     try:
         async with runtime:
             await runtime.serve()
     except asyncio.CancelledError as error:
-        # A handler that cancels all tasks of the process has cancelled this one; the block drained.
+        # A handler has cancelled all tasks of the process. The end of the block has drained.
         if runtime.report is None:
             raise GracekitError(FOREIGN_CANCELLATION) from error
     report = await runtime.serve()
@@ -153,15 +153,15 @@ async def _live(runtime: Runtime) -> DrainReport:
 
 
 def _exit_now(runtime: Runtime, report: DrainReport) -> NoReturn:
-    """Leave at once: a handler never ended, and only our death frees its lease."""
+    """Exit at once: only the death of the process ends a handler or thread that still runs."""
     runtime.ground.process.exit_now(int(report.exit_code))
 
 
 def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
-    """End the tasks that the application has left on *loop*; false if one goes on.
+    """Cancel the tasks that the application has left on *loop*; false if one does not end.
 
-    One that swallows its cancellation would keep the process until the alarm, and the exit code
-    that is on record would be lost.
+    Otherwise a task that swallows its cancellation would keep the process until the alarm, which
+    replaces the exit code on record.
     """
     if not (others := asyncio.all_tasks(loop)):
         return True
@@ -169,33 +169,33 @@ def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
         task.cancel()
     try:
         _, left = loop.run_until_complete(asyncio.wait(others, timeout=within_s))
-    except BaseException:  # noqa: BLE001 - SystemExit out of one of them: the end is on record
+    except BaseException:  # noqa: BLE001 - a task raised SystemExit; the end is on record
         return False
     return not left
 
 
 def _end_with(code: ExitCode, why: str) -> int:
-    """The code to leave with, when standard error has been told why."""
+    """Write *why* to standard error; returns the exit code."""
     if not streams.say(why) or not streams.flush(FLUSH_S):
-        os._exit(int(code))  # nobody reads them, and the interpreter would wait for ever
+        os._exit(int(code))  # the streams are not read, and the interpreter would wait for ever
     return int(code)
 
 
 def calm_collector() -> None:
-    """Have Python look for cycles seldom, as suits a process with many requests in flight.
+    """Let Python collect garbage less often, as is better with many requests in flight.
 
-    One is some forty objects that live until it ends; hundreds that come and go together set
-    the collector off again and again, for a third of a journaled request's processor time. Cycles
-    are rare, and wait a little longer. What the program has set higher itself stays.
+    A request has some forty objects that live until it ends. Hundreds of requests at a time would
+    start the collector again and again, which takes a third of the processor time of a journaled
+    request. Cycles are rare, and are collected a little later. Higher thresholds stay.
     """
     if gc.get_threshold()[0] < COLLECT_AFTER[0]:
         gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _default_executor_ended(within_s: float) -> bool:
-    """End the threads of `asyncio.to_thread`; false if one goes on.
+    """End the threads of `asyncio.to_thread`; false if one does not end.
 
-    `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
+    `asyncio.run` would wait for it until the alarm, which replaces the exit code.
     """
     closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
     done, _ = await asyncio.wait({closing}, timeout=within_s)

@@ -1,4 +1,4 @@
-"""Starts a run that is open, unless a stop is asked for: that cuts the start short, in order."""
+"""Starts the parts of an open run; a stop request cuts the start short, and the run drains."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gracekit.upkeep import Starting
 
 
 class Start:
-    """The start of one run: everything below its record, in its order, then ready.
+    """The start of one run: starts all parts below `RECORD` in order, then reports readiness.
 
     Args:
-        starting: Reports how far the start is; it is notified when the service is ready.
+        starting: Reports the progress of the start, and its end, to systemd.
     """
 
     def __init__(self, ground: Ground, wired: Wired, starting: Starting) -> None:
@@ -25,10 +25,10 @@ class Start:
         self._starting = starting
 
     async def run_unless_stopped(self, ending: Ending) -> None:
-        """Start; a stop that was asked for, or is meanwhile, ends the start in order.
+        """Start, unless a stop was asked for; a stop request meanwhile cuts the start short.
 
         Args:
-            ending: Drains what was started, before the error of a start that fails is raised.
+            ending: If the start fails, drains what was started before the error is raised.
         """
         coordinator = self._wired.coordinator
         if coordinator.stop_requested:
@@ -51,7 +51,7 @@ class Start:
         ground, coordinator = self._ground, self._wired.coordinator
         await self._wired.parts.start(unless=lambda: coordinator.stop_requested)
         if coordinator.stop_requested:
-            return  # a hook has swallowed the cancellation that came with it
+            return  # the stop request cancelled the start, but a hook swallowed the cancellation
         ground.telemetry.emit(
             "service.serving",
             service=ground.service.topic,
@@ -71,7 +71,7 @@ class Start:
     def _check_started(self, starting: asyncio.Task[None]) -> None:
         if starting.cancelled() and not self._wired.coordinator.stop_requested:
             raise GracekitError(
-                "the start was cancelled, and nobody had asked for a stop: an on_start hook "
+                "the start was cancelled although no stop was asked for: an on_start hook "
                 "raised CancelledError"
             )
         if starting.done() and not starting.cancelled():

@@ -1,6 +1,6 @@
-"""The order of a service: what starts before what, and stops after it.
+"""The order in which the parts of a service start; they stop in the reverse order.
 
-This list is the only place that knows it. A new part is one more line.
+Only this list defines it. For a new part, add a line.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def in_order(
     admin: AdminApi,
     facts: StoreFacts,
 ) -> PartList:
-    """All that starts, from the first line down, and stops, from the last line up."""
+    """The list of all parts: starting goes from the first line down, stopping from the last up."""
     settings, reconciler, seat = ground.settings, parts.reconciler, ground.seat
     margin_s = settings.exit_margin_s
     epoch = _epoch(ground, records)
@@ -60,8 +60,8 @@ def in_order(
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
     return PartList(
         [
-            # Stopped last: a drain may wait for the store until its end. Started last: what feeds
-            # systemd's watchdog also sets it off, and it must not watch a start.
+            # Stopped last: a drain may wait for the store until its end. Started last: the first
+            # message starts systemd's watchdog, and a start may take longer than WatchdogSec.
             ListedPart("end of the watchdog", StepPart(end=feeding.stop)),
             # Early, so that it answers probes during the start; stopped after the stop record.
             ListedPart("HTTP endpoint", _endpoint(ground, admin)),
@@ -69,7 +69,7 @@ def in_order(
             ListedPart("count of accounts", StepPart(end=facts.accounts.stop)),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
-            # A Runtime is open. What follows works, and stops before the stop record.
+            # Here a Runtime is open. The parts below do the work, and stop before the stop record.
             ListedPart("kinds", StepPart(partial(_check_kinds, ground, records.members))),
             ListedPart("door", _door(ground, control)),
             ListedPart("adoption", StepPart(reconciler.take_over)),
@@ -99,7 +99,7 @@ def in_order(
 
 
 def _soon(step: Callable[[], object]) -> Action:
-    """A step that does not wait, as one that may."""
+    """Make a coroutine function of a plain function."""
 
     async def take() -> None:
         step()
@@ -123,7 +123,7 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
 
 
 def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
-    """Sends notifications, also those of a drain: it stops after what writes them."""
+    """The part that sends notifications; it stops after the parts that write them."""
     sending = _work(ground, outbox.work)
 
     async def end() -> None:
@@ -138,8 +138,8 @@ async def _check_kinds(ground: Ground, members: Members) -> None:
 
 
 async def _serve(ground: Ground, members: Members) -> None:
-    # The state last: what follows in the list starts without a wait, so that a drain which finds
-    # the service SERVING finds it complete, and may be resumed.
+    # The state comes last, and all parts after this one start without waiting. So a drain that
+    # finds the service SERVING finds all parts started, and can be resumed.
     await members.beat(ServiceState.SERVING.value)
     ground.phase.advance(ServiceState.SERVING)
 
@@ -148,7 +148,7 @@ async def _seed_history(ground: Ground, journal: Journal, history: History) -> N
     methods = [(method.namespace, method.name) for method in ground.service.methods]
     try:
         history.seed(await journal.last_attempts(), methods)
-    except StoreError as error:  # nothing is expected then, and that is safe
+    except StoreError as error:  # without history there are no estimates, which is safe
         ground.telemetry.emit("store.error", what="history", error=str(error))
 
 
@@ -179,7 +179,7 @@ def _endpoint(ground: Ground, admin: AdminApi) -> Part:
 
 
 def _readers(ground: Ground) -> Part:
-    """Refuses to share a queue with a living process that keeps what it takes elsewhere."""
+    """The part that refuses to share a queue with a living process that uses another store."""
     store = ground.location.identity()
     if store is None:
         return StepPart()

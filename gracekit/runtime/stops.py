@@ -1,4 +1,4 @@
-"""Stops that the program asks for: kept until there is a coordinator to obey them."""
+"""Stop requests of the program, which are kept until there is a coordinator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gracekit.errors import ConfigError
 
 
 class Stops:
-    """What a program asks of the coordinator, also before there is one."""
+    """Passes the program's stop requests to the coordinator, and keeps them until there is one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class Stops:
         """Ask for a drain; see `Runtime.request_stop`.
 
         Raises:
-            ConfigError: there is no such source, or a text is none.
+            ConfigError: there is no such source, or *by* or *reason* is no text.
         """
         sources = choices_of(StopSource)
         if source not in sources:
@@ -35,7 +35,7 @@ class Stops:
                 raise ConfigError(f"{name}={text!r} is no text; say in words who asks, and why")
 
         def ask(coordinator: ShutdownCoordinator) -> None:
-            at = self._clock.loop()  # not before it is open: the drain then has its whole time
+            at = self._clock.loop()  # a kept request counts from the opening, with its whole time
             coordinator.request_stop(
                 StopRequest(source=source, by=by, reason=reason, final=final, at=at)
             )
@@ -43,7 +43,7 @@ class Stops:
         self._pass_on(ask)
 
     def fail(self, reason: str) -> None:
-        """The end will not be in order: see `ShutdownCoordinator.fail`."""
+        """Note that the end is not in order; see `ShutdownCoordinator.fail`."""
         self._pass_on(lambda coordinator: coordinator.fail(reason))
 
     def _pass_on(self, step: Callable[[ShutdownCoordinator], None]) -> None:
@@ -53,7 +53,7 @@ class Stops:
             step(self._coordinator)
 
     def hand_to(self, coordinator: ShutdownCoordinator) -> None:
-        """Let *coordinator* obey what was kept, in its order, and what comes from now on."""
+        """Pass the kept requests to *coordinator*, in order, and later ones at once."""
         self._coordinator = coordinator
         kept, self._kept = self._kept, []
         for step in kept:

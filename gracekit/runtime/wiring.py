@@ -1,6 +1,7 @@
-"""Builds everything that one run of a service is made of.
+"""Builds all objects of one run of a service.
 
-`wire` returns a frozen value. Nothing is started here: `order` has the list of what starts when.
+`wire` returns a frozen value. Nothing is started here; `start_order` has the list of what starts
+when.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from gracekit.version import VERSION
 
 
 def wire(ground: Ground) -> Wired:
-    """Build one run; the seat is taken, and an event loop runs."""
+    """Build one run. The seat must be taken, and an event loop must run."""
     verbs = _Verbs(ground)
     records = _records(ground)
     requests = _requests(ground, records, verbs)
@@ -364,7 +365,7 @@ def _server(ground: Ground, lane: Lane, requests: Requests) -> RpcServer:
 def _queues(ground: Ground, lane: Lane) -> list[Queue]:
     topic, names = ground.topics[lane], [ground.settings.host]
     if lane is Lane.OPS and ground.seat.instance not in names:
-        names.append(ground.seat.instance)  # control verbs mean one run, not one host
+        names.append(ground.seat.instance)  # control verbs are for one run, not for a host
     directed = [directed_queue(topic, name) for name in names]
     return [shared_queue(topic), *directed, fanout_queue(topic, ground.seat.run_id)]
 
@@ -376,7 +377,7 @@ class _Verbs:
     """Answers control verbs that come by the ops topic.
 
     Attributes:
-        control: Built last, as its verbs command everything below.
+        control: Set later, because the objects that it needs are built after this one.
     """
 
     def __init__(self, ground: Ground) -> None:
@@ -387,9 +388,9 @@ class _Verbs:
     async def __call__(self, request: Request) -> dict[str, Any]:
         if not self._is_local:
             raise ControlOffError(
-                f"control verb {request.method[:50]!r} is off on a broker, where anybody may send "
-                f"it: on host {self._host}, `gracekit drain` asks this run (pid {os.getpid()}) by "
-                "its door"
+                f"control verb {request.method[:50]!r} is off on a broker, where any client may "
+                f"send it: on host {self._host}, `gracekit drain` asks this run (pid "
+                f"{os.getpid()}) by its door"
             )
         return await self.control(request)
 

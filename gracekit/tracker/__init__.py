@@ -1,1 +1,1 @@
-"""Remembers, never talks: what was accepted, where it stands, and what is on disk of it."""
+"""The tasks in flight in this process: their states, waits, durations and stacks."""

@@ -1,8 +1,8 @@
-"""How long a method's attempts take: what the expected finish of a task rests on.
+"""Durations of a method's last attempts, from which the end of a task is estimated.
 
-Of each method the last attempts that succeeded are kept, in memory, and seeded
-from the journal at start. With too few of them, or once a task has run longer
-than all of them, nothing is expected: an estimate is never invented.
+For each method the durations of the last successful attempts are kept in memory;
+at start they are read from the journal. With too few of them, or once a task has
+run longer than all of them, there is no estimate.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from typing import Final
 
 KEPT: Final = 64
-"""Attempts that are kept of each method."""
+"""Attempts that are kept for each method."""
 FEWEST: Final = 5
-"""Fewer are no history."""
+"""With fewer attempts there is no estimate."""
 QUANTILE: Final = 0.95
 MethodKey = tuple[str | None, str]
 
 
 class Durations:
-    """Seconds that the last attempts of one method took. May be asked from any thread."""
+    """Seconds that the last attempts of one method took. May be read from any thread."""
 
     __slots__ = ("_last",)
 
@@ -30,7 +30,7 @@ class Durations:
         self._last: deque[float] = deque(maxlen=KEPT)
 
     def add(self, seconds: float) -> None:
-        """One more attempt has succeeded."""
+        """Add the duration of an attempt that has succeeded."""
         self._last.append(seconds)
 
     @property
@@ -41,8 +41,8 @@ class Durations:
     def expected(self, elapsed_s: float) -> float | None:
         """Seconds from start to end of an attempt that has run for *elapsed_s*.
 
-        A high quantile of those kept attempts that took longer than that; None
-        if there are too few at all, or none took longer.
+        The 95 % quantile of the kept attempts that took longer than that; None
+        if too few are kept, or none took longer.
         """
         known = sorted(self._last.copy())
         if len(known) < FEWEST:
@@ -62,7 +62,7 @@ class History:
         self._methods: dict[MethodKey, Durations] = {}
 
     def of(self, namespace: str | None, method: str) -> Durations:
-        """The durations of one registered method."""
+        """The durations of one method; made empty if there are none."""
         key = (namespace, method)
         known = self._methods.get(key)
         if known is None:
@@ -72,11 +72,11 @@ class History:
     def seed(
         self, attempts: Iterable[tuple[str | None, str, float]], known: Iterable[MethodKey]
     ) -> None:
-        """Take attempts from the journal, the oldest first, of methods that are *known*.
+        """Add attempts from the journal, oldest first, of methods in *known*.
 
         Args:
             attempts: (namespace, method, seconds) of each.
-            known: What this version of the service has.
+            known: The methods that this version of the service has.
         """
         wanted = set(known)
         for namespace, method, seconds in attempts:

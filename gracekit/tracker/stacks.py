@@ -1,7 +1,7 @@
 """What a process is doing, as text: its tasks with their stacks, and its other threads.
 
-Made for a thread beside a loop that may be blocked: it takes no lock, waits
-for nothing and runs no code of the application.
+It works in another thread while the loop is blocked: it takes no lock, waits for
+nothing and runs no code of the application.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def dump(
     """The tasks of *tracker*, and every thread.
 
     Args:
-        tracker: Of the tasks in flight.
+        tracker: Has the tasks in flight.
         now: Loop time in seconds.
-        loop_thread: Ident of the thread that the event loop runs in.
+        loop_thread: Ident of the thread in which the event loop runs.
         title: First line.
-        callers: Code that calls every handler: it and the frames above say nothing about a task.
+        callers: Code of gracekit that calls handlers. It and its callers are left out of the
+            stack of a task, as they are the same for all tasks.
     """
     frames = sys._current_frames()  # noqa: SLF001 - there is no other way to look at threads
     tasks = _tasks(tracker)
@@ -62,13 +63,13 @@ def dump(
 
 
 class StackDump:
-    """Tasks and stacks as text, or written to standard error in a thread of its own.
+    """Tasks and stacks as text, or written to standard error by a thread of its own.
 
-    Beside the loop, which may be blocked, and beside the thread that asks: standard error may be
-    a pipe that nobody reads, and the next signal must get through.
+    Not by the loop, which may be blocked. Nor by the thread that handles signals: standard error
+    may be a pipe that is not read, and the next signal must not wait for that.
 
     Args:
-        title: First line, when it is asked for.
+        title: Returns the first line.
         tracker: As in `dump`.
         callers: As in `dump`.
     """
@@ -86,13 +87,13 @@ class StackDump:
         self._thread: threading.Thread | None = None
 
     def write(self) -> None:
-        """Write them soon, from any thread; nothing while the last ones are being written."""
+        """Begin to write, from any thread; nothing while the last dump is being written."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._write, name="gracekit-stacks", daemon=True)
             self._thread.start()
 
     def text(self, *, now: float, loop_thread: int) -> str:
-        """Like `dump`, from any thread."""
+        """The text of `dump`; may be called in any thread."""
         return dump(
             self._tracker,
             now=now,
@@ -103,8 +104,8 @@ class StackDump:
 
     def _write(self) -> None:
         text = self.text(
-            now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
-            loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
+            now=time.monotonic(),  # the same clock as loop.time(); a virtual loop gets no signals
+            loop_thread=threading.main_thread().ident or 0,  # only a loop there gets signals
         )
         rest = text.encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
@@ -113,7 +114,7 @@ class StackDump:
 
 
 def _tasks(tracker: Tracker) -> list[TrackedTask]:
-    """Oldest first. The loop may be adding one just now: then once more."""
+    """The tasks, oldest first; tried again if the loop adds one meanwhile."""
     for _ in range(5):
         try:
             return list(tracker)
@@ -160,7 +161,7 @@ def _safe_point(task: TrackedTask, now: float) -> str:
 def _of_coroutine(
     handler: asyncio.Task[Any], frames: Mapping[int, FrameType], loop_thread: int
 ) -> tuple[bool, Frames]:
-    """Whether it is on the loop now, and its frames."""
+    """Whether the handler runs on the loop now, and its frames."""
     coroutine = handler.get_coro()
     if getattr(coroutine, "cr_running", False) and loop_thread in frames:
         return True, _stack(frames[loop_thread])
@@ -168,7 +169,7 @@ def _of_coroutine(
 
 
 def _suspended(awaited: Any) -> Iterator[tuple[CodeType, int]]:
-    """Frames of what a task waits in, outermost first."""
+    """Frames of a suspended coroutine, outermost first."""
     for _ in range(DEEPEST):
         for kind in ("cr", "gi", "ag"):
             frame = getattr(awaited, f"{kind}_frame", None)
@@ -181,7 +182,7 @@ def _suspended(awaited: Any) -> Iterator[tuple[CodeType, int]]:
 
 
 def _stack(frame: FrameType | None) -> Frames:
-    """Frames of a thread, outermost first, cut at the outer end."""
+    """Frames of a thread, outermost first; the outermost are left out above `DEEPEST`."""
     found: Frames = []
     while frame is not None and len(found) < DEEPEST:
         found.append((frame.f_code, frame.f_lineno))
@@ -190,7 +191,7 @@ def _stack(frame: FrameType | None) -> Frames:
 
 
 def _below(callers: Collection[CodeType], frames: Frames) -> Frames:
-    """From the handler on; all, if none has been called yet."""
+    """The frames from the handler on; all frames if no handler has been called yet."""
     for number, (code, _) in reversed(list(enumerate(frames))):
         if code in callers:
             return frames[number + 1 :] or frames

@@ -1,8 +1,7 @@
 """One tracked task: its state and legal steps, its lane, and why it was cancelled or interrupted.
 
-`_NEXT` is the drawing in ARCHITECTURE.md as data, and the only place that says
-which step may follow which. "Orphaned" is no state: it is a row whose owner is
-no longer alive.
+`_NEXT` is the drawing in ARCHITECTURE.md as data; only it says which state may
+follow which. "Orphaned" is no state: so listings call a row whose owner is dead.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from gracekit.errors import IllegalTransitionError
 from gracekit.tracker.history import Durations
 
 SUSPECTED: Final = 2
-"""So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
+"""A task with so many crashes is a suspect, and with fewer if only one attempt is left."""
 
 
 class _Word(enum.Enum):
-    """Hashed by identity, as its members are compared: Enum's own hash is a call into Python.
+    """An enum that is hashed by identity, because Enum's own hash is a slow call into Python.
 
     Attributes:
-        word: Its value, as a plain attribute: `value` is two calls into Python.
+        word: The value as a plain attribute, because `value` is two calls into Python.
     """
 
     __hash__ = object.__hash__
@@ -42,13 +41,13 @@ class TaskState(_Word):
     `gracekit tasks --json` makes a member of the text: `TaskState("handed_over")`.
     """
 
-    ACCEPTED = "accepted"  # journaled, not started; custody is ours
+    ACCEPTED = "accepted"  # journaled, not started
     RUNNING = "running"  # an attempt was recorded; its handler may be at work
-    PENDING = "pending"  # parked for want of capacity; owned by no run
+    PENDING = "pending"  # parked, as its handler found no capacity; owned by no run
     HANDED_OVER = "handed_over"  # started and cut; recovery decides
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # the handler said no
-    CANCELLED = "cancelled"  # by an operator, its caller, or a fanout whose instance is gone
+    FAILED = "failed"  # the handler raised, or a probe or an operator said that it failed
+    CANCELLED = "cancelled"  # by an order; or it was a fanout copy whose instance is gone
     ERRORED = "errored"  # recovery gave up; the reason is kept
     REJECTED = "rejected"  # never a task: oversize, unreadable, unknown method, conflicting id
 
@@ -82,13 +81,13 @@ _NEXT: Final[Mapping[TaskState, frozenset[TaskState]]] = {
 }
 
 RETRIED: Final = frozenset({TaskState.FAILED, TaskState.ERRORED})
-"""Ended, and yet an operator may have them run again: their arguments are kept for that."""
+"""Ended states from which an operator may retry a task; its arguments are kept for that."""
 TRANSIENT: Final = frozenset(state for state in TaskState if _NEXT[state]) - RETRIED
 TERMINAL: Final = frozenset(TaskState) - TRANSIENT
 
 
 class Lane(_Word):
-    """Where a task came from; the first two have a capacity, slots and threads of their own."""
+    """Where a task came from; the first two lanes have a capacity, slots and threads each."""
 
     REQUESTS = "requests"  # closed first by a drain
     OPS = "ops"  # answers until the last task ends
@@ -99,9 +98,9 @@ class Lane(_Word):
 class Interruption(enum.Enum):
     """How an attempt was cut before it ended."""
 
-    SAFE_POINT = "safe_point"  # stopped by itself, cursor committed: no interruption
-    CANCELLED = "cancelled"  # its coroutine or thread has returned
-    UNCLEAN = "unclean"  # it may still have acted when its process died
+    SAFE_POINT = "safe_point"  # it stopped at a safe point, whose cursor is committed
+    CANCELLED = "cancelled"  # it was cancelled, and its coroutine or thread has returned
+    UNCLEAN = "unclean"  # it may have been acting when its process died, or may act still
 
 
 class Reason(enum.Enum):
@@ -117,7 +116,7 @@ class Reason(enum.Enum):
 
 
 NO_CAPACITY: Final = "no_capacity"
-"""Why a task is PENDING. To those that do not know the state it is ERRORED, for this reason."""
+"""Reason of PENDING. Clients that do not know the state are shown ERRORED with this reason."""
 
 
 class CancelCause(enum.Enum):
@@ -130,9 +129,9 @@ class CancelCause(enum.Enum):
 
 
 class Awaited(enum.Enum):
-    """What a task waits for; `tracker.waiting` makes a sentence of it."""
+    """What a task waits for; `tracker.waiting` shows it as a sentence."""
 
-    RESOURCE = "resource"  # another task of this process has it, or is first in line
+    RESOURCE = "resource"  # another task of this process has it, or is before it in the line
     LEASE = "lease"  # another process has it
     METHOD = "method"  # its method already runs `max_running` tasks
     THREAD = "thread"
@@ -152,10 +151,10 @@ class Verb(enum.Enum):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's word about one task.
+    """What an operator or a resolver orders of one task.
 
     Attributes:
-        by: Who, as `name@host`.
+        by: Who has given the order, such as `name@host`.
         reason: Why, in a sentence; for the record and for the caller.
     """
 
@@ -165,9 +164,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
-    """A request that gracekit has promised to finish or to hand over.
+    """A request, or other work, that is in flight in this process.
 
-    A Struct, not a dataclass: one is made for every request, and this costs a third.
+    A Struct, not a dataclass: one is made for each request, and a Struct costs a third of that.
 
     Attributes:
         request_id: The sender's id, or one drawn here.
@@ -176,27 +175,27 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         lane: Where it came from.
         holds_drain: Whether a drain waits for it (ops methods on the ops lane do not).
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
-        on_interrupt: What recovery would do with it.
-        resource: (kind, id) that it acts on; None for none.
+        on_interrupt: Policy of its method: what recovery does if it is interrupted.
+        resource: (kind, id) of the resource that it acts on; None for none.
         row_id: Its journal row; None before acceptance.
         tracked_at: Loop time in seconds.
         started_at: Loop time of the present attempt's start; None before it.
         deadline: Loop time in seconds at which its handler is cancelled; None for never.
         attempt: Number of the present attempt, from 1; 0 before the first.
         token: Fencing token of the present attempt; None without a resource.
-        cursor: The last safe point's, plain JSON data.
+        cursor: Cursor of the last safe point, plain JSON data.
         safe_point_at: Loop time of the last safe point; None for none.
         state: Changed only by `advance()`.
         handler: The asyncio task that runs it; the tracker keeps it alive.
-        cancellable: Only while the handler itself runs; gracekit's own steps never are.
+        cancellable: Whether the handler itself runs; gracekit never cancels its own steps.
         cancel_cause: Why gracekit cancelled it; None if it did not.
-        stopped: gracekit stopped the attempt at a safe point, and has not cancelled it since.
+        stopped: Whether gracekit stopped the attempt at a safe point, and did not cancel it since.
         waits_for: What it waits for; None while it waits for nothing.
-        order: Of the operator that asked for it; None if it was somebody else.
-        thread_id: Of the worker thread that a plain handler is in; None outside one.
+        order: The order that ends it; None if there is none.
+        thread_id: Ident of the worker thread in which a plain handler runs; None outside one.
         history: How long its method's attempts took; None before it has started.
         cut: How the attempt was cut; None while it runs or if it ended.
-        serial: Its place in the order in which the tracker took tasks in, from 1.
+        serial: Its number in the order in which tasks were added to the tracker, from 1.
     """
 
     request_id: str
@@ -238,16 +237,16 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         self.state = to
 
     def cancel(self, cause: CancelCause) -> None:
-        """Ask the handler to end; a task between gracekit's own steps ends at the next one."""
+        """Cancel the handler; if it does not run now, note the cause, which the next step reads."""
         if self.cancel_cause is None:
             self.cancel_cause = cause
         if self.cancellable and self.handler is not None:
-            if self.thread_id is None:  # a thread is not interrupted, so it stays stopped
+            if self.thread_id is None:  # a thread goes on to its end, so its stop stays true
                 self.stopped = False
             self.handler.cancel(cause.value)
 
     def expected_end(self, now: float) -> float | None:
-        """Loop time at which it ends, as its method's history says; None if that says nothing."""
+        """Estimated loop time of its end, by its method's history; None without an estimate."""
         if self.history is None or self.started_at is None or not self.running:
             return None
         seconds = self.history.expected(now - self.started_at)

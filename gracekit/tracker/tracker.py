@@ -1,7 +1,8 @@
-"""The in-flight task tracker: one per process, built and handed down by the Runtime.
+"""The tracker of tasks in flight: one in a process, which the Runtime builds and passes on.
 
-It knows every task from before its acceptance is submitted until its reply is
-sent. Adding, finishing and asking are O(1); whoever needs a moment waits for it.
+It has each task from before its acceptance is submitted until its reply is sent.
+Adding, removing and counting are O(1). Code that needs a condition, such as no
+running task, waits for changes with `wait_change`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gracekit.clock import Clock
 from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 
 FOLLOWING_WAIT_S: Final = 60.0
-"""How long at a time the next task of a key waits for the one in flight to leave."""
+"""Timeout of one wait for the task in flight with the same key; the wait is repeated."""
 
 TaskKey = str | tuple[str, str]
 
@@ -25,32 +26,32 @@ TaskKey = str | tuple[str, str]
 class Tracker:
     """Tasks in flight, by (request id, recipient).
 
-    Keeps a strong reference to each: an asyncio task that only the loop knows
-    may be collected in the middle of its work.
+    It keeps a strong reference to each: otherwise an asyncio task, to which the
+    loop has only a weak one, may be garbage-collected while it works.
 
     Attributes:
-        finished: How many tasks that hold a drain have left after an attempt that was not cut.
-        removed: How many tasks have left, of any kind and in any way.
+        finished: Number of removed tasks that hold a drain and whose attempt was not cut.
+        removed: Number of all removed tasks.
     """
 
     def __init__(self) -> None:
-        # Nearly every task has no recipient, and then its id alone is the key: no pair to build.
+        # Most tasks have no recipient. Their key is the id alone, which saves making a pair.
         self._tasks: dict[TaskKey, TrackedTask] = {}
         self._added = 0
         self._by_lane = dict.fromkeys(Lane, 0)
-        # Dictionaries instead of sets: a set's order is a matter of addresses, and the same
-        # seed must give the same run.
+        # Dictionaries instead of sets: the order of a set depends on addresses, but a simulation
+        # must run the same way with the same seed.
         self._running: dict[TrackedTask, None] = {}  # those that hold a drain
         self._running_ops: dict[TrackedTask, None] = {}  # those that do not
         self._changed: dict[asyncio.Event, None] = {}
-        self._following: dict[TrackedTask, None] = {}  # the next of a key, still to be added
+        self._following: dict[TrackedTask, None] = {}  # tasks that wait in `add_after`
         self.finished = 0
         self.removed = 0
 
     # -- changes ---------------------------------------------------------------
 
     def add(self, task: TrackedTask) -> TrackedTask | None:
-        """Track *task*; if its key is in flight already, return that one and change nothing."""
+        """Add *task*; if its key is in flight already, return that task and change nothing."""
         key = (task.request_id, task.recipient) if task.recipient else task.request_id
         known = self._tasks.setdefault(key, task)
         if known is not task:
@@ -61,7 +62,7 @@ class Tracker:
         return None
 
     async def add_after(self, task: TrackedTask, clock: Clock) -> None:
-        """Track *task* as soon as its key is in flight no more; until then `row_ids` has it."""
+        """Add *task* once its key is no longer in flight; `row_ids` includes it at once."""
         self._following[task] = None
         try:
             while self.add(task) is not None:
@@ -70,19 +71,19 @@ class Tracker:
             del self._following[task]
 
     def started(self, task: TrackedTask) -> None:
-        """Count *task* as running: a drain waits for it if it holds drains."""
+        """Count *task* as running; a drain waits for it if it has `holds_drain`."""
         (self._running if task.holds_drain else self._running_ops)[task] = None
         if self._changed:
             self._wake()
 
     def ended(self, task: TrackedTask) -> None:
-        """The attempt of *task* is over, if one was; it stays in flight until its reply is sent."""
+        """Count *task* as running no more; it stays in flight until its reply is sent."""
         (self._running if task.holds_drain else self._running_ops).pop(task, None)
         if self._changed:
             self._wake()
 
     def remove(self, task: TrackedTask) -> None:
-        """Forget *task*: answered, handed over, or given back; its attempt is over too."""
+        """Remove *task*, which was answered, handed over or given back."""
         (self._running if task.holds_drain else self._running_ops).pop(task, None)
         key = (task.request_id, task.recipient) if task.recipient else task.request_id
         if self._tasks.pop(key, None) is not None:
@@ -94,14 +95,14 @@ class Tracker:
             self._wake()
 
     def poke(self) -> None:
-        """Let everybody who waits ask their condition again."""
+        """Wake all that wait, so that they check their conditions again."""
         self._wake()
 
     @contextlib.contextmanager
     def background(
         self, name: str, clock: Clock, *, lane: Lane = Lane.BACKGROUND
     ) -> Iterator[TrackedTask]:
-        """Let a drain wait for a block of work that is no request; cancelled at its deadline."""
+        """Let a drain wait for a block of work that is no request; its deadline cancels it."""
         now = clock.loop()
         task = TrackedTask(
             request_id=clock.new_id(),
@@ -132,11 +133,11 @@ class Tracker:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[TrackedTask]:
-        """Tasks in flight, in the order they were added."""
+        """Tasks in flight, in the order in which they were added."""
         return iter(tuple(self._tasks.values()))
 
     def page(self, *, after: int, limit: int) -> tuple[list[TrackedTask], bool]:
-        """Up to *limit* tasks in flight behind the serial *after*, and whether there are more."""
+        """Up to *limit* tasks with a serial above *after*, and whether there are more."""
         later = (task for task in self._tasks.values() if task.serial > after)
         found = list(itertools.islice(later, limit + 1))
         return found[:limit], len(found) > limit
@@ -146,30 +147,30 @@ class Tracker:
         return self._tasks.get((request_id, recipient) if recipient else request_id)
 
     def row_ids(self) -> set[int]:
-        """Rows that somebody here works on, or is about to."""
+        """Ids of the rows on which a task of this process works, or is about to."""
         tasks = (*self._tasks.values(), *self._following)
         return {task.row_id for task in tasks if task.row_id is not None}
 
     def count(self, lane: Lane) -> int:
-        """Tasks of *lane* in flight."""
+        """Number of tasks of *lane* in flight."""
         return self._by_lane[lane]
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """Tasks in flight by (method, lane), for metrics."""
+        """Number of tasks in flight by (method, lane), for metrics."""
         return Counter((task.method, task.lane.value) for task in self)
 
     def running_by_lane(self) -> Mapping[Lane, int]:
-        """Attempts under way by lane, for metrics; may be asked from any thread."""
+        """Number of attempts under way by lane, for metrics; may be called in any thread."""
         return Counter(task.lane for task in (*self._running, *self._running_ops))
 
     @property
     def running(self) -> int:
-        """Attempts under way that hold a drain."""
+        """Number of attempts under way that hold a drain."""
         return len(self._running)
 
     @property
     def running_ops(self) -> int:
-        """Attempts under way that do not hold a drain."""
+        """Number of attempts under way that do not hold a drain."""
         return len(self._running_ops)
 
     # -- waiting ---------------------------------------------------------------
@@ -177,14 +178,14 @@ class Tracker:
     async def wait_change(self, *, deadline: float) -> bool:
         """Wait for the next start, end, removal or poke.
 
-        A caller that waits for something of its own asks in a loop: nothing is missed between its
-        question and this wait, as neither gives the loop away.
+        To wait for a condition, check it in a loop around this call. No change is missed in
+        between, as long as the check does not await.
 
         Args:
             deadline: Loop time in seconds. In the past means "do not wait".
 
         Returns:
-            Whether there was one; false at the deadline.
+            Whether there was a change; false at the deadline.
         """
         changed = asyncio.Event()
         self._changed[changed] = None

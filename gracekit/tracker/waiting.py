@@ -1,4 +1,4 @@
-"""What a task in flight waits for, in words for operators: `waits_for` of its status."""
+"""What a task in flight waits for, as a text for operators: `waits_for` of its status."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ async def test_a_drain_that_a_signal_has_made_final_says_so(
     assert await probe(life, "ready") == (
         *("fail", ["drain by operator, final by a signal, 20s left"]),
     )
-    with pytest.raises(GracekitError, match="it is final since a signal"):
+    with pytest.raises(GracekitError, match="a signal has made it final"):
         await world.verb(life, "drain", timeout="5m")
     doors.open("work")
     await life.wait_end()

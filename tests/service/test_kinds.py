@@ -281,8 +281,8 @@ INCOMPLETE: list[tuple[Callable[[Service], object], str]] = [
     (
         lambda svc: _with_statuses(svc, "creating", "deleting", "extending"),
         (
-            "kind other has no rule for status 'deleting', 'extending': a status that nobody "
-            "settles is how records get stuck: give it a rule, or `leave` it and say why"
+            "kind other has no rule for status 'deleting', 'extending', so resources would get "
+            "stuck in it: give it a rule, or `leave` it and say why"
         ),
     ),
     (
@@ -357,7 +357,7 @@ def test_a_cycle_is_shown(svc: Service):
         DeclarationError, match="kinds wait for each other: c after b after a after c"
     ):
         svc.kind("c", after="b")
-    with pytest.raises(DeclarationError, match="d after d: take one `after` away"):
+    with pytest.raises(DeclarationError, match="d after d: remove one `after`"):
         svc.kind("d", after="d")
     complete(svc.kind("c"))
     svc.check()

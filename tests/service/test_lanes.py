@@ -375,7 +375,7 @@ async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Servic
     await doors.wait(1)
     token = world.task("holder-9f31")["token"]
     forged = {"gracekit_lease": {"kind": "vm", "id": "v", "token": token}}
-    with pytest.raises(LeaseHeld, match="its own caller holds and would wait with") as told:
+    with pytest.raises(LeaseHeld, match="its own caller holds, so that both would wait") as told:
         await client.prepare(context=forged).call(work, vm="v")
     doors.open("v")
 

@@ -115,8 +115,8 @@ async def test_what_a_callee_has_raised_says_that_it_parks_nothing_here(world: W
     told = await failure_of(world, svc, build)
 
     why = (
-        "no inventory; the task is not parked, because its handler has passed on what a service "
-        "that it called has raised, and only a new NoCapacity parks it"
+        "no inventory; the task is not parked, because its handler has passed on an error of a "
+        "service that it called, and only a NoCapacity of its own parks it"
     )
     assert (str(told), world.task("t")["detail"]) == (why, why)
 

@@ -39,7 +39,7 @@ async def test_a_run_ends_a_task_at_its_deadline(world: World, svc: Service, tim
 
     assert timeout_s <= now() - begun < timeout_s + 1.5
     assert builds.row()["reason"] == "expired"
-    assert "nobody made room (no host has 5 MiB free)" in builds.row()["detail"]
+    assert "none became free (no host has 5 MiB free)" in builds.row()["detail"]
     assert world.tally()["pending_expired"] == 1
     await asyncio.sleep(100)
     assert builds.hooks == [("v", "expired")]

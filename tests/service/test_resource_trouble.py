@@ -121,7 +121,7 @@ async def test_a_request_is_not_refused_for_a_task_that_somebody_settles(
     await killed.crash()
     life = await world.start(svc, **off)
     await asyncio.sleep(5)
-    with pytest.raises(Exception, match="nothing settles that unasked"):
+    with pytest.raises(Exception, match="nothing settles that by itself"):
         await client.call("build", vm="v")
 
     await settle(life)

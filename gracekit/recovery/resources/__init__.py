@@ -1,1 +1,1 @@
-"""Resources of the application that nobody works on any more: found by status, and settled."""
+"""Finds and settles resources that are stuck in a transient status and on which no task works."""

@@ -1,4 +1,4 @@
-"""Settles one resource: takes its lease, has its rule followed, and gives the lease back."""
+"""Settles one resource: takes its lease, follows its rule, and releases the lease."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Acting:
     """Settles resources of one run.
 
     Args:
-        may_begin: Whether the service takes requests: in a drain or a quiet nothing begins.
-        unended: Keeps rules that do not end; their passes go on without them.
+        may_begin: Whether the service takes requests; during a drain or quiet no rule begins.
+        unended: Keeps rules that do not end, so that their passes go on.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Acting:
         self._findings = findings
         self._may_begin = may_begin
         self._unended = unended
-        self._owed: set[Resource] = set()  # whose rows may be ours, and nothing acts on them
-        # Of suspects that have not begun; in their order, which a simulation repeats.
+        self._owed: set[Resource] = set()  # this run may own their rows, though no rule acts
+        # Waits of suspects that have not begun; in a fixed order, for simulations.
         self._waits: dict[asyncio.Timeout, None] = {}
 
     def let_go_of_waiting(self) -> None:
-        """What waits to be alone does not begin any more: its turn may never come."""
+        """End the waits of suspects that want to be alone, as in a drain they might never begin."""
         for wait in self._waits:
-            if wait.when() is None:  # else it was let go already, and may be about to end
+            if wait.when() is None:  # otherwise it was ended already
                 wait.reschedule(asyncio.get_running_loop().time())
 
     @property
@@ -70,7 +70,7 @@ class Acting:
         return bool(self._owed)
 
     async def let_go_owed(self) -> None:
-        """Have asked again what a commit of unknown end has left with us; while no rule acts."""
+        """Release rows that this run may own after a failed commit; only while no rule acts."""
         if not self._owed:
             return
         batch, owed = Batch(Point.FINDING), set(self._owed)
@@ -80,7 +80,7 @@ class Acting:
         self._owed -= owed
 
     async def settle(self, case: Case) -> Result:
-        """Settle one resource, if nobody works on it; says what became of it."""
+        """Settle one resource, unless a task or rule works on it; returns what became of it."""
         plain = case.may_keep_thread
         if (why := await self._unended.wait_for_place(case.resource, plain=plain)) is not None:
             return self._left(case, why)
@@ -91,7 +91,7 @@ class Acting:
         if not self._lines.enter_nowait(case.resource):
             return self._left(case, AT_WORK_HERE)
         try:
-            # A request that is not accepted yet has no row, and takes its lease later.
+            # The tracker also knows requests that have neither a row nor a lease yet.
             if any(task.resource == case.resource for task in self._tracker):
                 return self._left(case, AT_WORK_HERE)
             return await self._settle_alone(case, overdue)
@@ -101,7 +101,7 @@ class Acting:
     async def _settle_alone(self, case: Case, overdue: InterimResult) -> Result:
         known = case.finding
         if known is not None and known.status != case.found.status:
-            known = None  # of an earlier case
+            known = None  # the row is about an earlier status
         cap = self._settings.max_attempts
         about = None if known is None else suspicion(known.crashes, cap)
         row = ("finding", 0 if known is None else known.id)
@@ -120,10 +120,10 @@ class Acting:
             self._suspects.leave(who)
 
     async def _enter(self, who: object, row: SuspectRow, about: Suspicion | None) -> bool:
-        """Wait until it may begin; whether it is alone.
+        """Wait until the rule may begin; returns whether it is alone.
 
         Raises:
-            TimeoutError: it was let go of.
+            TimeoutError: `let_go_of_waiting` has ended the wait.
         """
         if not self._may_begin():
             raise TimeoutError
@@ -142,20 +142,20 @@ class Acting:
                 guard, row_id, since = await self._begin(case, alone=alone)
             except ConflictError:
                 why = await self.why_not(case)
-                return self._left(case, why or "somebody was at work on it just now")
+                return self._left(case, why or "a task was at work on it just now")
             task.resource, task.token = case.resource, guard.token
             ctx = RuleContext(task, self._services, what=_named(case))
             begun = Begun(case, guard, row_id, since, ctx, overdue)
             return await self._act_and_end(begun, crashes=crashes)
 
     async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:
-        """Follow the rule; whatever happens, lease and row are given back or known to be kept."""
+        """Follow the rule; in any case lease and row are released, or noted as kept."""
         try:
             result = await self._answers.follow(begun, crashes=crashes)
         except asyncio.CancelledError:
             self._leases.kept += 1  # only the death of this process frees it
             raise
-        except ConflictError:  # others have taken over what it did
+        except ConflictError:  # another run has taken over its lease or row
             result = self._ends.tell(begun, ResourceOutcome.STALE, reason=LOST)
         except Exception:
             self._owe(begun)
@@ -169,9 +169,9 @@ class Acting:
         self._owed.add(begun.case.resource)
 
     async def _begin(self, case: Case, *, alone: bool) -> tuple[Guard, int, float | None]:
-        """Take the lease, and record that the rule begins; a conflict if somebody is at work."""
+        """Take the lease and record that the rule begins; ConflictError if a task is at work."""
         batch = Batch(Point.RULE)
-        # What an earlier try may have brought must not be given back once this one is on its way.
+        # A lease that an earlier try may have taken must not be released while this one commits.
         doubted = self._leases.forget_doubt(case.resource, case.rule.name)
         lease = self._leases.add_take(batch, case.resource, case.rule.name, None)
         row = self._findings.add_begin(
@@ -197,12 +197,12 @@ class Acting:
                 self._owed.add(case.resource)
             raise
         row_id, since = rows[row][0]
-        self._owed.discard(case.resource)  # now a rule acts on it
+        self._owed.discard(case.resource)  # a rule acts on it now, so its row is not released
         guard = Guard(resource=case.resource, token=int(rows[lease][0][0] or 0))
         return guard, int(row_id or 0), None if since is None else float(since)
 
     async def why_not(self, case: Case) -> str | None:
-        """Why a rule cannot begin: who works on the resource; None if it could."""
+        """Why a rule cannot begin, such as a task at work on the resource; None if it can."""
         if (why := self._unended.why_not(case.resource)) is not None:
             return why
         task = await self._findings.at_work(*case.resource)

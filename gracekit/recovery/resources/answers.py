@@ -1,4 +1,4 @@
-"""Follows the rule of one resource: looks again, calls its function, and ends it by the answer."""
+"""Follows the rule of one resource: reads it again, calls its function, acts on the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DELETE_RETURNS: Final = "a delete returns nothing, when the resource is gone"
 
 
 class RuleAnswers:
-    """Follows the rules of one run; their leases are held meanwhile."""
+    """Follows the rules of one run; the leases of their resources are held meanwhile."""
 
     def __init__(self, shared: Shared, calls: KindCalls, ends: RuleEnds) -> None:
         self._settings = shared.settings
@@ -33,8 +33,8 @@ class RuleAnswers:
         """Do what the rule says, and end it.
 
         Args:
-            begun: Its lease is held.
-            crashes: Of how many processes it is guilty; 0 if of none, or too few to give up.
+            begun: The case; its lease is held.
+            crashes: How many processes ended while the rule ran; 0 if too few to give up.
         """
         case, rule = begun.case, begun.case.rule
         if case.dependency is not None:
@@ -48,12 +48,12 @@ class RuleAnswers:
         return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
 
     async def _look_again(self, begun: Begun) -> Result | None:
-        """With the lease held: None if the resource still is as it was found."""
+        """Read the resource again, now that its lease is held; None if it is as it was found."""
         found = begun.case.found
         try:
             present = await begun.case.page.look_again(found.id)
         except FindError as error:
-            return await self._ends.put_off(begun, str(error))  # no backend was asked
+            return await self._ends.put_off(begun, str(error))  # its rule was not called
         if present is None or present.status != found.status:
             return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
         if present.busy:
@@ -84,7 +84,7 @@ class RuleAnswers:
             return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.fault:
             return await self._ends.fail(begun, end.fault)
-        if end.value is not None:  # "still deleting", perhaps
+        if end.value is not None:  # perhaps it means that the delete goes on
             return await self._wrong(begun, f"returned {_short(end.value)}: {DELETE_RETURNS}")
         return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
 
@@ -116,7 +116,7 @@ class RuleAnswers:
                 return await self._wrong(begun, f"answered {_short(answer)}: {PROBE_RETURNS}")
 
     async def _wrong(self, begun: Begun, said: str) -> Result:
-        """Its function has returned what it may not; *said* is what, and what it may."""
+        """Treat a wrong return value; *said* names it, and what the function may return."""
         hook = _hook_of(begun)
         self._calls.tell(begun.case.kind, hook, said, trouble="wrong answer")
         return await self._ends.wait(begun, None, f"{hook.name} {said}")
@@ -124,7 +124,7 @@ class RuleAnswers:
 
 def _hook_of(begun: Begun) -> KindHook:
     hook = begun.case.rule.hook
-    assert hook is not None  # of a mark nothing is called
+    assert hook is not None  # only a mark calls no function
     return hook
 
 

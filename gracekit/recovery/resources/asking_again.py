@@ -1,4 +1,4 @@
-"""Asks again about resources whose rule has no end yet: their probe said Wait, raised or hung."""
+"""Follows rules again that have not settled their resource: the probe said Wait, raised or hung."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gracekit.rpc.failures import words_of
 
 
 class AskingAgain:
-    """Between two passes, each when its time has come.
+    """Follows such rules again between two passes, each when it is due.
 
     Attributes:
-        due_at: Loop time at which the next one is due.
+        due_at: Loop time at which the next rule is due.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AskingAgain:
         self.due_at = 0.0
 
     async def ask_due(self) -> None:
-        """Ask about those that are due, as many as are settled at one time."""
+        """Follow the rules that are due, at most as many as may act at a time."""
         self.due_at = self._clock.loop() + backoff.RESOURCES_S  # also if this fails
         self._had_trouble = False
         await self._acting.let_go_owed()
@@ -57,7 +57,7 @@ class AskingAgain:
         await self.note_next()
 
     async def note_next(self) -> None:
-        """Look when the next one is due."""
+        """Read when the next rule is due."""
         moment = await self._findings.next_check()
         left_s = float("inf") if moment is None else max(0.05, moment - self._clock.wall())
         if self._acting.is_owing or self._had_trouble:
@@ -65,10 +65,10 @@ class AskingAgain:
         self.due_at = self._clock.loop() + left_s
 
     async def _ask_safely(self, finding: FindingRow) -> None:
-        """One resource's trouble is its own: the others are asked, and waited for."""
+        """Follow one rule again; an error is logged and does not stop the others."""
         try:
             await self._ask(finding)
-        except Exception as error:  # noqa: BLE001 - a commit, or a fault: asked again later
+        except Exception as error:  # noqa: BLE001 - whatever failed, it is tried again later
             self._telemetry.emit("store.error", what="resources", error=words_of(error))
             self._had_trouble = True
 
@@ -106,10 +106,10 @@ class AskingAgain:
 
 
 def _is_same(found: Found, finding: FindingRow, now: float) -> bool:
-    """Whether the resource still has the status that was found, and has had it since.
+    """Whether the resource has had the same status since it was found.
 
-    One that was deleted and made anew has its request in a queue, perhaps: it waits for a pass. A
-    moment behind *now* was written before the clock was set back, and says nothing.
+    If it was deleted and created again, its request may still be in a queue, so it must wait for a
+    pass. A `since` later than *now* was written before the clock was set back, and says nothing.
     """
     is_anew = found.since is not None and finding.first_seen < found.since <= now
     return found.status == finding.status and not is_anew

@@ -1,4 +1,4 @@
-"""How the marks of a kind are written: what is wrong with one, and what to write instead."""
+"""Checks how the rules of a kind are declared; its errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gracekit.rpc.failures import words_of
 
 
 class NoDecorator:
-    """What `mark` and `leave` return, so that one that is written as a decorator is refused."""
+    """Returned by `mark` and `leave`; raises an error if one of them is used as a decorator."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -33,12 +33,12 @@ class NoDecorator:
 def check_called(
     kind: str, mark: str, statuses: tuple[object, ...], ends: Mapping[str, object]
 ) -> None:
-    """Check what a decorator was called with.
+    """Check the arguments of a decorator.
 
     Args:
         kind: Name of the kind.
         mark: Name of the decorator.
-        statuses: Which it settles.
+        statuses: The statuses that it settles.
         ends: The statuses that it writes, by the name of their argument.
 
     Raises:
@@ -67,7 +67,7 @@ def check_called(
 def marked_statuses(
     kind: str, given: tuple[object, ...], more: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """What `mark` writes, by the status that it is written for.
+    """The statuses that `mark` writes, each by the status that it replaces.
 
     Args:
         kind: Name of the kind.
@@ -103,7 +103,7 @@ def marked_statuses(
 
 
 def _mark_of(kind: str, status: str, written: str) -> str:
-    """A call that marks *status*; a status that is no name of Python stands in a mapping."""
+    """A call that marks *status*; a status that is no Python identifier needs a mapping."""
     if status.isidentifier():
         return f"{kind}.mark({status}={written!r})"
     return f"{kind}.mark({{{status!r}: {written!r}}})"

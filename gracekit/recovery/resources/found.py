@@ -1,4 +1,4 @@
-"""What the application says of its resources: which it has found, and what became of one."""
+"""The values by which the application reports its resources: `Found`, `Settled`, `Absent`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 
 LATEST: Final = 1e11
-"""Seconds since 1970: a moment beyond it was given in milliseconds."""
+"""Seconds since 1970; a later moment must have been given in milliseconds."""
 LONGEST_STATUS: Final = 100
-"""Characters of a status."""
+"""Most characters of a status."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -29,11 +29,11 @@ class Found:
     """A resource in a transient status, as the `find` of its kind returns it.
 
     Attributes:
-        id: Of the resource, as text.
+        id: Id of the resource, as text.
         status: Its status in the application's records.
         since: Wall time, in seconds, of the last change of status; None if unknown.
-        busy: Whether the application itself says that somebody works on it: it is left alone.
-        needs: (kind, id) of resources that are settled before it.
+        busy: Whether the application says that it is being worked on; it is then left alone.
+        needs: (kind, id) of the resources that must be settled before it.
     """
 
     id: str
@@ -55,14 +55,14 @@ class Found:
 
         Args:
             id: Text, a number or a UUID.
-            status: As it is on record.
+            status: Its status on record.
             since: Seconds since 1970, or a datetime with a time zone.
-            busy: Whether somebody works on it, as the application's own record says: True, False,
-                1 or 0, as a text such as "no" would count for True.
+            busy: Whether the application's record says that it is being worked on. True, False,
+                1 or 0; other values are refused, as a text such as "no" would count as True.
             needs: What it depends on: `[server.of(row.server_id)]`. None in it is left out.
 
         Raises:
-            InvalidArgumentsError: one of them cannot be; the message says why.
+            InvalidArgumentsError: an argument is wrong; the message says why.
         """
         put = object.__setattr__
         put(self, "id", id_of(id))
@@ -77,7 +77,7 @@ class Settled:
     """The truth is known: the resource has *status*, and *facts* are written with it.
 
     Attributes:
-        status: To be written in the place of the one that was found.
+        status: Status to write in place of the one that was found.
         facts: Further columns of the application's record, as `write` takes them.
     """
 
@@ -97,7 +97,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The backend does not have the resource, or not in a state that is of use; *reason* says why.
+    """The backend does not have the resource, or has it in no usable state; *reason* says why.
 
     The rule's `failed` status is written.
     """
@@ -148,7 +148,7 @@ def id_of(value: object) -> str:
 
 
 def _truth(busy: object) -> bool:
-    if not isinstance(busy, int) or busy not in {0, 1}:  # which is what databases have for them
+    if not isinstance(busy, int) or busy not in {0, 1}:  # databases have 0 and 1 for False and True
         raise InvalidArgumentsError(
             f"busy= is True or False, and not {words_of(busy)}: write "
             "busy=row.task_state is not None, or busy=bool(row.busy)"
@@ -157,7 +157,7 @@ def _truth(busy: object) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a store takes it: Python keeps bytes that are no UTF-8 as half characters."""
+    """Whether a store takes it: not with surrogates, which stand for bytes that are no UTF-8."""
     return name == name.encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Judges what a pass has found: whose it is, whether it is time, and what it needs."""
+"""Decides which of the resources that a pass has found are to be settled now."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class PassRequest:
     """What a pass is to do.
 
     Attributes:
-        by_hand: An operator has asked for it: it keeps what became of each resource, and asks
-            again at once about what waits.
-        dry_run: Only say what would be done.
-        kind: Settle this kind alone.
-        resource: Settle this resource alone.
-        at_least_s: How long a resource has had its status.
-        had_first: Kinds that have had their first pass: their `stuck_after` counts instead.
+        by_hand: Whether an operator has asked for it. It then keeps the result of each resource,
+            and follows waiting rules again at once.
+        dry_run: Whether only to report what would be done.
+        kind: Settle this kind only.
+        resource: Settle this resource only.
+        at_least_s: Seconds for which a resource must have had its status.
+        had_first: Kinds that have had their first pass; for them `stuck_after` counts instead.
     """
 
     by_hand: bool = False
@@ -67,8 +67,9 @@ class KindState:
 
     Attributes:
         over: Set when its resources are settled, or its pass is broken.
-        failed: Ids of those in a failed status; only of kinds that others come after.
-        unsettled: Ids of those that have a rule and no end yet; as above.
+        broken: Why its pass is broken; None if it is not.
+        failed: Ids of its resources in a failed status; only if other kinds come after it.
+        unsettled: Ids of its resources with a rule that are not settled; also only then.
     """
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,10 +79,10 @@ class KindState:
 
 
 class Judging:
-    """Judges the resources of one pass.
+    """Decides about the resources of one pass.
 
     Attributes:
-        states: Of each kind, by its name.
+        states: State of each kind, by name.
     """
 
     def __init__(
@@ -106,12 +107,12 @@ class Judging:
     def case(
         self, kind: ResourceKind, page: Page, found: Found, known: FindingRow | None
     ) -> Case | Result | None:
-        """What is to be settled, or why it is left; None if it has ended, or nobody has asked."""
+        """A case to settle, or a result that says why not; None if the pass does not cover it."""
         state = self.states[kind.name]
         if kind.name in self._needed and found.status in kind.failed_statuses:
             state.failed.add(found.id)
         if found.status not in kind.rules and found.status in kind.end_statuses:
-            return None  # shown for the sake of what needs it
+            return None  # `find` returns it only for the resources that need it
         only = self._request.resource
         is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
         dependency = self._needs(kind, found, _failed)
@@ -174,7 +175,7 @@ class Judging:
                 f"its since= lies {duration(ahead_s)} in the future: it is compared "
                 "with this host's clock, in seconds since 1970"
             )
-        # The limit, and not its age: by the time that somebody reads it, it is older.
+        # Names the limit and not the age, which has grown by the time that this is read.
         return f"has been {found.status} for less than {format_duration(at_least_s)}"
 
     def _needs(
@@ -193,7 +194,7 @@ class Judging:
         return None
 
     def note_end(self, case: Case, result: Result) -> None:
-        """Note what became of a case, for those that need it."""
+        """Note the result of a case, for resources that need this one."""
         if case.kind.name not in self._needed:
             return
         state = self.states[case.kind.name]
@@ -203,7 +204,7 @@ class Judging:
             state.failed.add(case.found.id)
 
     async def foresee(self, case: Case) -> Result:
-        """What would become of a case, without touching it."""
+        """What a dry run expects of a case, without touching the resource."""
         if (why := await self._acting.why_not(case)) is not None:
             return left(case.kind.name, case.found, why)
         rule = case.rule

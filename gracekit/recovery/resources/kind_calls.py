@@ -1,4 +1,4 @@
-"""Calls the functions of kinds, and logs what goes wrong in one."""
+"""Calls the functions of kinds, and logs their errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gracekit.rpc.failures import kind_of
 from gracekit.telemetry.telemetry import Telemetry
 
 LOGGED_FOR_S: Final = 3600.0
-"""What still goes wrong after this time is logged again, also where no further pass is made."""
+"""Seconds after which an error that goes on is logged again, even within one pass."""
 
 
 class KindCalls:
     """Calls the functions of one run's kinds.
 
-    A backend that is away makes a rule raise for each resource, and again at each retry. So what
-    goes wrong is logged once a pass for each function and kind of error, with its traceback.
+    If a backend is away, a rule raises for each resource, and again at each retry. So an error is
+    logged once in a pass for each function and kind of error, with its traceback.
     """
 
     def __init__(self, calls: HookCalls, telemetry: Telemetry, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class KindCalls:
         self._told_at: dict[tuple[str, str, str], float] = {}
 
     def begin_pass(self) -> None:
-        """Log everything anew."""
+        """Note that a pass begins, so that each error is logged again."""
         self._told_at.clear()
 
     async def call(
@@ -74,14 +74,14 @@ class KindCalls:
         raised: BaseException | None = None,
         trouble: str,
     ) -> None:
-        """Log what *hook* has done wrong, unless that was logged in this pass, or lately.
+        """Log an error of *hook*, unless its like was logged in this pass within `LOGGED_FOR_S`.
 
         Args:
-            kind: Whose function it is.
+            kind: The kind that the function belongs to.
             hook: The function.
             error: What was wrong, as a text.
-            raised: What it has raised; None if it returned, or did not answer.
-            trouble: A word for all errors of its sort; not used for what was raised.
+            raised: The exception that it raised; None if it returned, or did not answer.
+            trouble: Name for all errors of this sort; not used for exceptions.
         """
         what = (kind.name, hook.name, trouble if raised is None else kind_of(raised))
         now = self._clock.loop()

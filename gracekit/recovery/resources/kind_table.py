@@ -1,4 +1,4 @@
-"""The kinds of one service, checked as a whole, in the order in which they are settled."""
+"""The kinds of one service: checks them together, and puts them in the order of settling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KindTable:
         return self._kinds[name]
 
     def add(self, kind: ResourceKind) -> None:
-        """Take *kind* in.
+        """Add *kind*.
 
         Raises:
             DeclarationError: its name is taken, or it closes a cycle of `after`.
@@ -43,11 +43,11 @@ class KindTable:
         if cycle := self._cycle(kind.name):
             del self._kinds[kind.name]
             raise DeclarationError(
-                f"kinds wait for each other: {' after '.join(cycle)}: take one `after` away"
+                f"kinds wait for each other: {' after '.join(cycle)}: remove one `after`"
             )
 
     def _cycle(self, name: str) -> list[str]:
-        """The way from *name* back to itself; empty if there is none."""
+        """The path from *name* back to itself by `after`; empty if there is none."""
         ways = [[name]]
         seen: set[str] = set()
         while ways:
@@ -62,10 +62,10 @@ class KindTable:
         return []
 
     def check(self) -> None:
-        """Check that each is complete, and that those before it are declared.
+        """Check that each kind is complete, and that the kinds in its `after` are declared.
 
         Raises:
-            DeclarationError: the first that is not.
+            DeclarationError: for the first that is not.
         """
         for kind in self:
             for before in kind.after:
@@ -77,7 +77,7 @@ class KindTable:
             kind.check()
 
     def in_order(self) -> list[ResourceKind]:
-        """Each behind those that it comes after, else in the order of declaration."""
+        """All kinds, each behind those in its `after`, otherwise in the order of declaration."""
         ordered: dict[str, ResourceKind] = {}
 
         def put(kind: ResourceKind) -> None:
@@ -97,7 +97,7 @@ class KindTable:
         return found
 
     def needed(self) -> frozenset[str]:
-        """Names of those that another one comes after."""
+        """Names of the kinds that another kind comes after."""
         return frozenset(before for kind in self for before in kind.after)
 
 

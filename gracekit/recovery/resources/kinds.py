@@ -1,8 +1,8 @@
-"""Kinds of resources, as an application declares them: where they are found, and their rules.
+"""Kinds of resources, as an application declares them: how they are found, and their rules.
 
     share = svc.kind("share", after=[server])
 
-The kind of a rule is the kind of `@svc.rpc(resource="share")`: both take the same lease.
+A kind has the same name as in `@svc.rpc(resource="share")`: rules and handlers take the same lease.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class ResourceKind:
     Attributes:
         name: As methods name it: `@svc.rpc(resource="share")`.
         after: Names of the kinds that are settled before it.
-        statuses: Its transient statuses; None if they were not said.
-        stuck_after_s: Seconds that a resource has had its status before a later pass settles it.
-        max_wait_s: Seconds that a probe may be asked again, in all.
+        statuses: Its transient statuses; None if they were not given.
+        stuck_after_s: Seconds for which a resource must have had its status, but not in the first
+            pass of a run.
+        max_wait_s: Seconds after which a probe is no longer asked again; timeout of a delete.
     """
 
     def __init__(
@@ -82,31 +83,31 @@ class ResourceKind:
     def find(self, function: FindT) -> FindT:
         """Find the resources of this host in a transient status, in the order of their ids.
 
-        It is called with `after`, the id of the last one of the page before (None at first), and
-        `limit`, and returns a list of `Found`; an empty one at the end.
+        It is called with `after`, the last id of the previous page (None at first), and `limit`.
+        It returns a list of `Found`; an empty list after the last page.
         """
         self._add_hook("find", function, FIND)
         return function
 
     def write(self, function: WriteT) -> WriteT:
-        """Write a status, if the record still has the one that was found: `True`, else `False`.
+        """Write a status, if the record still has the one that was found.
 
-        It is called with the resource as found, the new status, and the facts of the probe's
-        `Settled` (an empty mapping otherwise). `ctx.fence` is the token of the lease: store it,
-        and refuse a lower one.
+        It returns True if it has changed the record, else False. It is called with the resource as
+        found, the new status, and the facts of the probe's `Settled` (else an empty mapping).
+        `ctx.fence` is the token of the lease: store it, and refuse a lower one.
         """
         self._add_hook("write", function, WRITE)
         return function
 
     def probe(self, *statuses: str, failed: str = "") -> Callable[[ProbeT], ProbeT]:
-        """Ask for the truth about resources in *statuses*.
+        """Settle resources in *statuses* by a function that asks the backend for the truth.
 
         The function gets the resource as found, and returns `Settled`, `Absent` or `Wait`.
 
         Args:
-            statuses: Which are settled so.
-            failed: Status when it is `Absent`, not written (NotImplementedError), or unknown
-                after `max_wait`.
+            statuses: Statuses that this rule settles.
+            failed: Status to write if the answer is `Absent`, if the function raises
+                NotImplementedError, or if the truth is not known after `max_wait`.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
@@ -123,12 +124,14 @@ class ResourceKind:
     def delete(
         self, *statuses: str, done: str = "", failed: str = ""
     ) -> Callable[[DeleteT], DeleteT]:
-        """Delete resources in *statuses* again; one that is gone already is no error.
+        """Settle resources in *statuses* by a function that deletes them, again or at last.
+
+        The function must not raise if the resource is gone already.
 
         Args:
-            statuses: Which are settled so.
-            done: Status when the function has returned None: the resource is gone.
-            failed: Status when it raises, or is not done after `max_wait`.
+            statuses: Statuses that this rule settles.
+            done: Status to write if the function has returned None: the resource is gone.
+            failed: Status to write if it raises, or has not returned after `max_wait`.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
@@ -147,12 +150,12 @@ class ResourceKind:
     def mark(
         self, by_status: Mapping[str, str] | None = None, /, *wrong: Never, **more: str
     ) -> object:
-        """Write a status for another, without a question: `mark(restoring="error")`.
+        """Replace a status by another without asking a backend: `mark(restoring="error")`.
 
         Args:
-            by_status: Where a status is no Python name: `{"in-restore": "error"}`.
-            wrong: Nothing; what stands here is refused.
-            more: The others.
+            by_status: For statuses that are no Python identifier: `{"in-restore": "error"}`.
+            wrong: Must be empty; other arguments are refused.
+            more: New status by status, for all others.
 
         Raises:
             DeclarationError: none is named, or a status has another rule already.
@@ -179,32 +182,32 @@ class ResourceKind:
 
     @property
     def rules(self) -> Mapping[str, StatusRule]:
-        """By status."""
+        """The rules by status."""
         return self._rules
 
     @property
     def failed_statuses(self) -> frozenset[str]:
-        """Those that say that a resource is of no use to what needs it."""
+        """The failed statuses of all rules; a resource in one of them is of no use to others."""
         return frozenset(rule.failed for rule in self._rules.values() if rule.failed)
 
     @property
     def end_statuses(self) -> frozenset[str]:
-        """Those that rules end in, and that have no rule themselves: nothing is left to do."""
+        """The statuses that rules write and that have no rule themselves: nothing is left to do."""
         done = {rule.done for rule in self._rules.values() if rule.done}
         return frozenset((done | self.failed_statuses) - self._rules.keys())
 
     @property
     def hooks(self) -> Iterator[KindHook]:
-        """All functions that are called."""
+        """All functions of the kind, each once."""
         yield from self._hooks.values()
         yield from {id(rule.hook): rule.hook for rule in self._rules.values() if rule.hook}.values()
 
     def hook(self, name: str) -> KindHook:
-        """The one that finds, or writes; of a kind that was checked."""
+        """The `find` or `write` of a kind that was checked."""
         return self._hooks[name]
 
     def bind(self, owner: object) -> bool:
-        """Call the marked methods of *owner*'s class as its own; whether there are any.
+        """Bind the marked methods of *owner*'s class to *owner*; returns whether there are any.
 
         Raises:
             DeclarationError: another object is served for them already.
@@ -212,7 +215,7 @@ class ResourceKind:
         marked = False
         for name in dir(type(owner)):
             function = inspect.getattr_static(type(owner), name)
-            for hook in self.hooks:  # a function may settle several statuses, each by a mark
+            for hook in self.hooks:  # a function may be marked several times, for other statuses
                 if hook.owner is None or hook.function is not function:
                     continue
                 if hook.target is not None:
@@ -249,9 +252,8 @@ class ResourceKind:
             return
         if forgotten := sorted(self.statuses - self._rules.keys()):
             raise DeclarationError(
-                f"kind {self.name} has no rule for status {', '.join(map(repr, forgotten))}: a "
-                "status that nobody settles is how records get stuck: give it a rule, or `leave` "
-                "it and say why"
+                f"kind {self.name} has no rule for status {', '.join(map(repr, forgotten))}, so "
+                "resources would get stuck in it: give it a rule, or `leave` it and say why"
             )
         if unknown := sorted(self._rules.keys() - self.statuses):
             raise DeclarationError(

@@ -1,4 +1,4 @@
-"""Emits the events of one pass: its beginning, how far it is, and its end."""
+"""Emits the events of one pass: its start, its progress, and its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gracekit.telemetry.telemetry import Telemetry
 
 
 class PassEvents:
-    """Those of one pass, which begins when this is made."""
+    """The events of one pass; making this object emits the first."""
 
     def __init__(self, one: ResourcePass, telemetry: Telemetry, clock: Clock) -> None:
         self._pass = one
@@ -23,7 +23,7 @@ class PassEvents:
         )
 
     async def tell_progress(self, every_s: float) -> None:
-        """Emit how far it is, every so many seconds, until this is cancelled."""
+        """Emit the progress each *every_s* seconds until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             numbers = self._pass.numbers
@@ -37,7 +37,7 @@ class PassEvents:
             )
 
     def finished(self) -> None:
-        """It is over."""
+        """Emit that the pass has ended."""
         numbers, report = self._pass.numbers, self._pass.report
         self._telemetry.emit(
             "reconciliation.finished",

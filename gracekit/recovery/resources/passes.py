@@ -28,11 +28,11 @@ from gracekit.telemetry.telemetry import Telemetry
 
 
 class PausedError(Exception):
-    """The service takes no requests now: nothing more begins."""
+    """The service takes no requests now: the pass begins nothing more."""
 
 
 class ResourcePass:
-    """A pass of one run."""
+    """One pass of one run; made anew for each pass."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ResourcePass:
         self._judging = Judging(kinds, request, self.report, acting, clock, began_at=self.began_at)
 
     async def run(self) -> PassReport:
-        """Settle until nothing is left to do."""
+        """Make the pass; returns its report when nothing is left to do."""
         self._readers = [asyncio.create_task(self._settle_kind(kind)) for kind in self._chosen()]
         if not self._readers:
             return self.report
@@ -82,13 +82,13 @@ class ResourcePass:
         return self.report
 
     def interrupt(self) -> None:
-        """Read nothing more; what acts is waited for."""
+        """Read nothing more; rules that act are waited for."""
         self.report.interrupted = True
         for reader in self._readers:
             reader.cancel()
 
     def _chosen(self) -> list[ResourceKind]:
-        """The kinds to be settled, and those before them, which are only looked at."""
+        """The kinds to settle, and those that come before them, which are only read."""
         chosen: set[str] = set()
         for kind in reversed(self._kinds.in_order()):
             if kind.name in chosen or self.request.covers(kind.name):
@@ -96,23 +96,23 @@ class ResourcePass:
         return [kind for kind in self._kinds.in_order() if kind.name in chosen]
 
     def _is_clock_set(self) -> bool:
-        """Whether the wall clock was set since the pass began, so that no moments compare."""
+        """Whether the wall clock was set since the pass began, so that times cannot be compared."""
         return abs(self._clock.wall() - self._clock.loop() - self._ahead_s) > 1.0
 
     @property
     def numbers(self) -> Counter[ResourceOutcome]:
-        """Of resources, by outcome so far. What a dry run would settle is waiting."""
+        """Number of resources by outcome so far; what a dry run would settle counts as waiting."""
         numbers = Counter(self.report.numbers)
         if self.request.dry_run:
             numbers[ResourceOutcome.WAITING] += numbers.pop(ResourceOutcome.SETTLED, 0)
         return numbers
 
     def record(self, run_id: str, *, settles: bool) -> PassRecord:
-        """What is kept of it, at its end.
+        """The record of the pass, to be kept at its end.
 
         Args:
-            run_id: Of this run.
-            settles: Whether resources are settled unasked.
+            run_id: Id of this run.
+            settles: Whether recovery settles resources without an operator's request.
         """
         numbers = self.numbers
         return PassRecord(
@@ -162,7 +162,7 @@ class ResourcePass:
             raise PausedError
 
     async def _wait_for(self, acting: Collection[asyncio.Task[None]]) -> None:
-        """Wait for what acts, however often this is cancelled."""
+        """Wait for the rules that act, even if this is cancelled meanwhile."""
         while open_ones := [task for task in acting if not task.done()]:
             try:
                 await asyncio.wait(open_ones)
@@ -200,11 +200,11 @@ class ResourcePass:
         founds: list[Found],
         known: dict[str, FindingRow],
     ) -> Iterator[Sighting]:
-        """Of what has a row; and of what needs one, to know later since when it has its status."""
+        """The resources whose rows to update, or to add if `find` does not say since when."""
         for found in founds:
             rule = kind.rules.get(found.status)
             if rule is None or rule.how is How.LEAVE:
-                continue  # it waits for nothing: the row of an earlier case goes with the sweep
+                continue  # it needs no row; the sweep removes one from an earlier status
             dateless = found.since is None and kind.name in self.request.had_first
             if found.id in known or dateless:
                 yield Sighting(kind=kind.name, name=found.id, status=found.status, page=page.after)
@@ -214,7 +214,7 @@ class ResourcePass:
     async def _act(self, case: Case, slots: asyncio.Semaphore) -> None:
         try:
             result = await self._acting.settle(case)
-        except Exception as error:  # noqa: BLE001 - one resource's trouble is its own
+        except Exception as error:  # noqa: BLE001 - it must not stop the other resources
             self._telemetry.emit("store.error", what="resources", error=words_of(error))
             result = left(case.kind.name, case.found, words_of(error)[:LONGEST_REASON])
         finally:

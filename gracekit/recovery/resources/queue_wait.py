@@ -1,8 +1,8 @@
-"""Waits until every request that stood in this host's queues at one moment has been taken.
+"""Waits until all requests that are in this host's queues at one moment have been read.
 
-An application writes `creating`, then sends the request. A service that was down finds the record
-before it finds the request. If it judged the record first, the request would come to a resource
-that has failed.
+An application writes `creating`, then sends the request. A service that was down sees the record
+before it reads the request. If it settled the record first, the request would then meet a resource
+that was marked as failed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gracekit.rpc.transport import Queue
 
 LOOK_S: Final = 1.0
 LOOKS: Final = 2
-"""So many looks in a row must find a queue empty: what a broker has just sent is neither in its
-queue nor here, and RabbitMQ says 0 of a quorum queue without a leader."""
+"""A queue must be found empty so many times in a row: a delivery on its way is neither in the queue
+nor here, and RabbitMQ reports 0 messages for a quorum queue without a leader."""
 LONGEST_S: Final = 3600.0
-"""After it the wait is reported as one that should not be; it goes on."""
+"""After so many seconds an event reports that the wait is too long; the wait goes on."""
 
 
 class QueueWait:
-    """The queues of one host, as its servers read them."""
+    """Waits for the queues that the servers of one run read."""
 
     def __init__(self, shared: Shared, servers: Collection[RpcServer]) -> None:
         self._servers = tuple(servers)
@@ -41,7 +41,7 @@ class QueueWait:
         self._waiting: asyncio.Task[None] | None = None
 
     async def wait_for(self, report: PassReport) -> bool:
-        """Wait for a pass, whose report says for how many requests; false if `pause` ended that."""
+        """Wait, and show the number of requests in *report*; false if `pause` ended the wait."""
         self._report, self._is_reported, self._began = report, False, self._clock.loop()
         task = self._waiting = asyncio.create_task(self.wait_read())
         try:
@@ -61,10 +61,10 @@ class QueueWait:
             self._waiting.cancel()
 
     async def wait_read(self) -> None:
-        """Wait for the requests that stand in the queues now.
+        """Wait for the requests that are in the queues now.
 
-        A queue is read to that point when it is empty, or when as many new deliveries have come
-        from it as stood in it. What has come and has no place is not taken yet.
+        A queue is done when it is empty, or when as many fresh deliveries have come from it as
+        were in it. A delivery for which the lane has no place yet does not count as read.
         """
         marks = {server: await self._marks(server) for server in self._servers}
         looks = 0
@@ -76,9 +76,9 @@ class QueueWait:
         await asyncio.sleep(await self._siblings_s())
 
     async def _siblings_s(self) -> float:
-        """How long a sibling may keep a delivery for which it has no place.
+        """Seconds for which a sibling may keep a delivery for which it has no place.
 
-        A local queue holds it until it is accepted; a broker says only what it has not sent.
+        A local queue counts it until it is accepted; a broker counts only what it has not sent.
         """
         if self._is_local or not await self._members.siblings():
             return 0.0
@@ -94,12 +94,12 @@ class QueueWait:
             )
 
     async def _depth(self, server: RpcServer, queue: Queue) -> int:
-        """How many requests a queue holds that are not taken; raises GracekitError."""
+        """How many requests in a queue are not read yet; raises GracekitError."""
         depth = await server.depth(queue)
         return max(0, depth - server.kept[queue.name]) if self._is_local else depth
 
     async def _marks(self, server: RpcServer) -> Mapping[Queue, int]:
-        """Of each queue, the count of its fresh deliveries at which all that stands in it came."""
+        """For each queue, how many fresh deliveries must have come when it is done."""
         return {queue: await self._mark(server, queue) for queue in server.queues}
 
     async def _mark(self, server: RpcServer, queue: Queue) -> int:
@@ -112,7 +112,7 @@ class QueueWait:
                 await asyncio.sleep(LOOK_S)
 
     async def _left(self, server: RpcServer, marks: Mapping[Queue, int]) -> int:
-        """How many requests are to be taken still; 0 if all queues are read to their marks."""
+        """How many requests are still to be read; 0 if all queues are done."""
         left = sum([await self._left_in(server, queue, mark) for queue, mark in marks.items()])
         return max(1, left) if server.has_waiting or server.failure is not None else left
 

@@ -17,18 +17,18 @@ from gracekit.recovery.shared import Shared
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 PAGE: Final = 500
-"""Resources in one page."""
+"""Most resources in one page."""
 
 
 class FindError(GracekitError):
-    """The `find` of a kind raised, hung, or returned what cannot be; its pass is over."""
+    """The `find` of a kind raised, hung, or returned something wrong: its pass is broken."""
 
 
 class Page:
-    """The resources of one kind behind one id, which may be looked at again.
+    """One page of the resources of a kind, which can be read again.
 
     Attributes:
-        after: Id behind which it begins; None for the first one.
+        after: The page begins after this id; None for the first page.
     """
 
     def __init__(self, reader: Reader, kind: ResourceKind, after: str | None) -> None:
@@ -36,11 +36,11 @@ class Page:
         self._reader = reader
         self._kind = kind
         self._reading = asyncio.Lock()
-        self._next: dict[int, asyncio.Task[Mapping[str, Found]]] = {}  # by their limit
+        self._next: dict[int, asyncio.Task[Mapping[str, Found]]] = {}  # reads not begun, by limit
         self._limit = reader.short
 
     async def read(self) -> Mapping[str, Found]:
-        """The page as it is now, by id.
+        """Read the page now; returns its resources by id.
 
         Raises:
             FindError: it cannot be read.
@@ -48,11 +48,11 @@ class Page:
         return {found.id: found for found in await self._reader.read(self._kind, self.after)}
 
     async def look_again(self, name: str) -> Found | None:
-        """The resource *name* as it is now; None if the page does not show it any more.
+        """The resource *name* as it is now; None if the page does not have it any more.
 
-        For a rule that has begun and holds its lease. In a pass, most of what the page showed
-        before the resource is settled by then, so a short page shows it. Only a whole page proves
-        that it is gone: others may not be settled, and a `find` may return fewer than it could.
+        For a rule that has begun and holds its lease. By then, most resources before it on the
+        page are settled, so it is within a short page. Only a whole page proves that it is gone:
+        some before it may not be settled, and a `find` may return fewer than it could.
 
         Raises:
             FindError: the page cannot be read.
@@ -62,18 +62,18 @@ class Page:
         if found is None and limit < PAGE:
             found = (await self._look(PAGE)).get(name)
             if found is not None:
-                self._limit = PAGE  # much before it stays, and is before the next one too
+                self._limit = PAGE  # many before it are not settled: a short page will not do
         return found
 
     async def _look(self, limit: int) -> Mapping[str, Found]:
-        """Those who ask at one time share an answer, if its question was put after theirs."""
+        """Read up to *limit*; callers share a read if it begins after all of them have asked."""
         if limit not in self._next:
             self._next[limit] = asyncio.ensure_future(self._read_again(limit))
         return await asyncio.shield(self._next[limit])
 
     async def _read_again(self, limit: int) -> Mapping[str, Found]:
         async with self._reading:
-            del self._next[limit]  # who asks from now on needs an answer of its own
+            del self._next[limit]  # later callers need a new read
             founds = await self._reader.read_within(self._kind, self.after, limit)
             return {found.id: found for found in founds}
 
@@ -82,7 +82,7 @@ class Reader:
     """Calls `find`.
 
     Attributes:
-        short: Resources in a page that shows all that are settled at one time, and a few more.
+        short: Limit of a short page: twice as many resources as are settled at a time.
     """
 
     def __init__(self, shared: Shared, calls: KindCalls) -> None:
@@ -94,10 +94,10 @@ class Reader:
         self.short = min(PAGE, 2 * shared.settings.reconcile_at_once)
 
     async def pages(self, kind: ResourceKind) -> AsyncIterator[tuple[Page, list[Found]]]:
-        """All pages of *kind*, in their order.
+        """All pages of *kind*, in order.
 
         Raises:
-            FindError: one cannot be read, or shows again what was before it.
+            FindError: a page cannot be read, or ends like an earlier one.
         """
         after, ends = None, set[str]()
         while founds := await self.read(kind, after):
@@ -111,7 +111,7 @@ class Reader:
             ends.add(after)
 
     async def read(self, kind: ResourceKind, after: str | None) -> list[Found]:
-        """One page.
+        """Read one page.
 
         Raises:
             FindError: it cannot be read.
@@ -122,7 +122,7 @@ class Reader:
     async def read_within(
         self, kind: ResourceKind, after: str | None, limit: int = PAGE
     ) -> list[Found]:
-        """As `read`, for a rule that has begun: one that is kept apart would wait for itself."""
+        """As `read`, without waiting for suspects: a rule that runs alone would wait for itself."""
         hook = kind.hook("find")
         context, args = self.context(f"find of kind {kind.name}"), {"after": after, "limit": limit}
         end = await self._calls.call(kind, hook, context, args, limit_s=self._limit_s)
@@ -137,7 +137,7 @@ class Reader:
     def context(
         self, what: str, resource: Resource | None = None, token: int | None = None
     ) -> RuleContext:
-        """A context for a call that is not tracked by itself."""
+        """A context for a call that has no task in the tracker."""
         task = TrackedTask(
             request_id=what,
             method=what,

@@ -1,4 +1,4 @@
-"""What a pass has done: of one resource, and in all."""
+"""What a pass has done: the result of each resource, and a report of the whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found
 
 KEPT_RESULTS: Final = 10_000
-"""Resources of which a pass that somebody asked for keeps what became of them."""
+"""Most results that a pass by an operator keeps."""
 
 
 LONGEST_REASON: Final = 1000
-"""Characters of a reason, which may be all that a backend's program has printed."""
+"""Most characters of a reason; without a limit it may be all the output of a backend's program."""
 
 
 class ResourceOutcome(enum.Enum):
@@ -24,15 +24,15 @@ class ResourceOutcome(enum.Enum):
 
     SETTLED = "settled"  # its rule has written a status
     FAILED = "failed"  # its rule has written its failed status
-    WAITING = "waiting"  # its rule is asked again
-    LEFT = "left"  # not acted on: somebody works on it, or the rule says so
-    MOVED_ON = "moved_on"  # its record was not what was found any more
+    WAITING = "waiting"  # its rule is followed again later
+    LEFT = "left"  # not acted on: a task works on it, or the rule says so
+    MOVED_ON = "moved_on"  # its record has changed since it was found
     STALE = "stale"  # the lease was lost while its rule acted; nothing was written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one resource, or would.
+    """What became of one resource, or in a dry run would become.
 
     Attributes:
         resource: (kind, id).
@@ -41,8 +41,8 @@ class Result:
         outcome: What was done; in a dry run, what is expected.
         written: The status that was written; None if none was.
         rule: Name of the rule.
-        token: Of its lease; None if it had none.
-        reason: Why; empty where the outcome says it all. In a dry run, what would be done.
+        token: Token of its lease; None if it had no lease.
+        reason: Why; empty if the outcome says enough. In a dry run, what would be done.
         facts: What was written with the status, in a short form.
     """
 
@@ -74,7 +74,7 @@ class Result:
 
 
 def left(kind: str, found: Found, reason: str) -> Result:
-    """*found* is not acted on."""
+    """The result of a resource that is not acted on."""
     return Result(
         resource=(kind, found.id),
         status=found.status,
@@ -89,13 +89,14 @@ class PassReport:
     """What one pass has done so far.
 
     Attributes:
-        numbers: Of resources, by outcome.
-        results: Each of them, up to `KEPT_RESULTS`; none of a pass that nobody asked for.
-        broken: Kinds whose pass is over before its end, and why.
-        unruled: Numbers of resources without a rule, by kind and status.
-        interrupted: A drain, a quiet or a stop has ended it early.
-        waits_for_pass: Whether another one is under way, which it waits for.
-        waits_for: Requests in the queues that are to be taken before it begins; 0 for none.
+        keeps: Whether results are kept, as for a pass that an operator asked for.
+        numbers: Number of resources by outcome.
+        results: The first `KEPT_RESULTS` results, if *keeps*.
+        broken: Kinds that could not be read to the end, and why.
+        unruled: Number of resources without a rule, by kind and status.
+        interrupted: Whether a drain, a quiet or a stop has ended it early.
+        waits_for_pass: Whether it waits for another pass that is under way.
+        waits_for: Requests in the queues that must be read before it begins; 0 for none.
         tasks: Unfinished tasks that were settled before it, because an operator has asked; in a
             dry run, those that would be.
     """
@@ -111,19 +112,19 @@ class PassReport:
     tasks: int = 0
 
     def add(self, result: Result) -> None:
-        """Count *result*."""
+        """Count *result*, and keep it if results are kept."""
         self.numbers[result.outcome] += 1
         if self.keeps and len(self.results) < KEPT_RESULTS:
             self.results.append(result)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """By the word of each outcome."""
+        """Number of resources for each outcome, by its value; 0 is shown too."""
         return {outcome.value: self.numbers[outcome] for outcome in ResourceOutcome}
 
 
 def short_facts(facts: Mapping[str, object]) -> dict[str, str]:
-    """Facts for people: numbers and truths as they are, of all else how much it is.
+    """Facts for people: numbers and booleans as they are, of all else only its length or type.
 
     A text may be a secret of the application, such as the password in an address.
     """

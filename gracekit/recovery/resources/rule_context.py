@@ -11,13 +11,13 @@ from gracekit.request.work_context import WorkContext
 
 
 class NoCallerError(DeclarationError, KeyError):
-    """There is no request whose context could be read; a KeyError, as the mapping is empty."""
+    """A rule has no request whose context could be read; a KeyError, as the mapping is empty."""
 
     __str__ = Exception.__str__
 
 
 class RuleContext(WorkContext):
-    """As `WorkContext`; and a rule is called from its beginning, so it has no safe points."""
+    """As `WorkContext`, and without safe points: a rule is always called from its beginning."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class RuleContext(WorkContext):
 
     # The arguments are those of Context.safe_point.
     async def safe_point(self, cursor: Any, *, last: bool = False) -> None:  # noqa: ARG002
-        """Not there.
+        """Not available: a rule has no safe points.
 
         Raises:
             DeclarationError: always.
@@ -37,7 +37,7 @@ class RuleContext(WorkContext):
         raise self._no_safe_point("safe_point()")
 
     def safe_point_in_thread(self, cursor: Any, *, last: bool = False) -> None:  # noqa: ARG002
-        """Not there.
+        """Not available: a rule has no safe points.
 
         Raises:
             DeclarationError: always.
@@ -45,7 +45,7 @@ class RuleContext(WorkContext):
         raise self._no_safe_point("safe_point_in_thread()")
 
     def steps(self, source: Sequence[Any] | Callable[[Any], Any]) -> Steps:  # noqa: ARG002
-        """Not there.
+        """Not available: a rule has no safe points.
 
         Raises:
             DeclarationError: always.

@@ -1,4 +1,4 @@
-"""Ends a rule: writes its status, or has it asked again; then records that with the lease's end."""
+"""Ends a rule: writes a status, or lets it be followed again; records that with the lease's end."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Case:
     """One resource that is to be settled.
 
     Attributes:
-        page: Where it was found.
+        page: Page on which it was found.
         finding: Its row; None if it has none.
-        dependency: What it needs and has ended in a failed status; None if nothing has.
-        at_once: It is asked again although it is not time, as an operator wants it.
+        dependency: A resource that it needs and that has a failed status; None if there is none.
+        at_once: Whether to follow a waiting rule before it is due.
     """
 
     kind: ResourceKind
@@ -60,12 +60,12 @@ class Case:
 
     @property
     def rule(self) -> StatusRule:
-        """What is done about its status."""
+        """The rule for its status."""
         return self.kind.rules[self.found.status]
 
     @property
     def by(self) -> str:
-        """By what its status is written, for records and logs."""
+        """What its new status is due to, for records and logs: its rule, or a dependency."""
         return self.rule.name if self.dependency is None else "dependency"
 
     @property
@@ -75,13 +75,13 @@ class Case:
 
     @property
     def may_keep_thread(self) -> bool:
-        """Whether its delete or its `write` is a plain function: one that hangs keeps a thread."""
+        """Whether its delete or `write` is a plain function, which keeps a thread if it hangs."""
         delete = self.rule.hook if self.rule.how is How.DELETE else None
         return self.kind.hook("write").is_plain or (delete is not None and delete.is_plain)
 
 
 class Begun(NamedTuple):
-    """A case whose rule has begun: its lease, its row, and who waits until it is overdue."""
+    """A case whose rule has begun; `overdue` gets a result if the rule does not end in time."""
 
     case: Case
     guard: Guard
@@ -104,7 +104,7 @@ class RuleEnds:
         self._findings = findings
 
     async def wait(self, begun: Begun, seconds: float | None, why: str) -> Result:
-        """Have it asked again, after *seconds* or a pause that grows; for too long is failed."""
+        """Follow the rule again after *seconds*, or a growing pause; fail it after `max_wait`."""
         now, since = self._clock.wall(), begun.waiting_since
         left_s = begun.case.kind.max_wait_s - (0.0 if since is None else max(0.0, now - since))
         if left_s <= 0:
@@ -122,7 +122,10 @@ class RuleEnds:
         return self.tell(begun, ResourceOutcome.WAITING, reason=why)
 
     async def put_off(self, begun: Begun, why: str) -> Result:
-        """Its backend was not asked, or `write` did not answer: `max_wait` does not count."""
+        """Follow the rule again later without counting the time to `max_wait`.
+
+        For a rule whose function was not called, or whose `write` gave no answer.
+        """
         batch = Batch(Point.FINDING)
         now, finding = self._clock.wall(), begun.case.finding
         pause_s = probe_pause_s(None if finding is None else finding.first_seen, now)
@@ -133,7 +136,7 @@ class RuleEnds:
         return self.tell(begun, ResourceOutcome.WAITING, reason=why[:LONGEST_REASON])
 
     async def fail(self, begun: Begun, reason: str) -> Result:
-        """Write the failed status of its rule."""
+        """Write the failed status of the rule."""
         failed = begun.case.rule.failed
         return await self.write(
             begun, failed, ResourceOutcome.FAILED, reason=reason[:LONGEST_REASON]
@@ -148,7 +151,7 @@ class RuleEnds:
         reason: str = "",
         facts: Mapping[str, object] = NO_FACTS,
     ) -> Result:
-        """Write *status* in the place of the one that was found, unless the lease was lost."""
+        """Replace the status that was found by *status*, unless the lease was lost."""
         if not await self._leases.is_ours(begun.guard):
             return self.tell(begun, ResourceOutcome.STALE, reason=LOST)
         kind = begun.case.kind
@@ -161,7 +164,7 @@ class RuleEnds:
             limit_s=self._settings.probe_timeout_s,
             on_overdue=partial(self.tell_overdue, begun, hook.name),
         )
-        if answer.value is True:  # also when it came late: the record says so already
+        if answer.value is True:  # even if it came late: the record was changed
             return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
         if answer.value is False:
             return await self._refused(begun, hook)
@@ -172,14 +175,14 @@ class RuleEnds:
         return await self.put_off(begun, f"{hook.name}: {said}")
 
     async def _refused(self, begun: Begun, hook: KindHook) -> Result:
-        """Its write has changed nothing: the record has moved on, or does not take the token."""
+        """Treat a `write` that changed nothing: the record has changed, or refuses the token."""
         if not await self._leases.is_ours(begun.guard):
             return await self.end(begun, ResourceOutcome.STALE)
         found = begun.case.found
         try:
             present = await begun.case.page.look_again(found.id)
         except FindError:
-            present = None  # so nothing is known of the record
+            present = None  # whether the record has changed is not known
         if present is None or present.status != found.status:
             return await self.end(begun, ResourceOutcome.MOVED_ON)
         self._calls.tell(begun.case.kind, hook, UNCHANGED, trouble="unchanged")
@@ -194,7 +197,7 @@ class RuleEnds:
         reason: str = "",
         facts: Mapping[str, object] = NO_FACTS,
     ) -> Result:
-        """Commit the end with that of the lease; what was written is an incident."""
+        """Commit the end and the release of the lease; a written status is noted as an incident."""
         case = begun.case
         batch = Batch(Point.RESOURCE_SETTLED)
         self._findings.add_end(batch, begun.row_id)
@@ -207,7 +210,7 @@ class RuleEnds:
         return self.tell(begun, outcome, written=written, reason=reason, facts=facts)
 
     def tell_overdue(self, begun: Begun, hook: str, fault: str) -> None:
-        """Its delete or write was cancelled and has not ended: its pass goes on without it."""
+        """Let the pass go on without a delete or write that has not ended when cancelled."""
         if begun.overdue.done():
             return
         reason = f"{hook} has not ended: {fault}"
@@ -230,7 +233,7 @@ class RuleEnds:
         reason: str = "",
         facts: Mapping[str, object] = NO_FACTS,
     ) -> Result:
-        """Emit the event of an end."""
+        """Emit the event of an end, and return the result."""
         case = begun.case
         if outcome is ResourceOutcome.SETTLED:
             self._telemetry.emit(

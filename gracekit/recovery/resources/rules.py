@@ -1,4 +1,4 @@
-"""Rules: what is done about a resource that is found in one status."""
+"""Rules: how a resource that is found in a transient status is settled."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ class How(enum.Enum):
     PROBE = "probe"  # the backend is asked for the truth
     DELETE = "delete"  # the resource is deleted again
     MARK = "mark"  # the failed status is written; no backend is asked
-    LEAVE = "leave"  # somebody else goes on with it
+    LEAVE = "leave"  # nothing is done: the application itself goes on with it
 
 
 class KindHook:
     """A function of the application that a kind calls.
 
-    One that was marked in the body of a class is called as a method of the object that
-    `Service.include` serves.
+    If it is a method of a class, it is called on the object that `Service.include` serves.
 
     Attributes:
-        name: Of the function.
-        owner: Name of the class in whose body it stands; None for a plain function.
+        name: Name of the function.
+        owner: Name of the class in whose body it is defined; None for a plain function.
     """
 
     def __init__(self, function: Callable[..., Any], what: str, written: str) -> None:
         """Check and keep *function*.
 
         Args:
-            function: Plain or async.
+            function: A plain or async function.
             what: What it was declared as, for errors.
-            written: Its arguments, as one would write them.
+            written: The arguments that it must take, as source text.
 
         Raises:
             DeclarationError: it cannot be called with these arguments.
@@ -57,12 +56,12 @@ class KindHook:
 
     @property
     def target(self) -> Callable[..., Any] | None:
-        """What is called; None for a class's method of which no object is served."""
+        """What is called; None for a method as long as no object of its class is served."""
         return self._target
 
     @property
     def is_plain(self) -> bool:
-        """Whether it runs in a worker thread, where nothing can stop it."""
+        """Whether it runs in a worker thread, where it cannot be stopped."""
         return not asyncio.iscoroutinefunction(self._target)
 
     def bind(self, target: Callable[..., Any]) -> None:
@@ -72,13 +71,14 @@ class KindHook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRule:
-    """What is done about the resources of one kind in one status.
+    """How the resources of one kind in one status are settled.
 
     Attributes:
-        hook: What is called; None for marks and leaves.
-        done: The status after a delete; empty for all others.
-        failed: The status when the truth cannot be known, is bad, or the delete has failed.
-        why: Why it is left.
+        how: The way.
+        hook: The function to call; None for MARK and LEAVE.
+        done: Status to write after a delete; empty for all others.
+        failed: Status to write if the truth is bad or cannot be known, or the delete has failed.
+        why: Why it is left, for LEAVE.
     """
 
     how: How
@@ -89,7 +89,7 @@ class StatusRule:
 
     @property
     def name(self) -> str:
-        """For records and logs: the name of its hook, or how it settles."""
+        """Its name in records and logs: the name of its function, else the value of `how`."""
         return self.how.value if self.hook is None else self.hook.name
 
 

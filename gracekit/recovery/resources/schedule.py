@@ -1,4 +1,4 @@
-"""When resources are settled: after each start, now and then, when asked; by one run of a host."""
+"""Schedules passes over resources: after a start, at an interval, on request; one run a host."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gracekit.rpc.server import RpcServer
 from gracekit.tracker.task import Lane
 
 LEASE_KIND: Final = "gracekit reconciliation"
-"""No application's kind has a name like that."""
+"""Kind of the lease for a pass; no kind of an application can have a name with a blank."""
 
 
 class Resources:
-    """Settles the resources of one run's host."""
+    """Decides, for one run, when the resources of its host are settled."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Resources:
         self._running: ResourcePass | None = None
         self._foreseeing: set[ResourcePass] = set()  # dry runs
         self._lease = (LEASE_KIND, f"{shared.journal.service}@{shared.settings.host}")
-        self._ready_at: float | None = None  # wall time of the first look in service
-        self._known: UnaskedPass | None = None  # the last one since then, if there was one
-        self._next_at = 0.0  # loop time
+        self._ready_at: float | None = None  # wall time at which it first took requests
+        self._known: UnaskedPass | None = None  # the last pass since then that was judged
+        self._next_at = 0.0  # loop time of the next pass
         self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
-        self._may_ask_again = False  # what stood in the queues at this run's start has been taken
+        self._may_ask_again = False  # set once the requests of before the start were read
         self._read: frozenset[str] = frozenset()  # kinds that have had their first pass
         self._is_looking = False
 
@@ -77,7 +77,7 @@ class Resources:
         return self._phase.state is ServiceState.SERVING and not self._trigger.is_paused
 
     def pause(self) -> None:
-        """Begin nothing more; a rule under way is waited for."""
+        """Begin nothing more; rules under way are waited for."""
         self._queues.pause()
         self._acting.let_go_of_waiting()
         for one in (*self._foreseeing, *([] if self._running is None else [self._running])):
@@ -85,16 +85,16 @@ class Resources:
 
     @property
     def tasks(self) -> list[asyncio.Task[Result]]:
-        """Rules for whose end no pass waits any longer."""
+        """Tasks of rules that have not ended and for which no pass waits any longer."""
         return self._unended.tasks
 
     def follow_clock(self, by_s: float) -> None:
-        """The wall clock was set by so many seconds."""
+        """Adjust a time of this object after the wall clock was set by so many seconds."""
         if self._ready_at is not None:
             self._ready_at += by_s
 
     def due_in_s(self) -> float | None:
-        """Seconds until `look` has something to do; None if it has nothing."""
+        """Seconds until `look` has something to do; None if it has nothing to do."""
         if not self._kinds or not self.may_begin() or self._is_looking:
             return None
         self._note_ready()
@@ -104,7 +104,7 @@ class Resources:
     # -- looks --------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Do what is due: a whole pass, or a question that is to be asked again."""
+        """Do what is due: a whole pass, or rules that are to be followed again."""
         if self.due_in_s() != 0:
             return
         self._is_looking = True
@@ -112,7 +112,7 @@ class Resources:
             await self._do_due()
         finally:
             self._is_looking = False
-            self._trigger.go_on()  # to learn when something is due again
+            self._trigger.go_on()  # the reconciler must compute anew when something is due
 
     async def _do_due(self) -> None:
         if self._clock.loop() >= self._next_at:
@@ -129,7 +129,7 @@ class Resources:
         self._trigger.go_on()
 
     def _note_ready(self) -> None:
-        """At the first look while the service takes requests."""
+        """At the first look while the service takes requests, plan the first pass."""
         if self._ready_at is None:
             self._ready_at = self._clock.wall()
             wait_s = self._settings.startup_reconciliation_wait_seconds
@@ -142,7 +142,7 @@ class Resources:
         self._next_at = self._clock.loop() + wait_s
         last = await self._findings.last_unasked_pass()
         if last is not None and self._is_news(last):
-            self._known = last  # judged once: after that, only the time that passes counts
+            self._known = last  # not judged again, so that a clock set later changes nothing
             self._read = frozenset(kind.name for kind in self._kinds)
             due_at = last.finished_at + every_s if every_s else float("inf")
             left_s = due_at - self._clock.wall()
@@ -153,7 +153,7 @@ class Resources:
         request = PassRequest(
             at_least_s=self._settings.startup_reconciliation_wait_seconds,
             had_first=self._read,
-            # Where nothing is settled unasked, listings say how many wait.
+            # If recovery settles nothing by itself, a dry run counts what waits, for listings.
             dry_run=not self._settings.startup_reconciliation_enabled,
         )
         report = PassReport(keeps=False)
@@ -161,7 +161,7 @@ class Resources:
             return
         self._read |= {kind.name for kind in self._kinds} - report.broken.keys()
         if report.broken:
-            # As soon as the application's database is back, and at the interval's pace at last.
+            # Soon, as the application's database may be back; at last once in the interval.
             pause_s = next(self._pauses)
             self._next_at = self._clock.loop() + min(pause_s, every_s or pause_s)
         else:
@@ -169,16 +169,17 @@ class Resources:
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
     def _is_news(self, last: UnaskedPass) -> bool:
-        """Whether a sibling has made the pass that is due: of this run's time, and as it would.
+        """Whether a sibling has made the pass that is due: since this run is ready, and alike.
 
-        Not one by hand: it may begin before the start's wait is over, and leaves what needs that.
+        A pass for an operator does not count: it may begin before the wait after a start is over,
+        and then leaves out what must wait for that.
         """
         settles = self._settings.startup_reconciliation_enabled
         is_of_our_time = self._ready_at is not None and last.began_at >= self._ready_at
         return last != self._known and is_of_our_time and last.found_only is not settles
 
     async def make_by_hand(self, request: PassRequest, report: PassReport) -> None:
-        """Make a pass that an operator asks for; waits for one that is under way.
+        """Make a pass for an operator, after any pass that is under way.
 
         Raises:
             GracekitError: it cannot be made now; the message says why.
@@ -247,7 +248,7 @@ class Resources:
             self._leases.owe(guard, "reconciliation")
 
     async def _make_alone(self, request: PassRequest, report: PassReport) -> None:
-        # Its moment: what is younger waits for the next one.
+        # Made before the wait: resources that are younger than this moment wait for the next pass.
         one = self._new_pass(request, report)
         self._calls.begin_pass()
         events = PassEvents(one, self._telemetry, self._clock)

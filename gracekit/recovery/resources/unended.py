@@ -1,11 +1,11 @@
-"""Rules that have not ended although they were cancelled at their limit, as a thread that hangs.
+"""Keeps track of rules that did not end when they were cancelled at their time limit.
 
-Nothing can stop such a rule, and two must never act on one resource: so it keeps its lease until
-it has ended. Its pass does not wait for it any longer, and no pass calls it again meanwhile.
+Such a rule cannot be stopped, and two must never act on one resource. So it keeps its lease until
+it has ended. Its pass no longer waits for it, and no pass calls it again meanwhile.
 
-A plain function that hangs also keeps its thread. So rules that may do that are counted from their
-beginning, before anybody knows which of them will hang: they get half of the threads, and the
-other half is left to `find`, to probes and to the hooks of methods.
+A plain function that hangs also keeps its thread. As it is not known before which one will hang,
+all rules with plain functions together get half of the threads. The other half is left to `find`,
+to probes and to the hooks of methods.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
 
 InterimResult = asyncio.Future[Result]
-"""Gets what is said of a resource while its rule goes on behind its limit."""
+"""Gets the result that is reported for a resource whose rule has not ended at its limit."""
 
 
 class _Unended(NamedTuple):
-    """A rule that goes on: the task that ends it, and the loop time at which it began."""
+    """A rule that has not ended: its asyncio task, and the loop time at which it began."""
 
     task: asyncio.Task[Result]
     since: float
 
 
 class UnendedRules:
-    """Those of one run.
+    """The rules of one run that have not ended.
 
     Args:
-        on_end: Called at the end of one: its resource may be asked about again.
+        on_end: Called when one ends: the rule for its resource may then be followed again.
     """
 
     def __init__(self, shared: Shared, on_end: Callable[[], None]) -> None:
@@ -44,13 +44,13 @@ class UnendedRules:
         self._clock = shared.clock
         self._on_end = on_end
         self._most = max(1, shared.threads.number // 2)
-        self._plain = 0  # rules at work that may keep a thread, with those that have not ended
-        self._news = asyncio.Event()  # set for a moment, when one has ended or become overdue
+        self._plain = 0  # number of rules with plain functions that have not ended
+        self._news = asyncio.Event()  # set for a moment when one has ended or becomes overdue
         self._unended: dict[Resource, _Unended] = {}
 
     @property
     def tasks(self) -> list[asyncio.Task[Result]]:
-        """One for each, which ends when its rule does; a stop of recovery cancels them."""
+        """Their asyncio tasks, which end when the rules do; a stop of recovery cancels them."""
         return [one.task for one in self._unended.values()]
 
     def why_not(self, resource: Resource) -> str | None:
@@ -62,11 +62,11 @@ class UnendedRules:
         return None
 
     async def wait_for_place(self, resource: Resource, *, plain: bool) -> str | None:
-        """Wait until a rule may begin for *resource*; as `why_not`.
+        """Wait until a rule may begin for *resource*; returns what `why_not` does.
 
         Args:
-            resource: It is settled by the very next step.
-            plain: Whether its rule may keep a thread.
+            resource: The caller must call `wait_for` for it at once, without another await.
+            plain: Whether its rule is a plain function, which may keep a thread.
         """
         while (why := self.why_not(resource)) is None and plain and self._plain >= self._most:
             await self._news.wait()
@@ -79,7 +79,7 @@ class UnendedRules:
         *,
         plain: bool,
     ) -> Result:
-        """Settle *resource* in a task of its own, and wait for its end, or until it is overdue."""
+        """Settle *resource* in a task of its own, and wait until that ends or is overdue."""
         began = self._clock.loop()
         overdue: InterimResult = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(settle(overdue))
@@ -110,7 +110,7 @@ class UnendedRules:
     def _note_end(self, resource: Resource, task: asyncio.Task[Result]) -> None:
         del self._unended[resource]
         if task.cancelled():
-            return  # by a stop: its lease is free when this process is dead
+            return  # a stop cancelled it: its lease is free once this process is dead
         if (error := task.exception()) is not None:
             self._telemetry.emit("store.error", what="resources", error=words_of(error))
         else:
