@@ -1,9 +1,9 @@
-"""Every clock, id and random draw of the product.
+"""All clocks, ids and random numbers of the product.
 
-Three kinds of time, never mixed: loop time for deadlines inside a run, wall
-time for stored moments, and the machine's time for measurements on which no
-decision depends. Random ids are drawn here too, so that a simulation can
-replace all of it with a seeded source.
+There are three kinds of time, which are never mixed: loop time for deadlines inside
+a run, wall time for stored moments, and the machine's time for measurements on which
+no decision depends. Random ids come from here too, so that a simulation can replace
+all of it with a seeded source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Clock:
     """The production clock; a simulation passes its own subclass."""
 
     def loop(self) -> float:
-        """Loop time in seconds: what deadlines of drains and calls are in."""
+        """Loop time in seconds; deadlines of drains and calls use it."""
         return asyncio.get_running_loop().time()
 
     def wall(self) -> float:

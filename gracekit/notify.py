@@ -1,7 +1,8 @@
-"""Tells the platform how the service is, by systemd's notification protocol: one object.
+"""Reports the state of the service to the platform, by systemd's notification protocol.
 
-Nothing here raises, blocks or keeps state; without NOTIFY_SOCKET nothing is sent.
-STOPPING is irrevocable from systemd 259 on: only a final drain sends it, never quiet.
+Nothing here raises or keeps state, and only `barrier` blocks. Without NOTIFY_SOCKET nothing
+is sent.
+From systemd 259 on STOPPING is irrevocable, so only a final drain sends it, never quiet.
 See `man 3 sd_notify` and `man 5 systemd.service`.
 """
 
@@ -20,10 +21,10 @@ _LONGEST_STATUS: Final = 256
 
 
 class Notify:
-    """Tells the platform how the service is. Each method returns whether the message was sent.
+    """Reports the state of the service. Each method returns whether the message was sent.
 
     Args:
-        env: The environment; None for this process's own, as it is at each call.
+        env: The environment; None for this process's own, read at each call.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
@@ -31,41 +32,41 @@ class Notify:
 
     @property
     def has_listener(self) -> bool:
-        """Whether a supervisor listens; if not, costly messages need not be made."""
+        """Whether a supervisor listens; if not, the caller can skip composing a message."""
         return bool(self._variables.get("NOTIFY_SOCKET"))
 
     def ready(self, text: str = "") -> bool:
-        """The service takes requests, for the first time or after `reloading`."""
+        """Report that the service accepts requests, at first or after `reloading`."""
         return self._send({"READY": "1"} | _status(text))
 
     def status(self, text: str) -> bool:
-        """Show *text* in `systemctl status`; one line, as `draining: 3 running, 18s left`."""
+        """Show *text* in `systemctl status`; one line, such as `draining: 3 running, 18s left`."""
         return self._send(_status(text))
 
     def extend(self, seconds: float, text: str = "") -> bool:
-        """Ask for more time: the next sign of progress comes within *seconds* from now.
+        """Ask systemd not to time out a start or stop within the next *seconds*.
 
-        systemd grants it in a start and in a stop, where its own time-out would come earlier.
+        systemd applies this only if its own timeout would end earlier.
         """
         return self._send(_status(text) | _extension(seconds))
 
     def stopping(self, text: str = "", *, extend_s: float | None = None) -> bool:
-        """The service is going down for good; *extend_s* as in `extend`, in the same message."""
+        """Report that the service is stopping for good; *extend_s* as in `extend`."""
         return self._send({"STOPPING": "1"} | _status(text) | _extension(extend_s))
 
     def reloading(self, text: str = "") -> bool:
-        """The service changes its settings; `ready` says that it is done."""
+        """Report that the service reads its settings again; `ready` reports the end of it."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         return self._send({"RELOADING": "1", "MONOTONIC_USEC": str(now_us)} | _status(text))
 
     def watchdog(self) -> bool:
-        """The event loop still runs. Called from the loop, so that a stuck one is caught."""
+        """Report that the event loop runs. Call it on the loop, so that a stuck loop is noticed."""
         return self._send({"WATCHDOG": "1"})
 
     def watchdog_interval_s(self) -> float | None:
         """Seconds between two calls of `watchdog`: half of what systemd allows; None without."""
         variables = self._variables
-        # systemd sets the pid too: a child that inherits the environment is not the one it watches.
+        # A child inherits the environment, but systemd watches only the process with this pid.
         if variables.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             return None
         try:
@@ -75,9 +76,10 @@ class Notify:
         return interval_s if interval_s > 0 else None
 
     def barrier(self, *, timeout_s: float) -> bool:
-        """Wait until all that was sent before has been read; blocks for *timeout_s* at most.
+        """Wait until systemd has read all earlier messages; blocks for at most *timeout_s*.
 
-        For the end of a process, whose last words systemd could not tell from another's.
+        Call it at the end of a process: systemd cannot attribute a message that it reads after
+        the sender is gone.
         """
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         try:
@@ -115,7 +117,7 @@ class Notify:
 def _closed_within(descriptor: int, timeout_s: float) -> bool:
     """Whether the other end of a pipe was closed in time."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # POLLHUP comes unasked
+    poll.register(descriptor, 0)  # POLLHUP is always reported
     return bool(poll.poll(timeout_s * 1000))
 
 
@@ -126,7 +128,7 @@ def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
 
 
 def _status(text: str) -> dict[str, str]:
-    # A line break would begin another assignment, such as a forged STOPPING=1.
+    # Without line breaks, after which text could forge another assignment, such as STOPPING=1.
     line = " ".join(text.split())[:_LONGEST_STATUS]
     return {"STATUS": line} if line else {}
 

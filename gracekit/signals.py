@@ -1,14 +1,13 @@
-"""Signals to a callback, even while the event loop is blocked.
+"""Pass signals to a callback, even while the event loop is blocked.
 
-The C-level handler writes a byte to our socket the moment a signal arrives
-(`signal.set_wakeup_fd`), and a thread of our own reads it. So neither a
-blocked loop nor C code that has released the interpreter's lock hides a
-signal; C code that holds the lock does, and there the kernel alarm ends us.
+When a signal arrives, Python's C-level handler writes a byte to our socket
+(`signal.set_wakeup_fd`), and our thread reads it. So a signal is noticed even if
+the loop is blocked, or C code runs that has released the interpreter's lock. If C
+code holds the lock, the signal is not noticed; then the kernel's alarm ends the process.
 
-Signals are not blocked and taken by `sigwait`, although that would also name
-the sender: a blocked mask is inherited across fork and exec, so every child
-that a handler starts would ignore `terminate()`. This was tried: `sleep`
-started by `subprocess` from such a process outlived its SIGTERM.
+`sigwait` would also name the sender, but signals must be blocked for it. A blocked
+mask is inherited across fork and exec, so every child that a handler starts would
+ignore `terminate()`: when tried, a `sleep` started by `subprocess` survived SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ HANGUP_SIGNAL: Final = signal.SIGHUP
 DUMP_SIGNAL: Final = signal.SIGUSR1
 INTAKE_SIGNALS: Final = (signal.SIGTSTP, signal.SIGCONT)
 
-# What travels through the socket, in the order in which it happened: a signal's number, written by
-# the C handler; and one of these, written by the Python handler, which runs later. Together they
-# tell whether a signal's byte came here or went to a library that had taken the wake-up.
-_SEEN: Final = 64  # plus a number, which is at most 64: the handler ran, and the wake-up was ours
-_TAKEN: Final = 128  # plus a number: it ran, and the wake-up was somebody else's
+# The bytes in the socket, in order: the C handler writes a signal's number; the Python handler,
+# which runs later, writes one of these plus the number. Together they show whether the C handler's
+# byte came here, or went to a library that had replaced our wake-up descriptor.
+_SEEN: Final = 64  # plus a number of at most 64: the handler ran, and the wake-up was ours
+_TAKEN: Final = 128  # plus a number: the handler ran, and a library had taken the wake-up
 _END: Final = 0
 
 
 def signals_of(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
-    """The signals that a service handles; at a terminal Ctrl-Z and `fg` work as usual."""
+    """The signals that a service handles; at a terminal, not those of Ctrl-Z and `fg`."""
     intake = () if has_terminal else INTAKE_SIGNALS
     return (*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL, *intake)
 
@@ -49,7 +48,7 @@ def signals_of(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
 def watched_signals(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
     """The signals to watch: SIGHUP, SIGTSTP and SIGCONT only if they have no handler yet.
 
-    `nohup` has SIGHUP ignored, and a program may reload something of its own by it.
+    `nohup` makes the process ignore SIGHUP, and a program may use it for its own reload.
     """
     ours = {*STOP_SIGNALS, DUMP_SIGNAL}
     return tuple(
@@ -60,10 +59,10 @@ def watched_signals(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
 
 
 class SignalWatch(Protocol):
-    """Signals in our hands, until the block ends; `SignalWatcher` in a real process."""
+    """Handles signals until the block ends; in a real process a `SignalWatcher`."""
 
     def __enter__(self) -> object:
-        """Take them."""
+        """Install the handlers."""
 
     def __exit__(
         self,
@@ -72,7 +71,7 @@ class SignalWatch(Protocol):
         traceback: TracebackType | None,
         /,
     ) -> object:
-        """Give them back."""
+        """Restore the old handlers."""
 
     def take_back(self) -> Mapping[signal.Signals, str]:
         """See `SignalWatcher.take_back`."""
@@ -80,18 +79,19 @@ class SignalWatch(Protocol):
 
 
 class SignalWatcher:
-    """Calls *on_signal* with the number of each signal, in a thread of its own.
+    """Calls *on_signal* with the number of each signal, in a separate thread.
 
-    A context manager for the main thread. On the way out the old handlers and
-    the old wake-up are back, except where somebody replaced ours meanwhile.
+    It is a context manager for the main thread. At the end of the block it restores
+    the old handlers and the old wake-up descriptor, except those that other code
+    has replaced meanwhile.
 
-    A library that takes the wake-up for itself (`loop.add_signal_handler`,
-    uvloop) loses nothing: at the next signal ours is put back, and signals
-    that we do not watch are passed on to it.
+    A library may set its own wake-up descriptor (`loop.add_signal_handler`, uvloop).
+    At the next signal ours is set again, and the numbers of signals that we do not
+    watch are passed on to the library's, so that it misses none.
 
     Args:
-        on_signal: Must be quick: record the intent and wake the loop, with
-            `loop.call_soon_threadsafe`. Called once for each signal, in order.
+        on_signal: Called once for each signal, in order. It must be quick: record the
+            intent, and wake the loop with `loop.call_soon_threadsafe`.
         signals: The signals to watch.
     """
 
@@ -136,7 +136,7 @@ class SignalWatcher:
     ) -> None:
         self._restore()
         self._send(_END)
-        self._thread.join(timeout=1.0)  # it is a daemon: a stuck callback holds nobody
+        self._thread.join(timeout=1.0)  # a stuck callback does not matter: the thread is a daemon
         self._close()
 
     def _refuse_taken(self) -> None:
@@ -152,9 +152,12 @@ class SignalWatcher:
     # -- in the main thread ---------------------------------------------------------
 
     def take_back(self) -> dict[signal.Signals, str]:
-        """Set our handlers of stop signals again where others stand; says what stood there.
+        """Set our handlers of stop signals again if they were replaced.
 
-        Of stop signals alone: a program may have taken SIGHUP to reload something of its own.
+        Other signals are left alone: a program may use SIGHUP for its own reload.
+
+        Returns:
+            By signal, the name of the handler that had replaced ours.
         """
         stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
         found = {number: signal.getsignal(number) for number in stops}
@@ -164,11 +167,11 @@ class SignalWatcher:
         return {number: _name_of(handler) for number, handler in lost.items()}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        """Run by the interpreter some time after the byte was written."""
+        """The Python-level handler, which the interpreter runs some time after the C handler."""
         self._send((_TAKEN if self._take_wakeup() else _SEEN) + number)
 
     def _take_wakeup(self) -> bool:
-        """Make the wake-up ours; whether it was somebody else's."""
+        """Set our wake-up descriptor; return whether another one was set."""
         ours = self._sender.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before == ours:
@@ -183,7 +186,7 @@ class SignalWatcher:
     def _restore(self) -> None:
         for number, old in self._old_handlers.items():
             if signal.getsignal(number) == self._handle:
-                # None: a handler that Python did not set and cannot set again.
+                # None: the old handler was not set by Python, which cannot restore it.
                 signal.signal(number, signal.SIG_DFL if old is None else old)
         self._old_handlers.clear()
         present = signal.set_wakeup_fd(-1)
@@ -197,7 +200,7 @@ class SignalWatcher:
         self._sender.close()
 
     def _leave_child(self) -> None:
-        """In a forked child: its signals are its own, and must not be read by the parent."""
+        """In a forked child: restore, as its signals would otherwise reach the parent's thread."""
         if self._old_handlers:
             self._other = None
             self._restore()
@@ -217,8 +220,9 @@ class SignalWatcher:
         if byte <= _SEEN:
             self._arrive(number)
             return
-        # The byte of a signal that a library took never came here, so the handler speaks for it;
-        # but a byte that came before the library took the wake-up must not count twice.
+        # If a library had taken the wake-up, the C handler's byte went there, so the Python
+        # handler's byte reports the signal. But if the first byte came here before the library
+        # took the wake-up, the signal must not count twice.
         if byte > _TAKEN and not self._unmatched[number]:
             self._deliver(number)
         self._unmatched[number] = 0
@@ -234,12 +238,12 @@ class SignalWatcher:
         try:
             self._on_signal(number)
         except Exception:
-            # The next signal may be the one that ends a stuck drain: this thread goes on.
+            # The thread must continue: the next signal may be meant to end a stuck drain.
             logging.getLogger("gracekit").exception("the callback of signal %d failed", number)
 
 
 def _name_of(handler: Any) -> str:
-    """A handler for people: `SIG_IGN`, or a function's module and name."""
+    """A handler's name for display: `SIG_IGN`, or a function's module and name."""
     if isinstance(handler, signal.Handlers):
         return handler.name
     name = getattr(handler, "__qualname__", None)
@@ -247,7 +251,7 @@ def _name_of(handler: Any) -> str:
 
 
 class _Descriptor(NamedTuple):
-    """Somebody else's wake-up; recognised, because a closed number is soon another file's."""
+    """A library's wake-up descriptor; device and inode show whether its number was reused."""
 
     number: int
     device: int
@@ -271,7 +275,7 @@ class _Descriptor(NamedTuple):
 
 
 def _reset_in_children(watcher: SignalWatcher) -> None:
-    leave = weakref.WeakMethod(watcher._leave_child)  # noqa: SLF001 - registered hooks are for ever
+    leave = weakref.WeakMethod(watcher._leave_child)  # noqa: SLF001 - fork hooks cannot be unregistered
 
     def after_fork() -> None:
         method = leave()

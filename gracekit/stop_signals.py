@@ -1,4 +1,4 @@
-"""The process's signals while one Runtime has them: from their thread to its loop."""
+"""Handles the process's signals for one Runtime: passes them from the signal thread to its loop."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class StopSignals:
     Args:
         alarm_s: Returns how many seconds after the first stop signal the kernel's alarm ends the
             process; called when that signal comes, in the signal thread.
-        on_dump: Called in the signal thread when somebody asks for the stacks.
+        on_dump: Called in the signal thread when SIGUSR1 asks for the stacks.
 
     Attributes:
-        for_good: Whether the process ends with the service.
+        for_good: Whether the process ends when the service ends.
         first: Number of the first stop signal; None before it.
     """
 
@@ -51,7 +51,7 @@ class StopSignals:
         self._on_dump = on_dump
         self._watch: SignalWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._came: deque[tuple[int, float]] = deque()  # and not yet obeyed
+        self._came: deque[tuple[int, float]] = deque()  # signals that are not handled yet
         self._obey: Callable[[int, float], None] | None = None
         self._act: Callable[[int], None] | None = None
         self._record: Callable[[str], None] | None = None
@@ -60,53 +60,55 @@ class StopSignals:
         self.first: int | None = None
 
     def take(self, *, for_good: bool = False) -> None:
-        """Watch them, from the main thread; once. Stop signals that come before `follow` wait.
+        """Watch the signals, from the main thread. Signals that arrive before `follow` are kept.
+
+        A second call does nothing.
 
         Args:
-            for_good: The process ends with the service: then they are ignored at the end, and the
-                alarm stays.
+            for_good: Whether the process ends when the service ends. If so, the signals are
+                ignored at the end, and the alarm stays armed.
 
         Raises:
             DeclarationError: this is not the main thread, or another Runtime has the signals.
         """
         if self._watch is None:
             self.for_good = for_good
-            # Now: a terminal that has been closed is none any more.
+            # Checked now, as a terminal may be closed later.
             self._has_terminal = os.isatty(STANDARD_INPUT)
             watch = self._process.watch_signals(self._arrive, has_terminal=self._has_terminal)
             watch.__enter__()
             self._watch = watch
 
     def record_by(self, record: Callable[[str], None]) -> None:
-        """Have *record* called with the name of the first one, in the signal thread.
+        """Call *record* with the name of the first stop signal, in the signal thread.
 
-        The loop may be blocked then; what it records must not wait for it.
+        The loop may be blocked then, so *record* must not wait for it.
         """
         self._record = record
 
     def follow(self, obey: Callable[[int, float], None], act: Callable[[int], None]) -> None:
-        """Have *obey* and *act* called on the loop that runs here.
+        """From now on call *obey* and *act* on the running loop.
 
         Args:
-            obey: Gets the number of each stop signal, and the loop time at which it came.
-            act: Gets the number of each other signal: SIGHUP, SIGTSTP, SIGCONT.
+            obey: Called with the number of each stop signal, and the loop time of its arrival.
+            act: Called with the number of each other signal: SIGHUP, SIGTSTP, SIGCONT.
         """
         self._loop = asyncio.get_running_loop()
         self._obey, self._act = obey, act
         self._deliver()
 
     def keep(self) -> None:
-        """A handler of the application, or a library, may have taken or ignored them."""
+        """Set our handlers of stop signals again, if the application or a library replaced them."""
         if self._watch is not None:
             for number, by in self._watch.take_back().items():
                 self._telemetry.emit("signal.taken", signal=number.name, by=by)
 
     def _arrive(self, number: int) -> None:
-        """In the signal thread."""
+        """Handle one signal; called in the signal thread."""
         if number == DUMP_SIGNAL:
             self._on_dump()
             return
-        # What loop.time() is; a virtual loop has no signals.
+        # The same clock as loop.time(); a loop in virtual time gets no signals.
         self._came.append((number, time.monotonic()))
         self._call_soon(self._deliver)
         if self.first is None and self._is_stop(number):
@@ -121,7 +123,7 @@ class StopSignals:
                 self._loop.call_soon_threadsafe(step)
 
     def came(self, number: int, at: float) -> None:
-        """A stop signal has come at loop time *at*; to be called on the loop."""
+        """Handle a stop signal that came at loop time *at*; call it on the loop."""
         self._came.append((number, at))
         self._deliver()
 
@@ -138,20 +140,21 @@ class StopSignals:
         return number in STOP_SIGNALS or (number == HANGUP_SIGNAL and self._has_terminal)
 
     def give_back(self, *, served: bool, must_die: bool) -> None:
-        """Set the old handlers again, and switch the alarm off.
+        """Restore the old handlers, and disarm the alarm unless the process must end.
 
         Args:
-            served: Whether a drain has ended, so that a stop is on record.
-            must_die: Whether only the end of the process frees what it holds: the alarm stays.
+            served: Whether a drain has ended, so that the stop is on record.
+            must_die: Whether only the end of the process frees its resources; the alarm then stays
+                armed.
         """
         watch, self._watch = self._watch, None
         if watch is None:
             return
         if self.for_good and served:
-            # The stop is on record: one more, while the interpreter closes, must not change its
-            # code. The watch leaves alone what has replaced its handlers.
+            # The stop is on record, so another signal while the interpreter closes must not change
+            # the exit code. The watch does not restore handlers that were replaced.
             for number in signals_of(has_terminal=self._has_terminal):
                 signal.signal(number, signal.SIG_IGN)
         watch.__exit__(None, None, None)
         if not self.for_good and not must_die:
-            self._process.disarm_alarm()  # after the last signal that could have armed it
+            self._process.disarm_alarm()  # now no further signal can arm it

@@ -1,8 +1,8 @@
-"""Standard output and error, which may be pipes that nobody reads: nobody waits for them.
+"""Writing to standard output and error without blocking: they may be pipes that are not read.
 
-Log lines go to a queue, and a thread writes them. So a full pipe stops that thread and
-neither the event loop nor a drain; what finds no room in the queue is counted, and said
-as soon as there is room. Whatever else is written at the end of a process has a bound.
+Log lines go to a queue, and a thread writes them. So a full pipe blocks that thread, but
+neither the event loop nor a drain. Lines that do not fit into the queue are dropped and
+counted, and the number is logged later. All other writes at a process's end have a timeout.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 MOST_LINES: Final = 10_000
-"""Lines that wait for a stream; later ones are dropped until it takes some."""
+"""Most lines that wait for a stream; further ones are dropped."""
 CLOSE_S: Final = 1.0
-"""Bound of the wait at the interpreter's end."""
+"""Seconds to wait for the lines at the interpreter's end."""
 SAY_S: Final = 1.0
 
 
 class LineHandler(logging.Handler):
-    """Writes records to a stream by a thread of its own; to log never blocks.
+    """Writes records to a stream in a separate thread, so that logging never blocks.
 
     Args:
-        stream: Has a file descriptor; what is in its own buffer stays there.
+        stream: Must have a file descriptor; its own buffer is bypassed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -43,7 +43,7 @@ class LineHandler(logging.Handler):
         _tell_children(self._leave_parent)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line, or count it where there is no room; see `logging.Handler`."""
+        """Queue a line, or count it if the queue is full; see `logging.Handler`."""
         try:
             line = self._encoded(record)
         except Exception:  # noqa: BLE001 - as every handler does: the caller only logs
@@ -58,11 +58,11 @@ class LineHandler(logging.Handler):
             self._put(line)
 
     def flush(self) -> None:
-        """Wait a moment until all is written; see `logging.Handler`."""
+        """Wait at most `CLOSE_S` until all lines are written; see `logging.Handler`."""
         self.wait_written(CLOSE_S)
 
     def wait_written(self, within_s: float) -> bool:
-        """Wait until the stream has taken all that was logged; false if it did not in time."""
+        """Wait until all lines are written; return False if they were not in time."""
         if self._writer is None:
             return True
         with self.lock or contextlib.nullcontext():
@@ -73,7 +73,7 @@ class LineHandler(logging.Handler):
 
     def _say_dropped(self) -> None:
         if self._dropped:
-            text = f"{self._dropped} log lines were dropped: nobody read the stream"
+            text = f"{self._dropped} log lines were dropped: the stream was not read"
             self._dropped = 0
             level = logging.WARNING
             self._put(self._encoded(logging.LogRecord("gracekit", level, "", 0, text, (), None)))
@@ -96,7 +96,7 @@ class LineHandler(logging.Handler):
                 _write_all(self._fd, item)
 
     def _leave_parent(self) -> None:
-        """In a forked child: the thread stayed behind, and what waited is the parent's."""
+        """In a forked child: there is no writer thread, and the queued lines are the parent's."""
         self._lines = queue.SimpleQueue()
         self._dropped = 0
         self._writer = None
@@ -107,19 +107,19 @@ def _write_all(fd: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # somebody who shares the stream made it so
+        except BlockingIOError:  # another process that shares the stream made it non-blocking
             waiting = select.poll()
             waiting.register(fd, select.POLLOUT)
             waiting.poll()
         except OSError:
-            return  # closed; there is nobody to tell
+            return  # closed; there is no place to report it
 
 
 def flush(within_s: float) -> bool:
-    """Write out what was logged and printed; false if a stream did not take all of it in time.
+    """Write all logged and printed text; return False if a stream did not accept it in time.
 
-    Then the interpreter must not be left to end by itself: it would wait for the stream for ever,
-    or fail to write, and end with a code of its own (120).
+    If False, do not let the interpreter end normally: it would wait for the stream for ever, or
+    fail to write and exit with its own code (120).
     """
 
     def write_out() -> bool:
@@ -130,13 +130,13 @@ def flush(within_s: float) -> bool:
             else:
                 with contextlib.suppress(OSError):  # as at the interpreter's end
                     handler.flush()
-        return all([_is_empty(sys.stdout), _is_empty(sys.stderr)])  # both, whatever the first says
+        return all([_is_empty(sys.stdout), _is_empty(sys.stderr)])  # a list: flush both in any case
 
     return _bounded(write_out, within_s)
 
 
 def _is_empty(stream: TextIO | None) -> bool:
-    """Whether nothing is left of what was printed: now written, or the program has closed it."""
+    """Flush *stream*; return whether its buffer is empty, or the program has closed it."""
     if stream is None or stream.closed:
         return True
     try:
@@ -147,30 +147,30 @@ def _is_empty(stream: TextIO | None) -> bool:
 
 
 def say(text: str, within_s: float = SAY_S) -> bool:
-    """Write *text* to standard error; false as in `flush`."""
+    """Write *text* to standard error; returns as `flush`."""
 
     def write() -> bool:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - its purpose
         return True
 
     return _bounded(write, within_s)
 
 
 def _bounded(step: Callable[[], bool], within_s: float) -> bool:
-    """Do *step* in a thread that keeps nobody; false if it failed to write, or did not end.
+    """Run *step* in a daemon thread; return False if it could not write, or did not end in time.
 
-    A stream that the program has closed counts as done.
+    If the program has closed the stream, the result is True.
     """
     if sys.is_finalizing():
-        return False  # no thread begins any more, and to start one would wait for ever
+        return False  # no thread can start now, and Thread.start would wait for ever
     done: list[bool] = []
 
     def run() -> None:
         try:
             done.append(step())
-        except OSError:  # its reader has gone, or its disk is full
+        except OSError:  # the reader closed the pipe, or the disk is full
             done.append(False)
-        except Exception:  # noqa: BLE001 - there is no stream to tell it
+        except Exception:  # noqa: BLE001 - there is no stream to report it on
             done.append(True)
 
     thread = threading.Thread(target=run, name="gracekit-streams", daemon=True)
@@ -180,7 +180,7 @@ def _bounded(step: Callable[[], bool], within_s: float) -> bool:
 
 
 def _tell_children(leave: Callable[[], None]) -> None:
-    method = weakref.WeakMethod(leave)  # registered hooks are for ever
+    method = weakref.WeakMethod(leave)  # fork hooks cannot be unregistered
 
     def after_fork() -> None:
         if (call := method()) is not None:

@@ -1,4 +1,4 @@
-"""The HTTP endpoint inside a program that serves HTTP itself: mount `application(runtime)`."""
+"""The HTTP endpoint for programs that serve HTTP themselves: mount `application(runtime)`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def application(runtime: Runtime) -> ASGIApp:
 
     It may be made before the Runtime is open: until then `/livez` passes and the others fail. Its
     paths are `/livez`, `/readyz`, `/startupz`, `/metrics` and `/api/v1/...`, below its mount.
+
     It follows `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the
-    Runtime's settings. Without a token file it answers probes and `/metrics` alone, because it
-    cannot know who can reach the program.
+    Runtime's settings. Without a token file it answers only probes and `/metrics`, because it
+    cannot know which clients can reach the program.
 
     Raises:
         ConfigError: the extra `web` is not installed, or the token file cannot be used.

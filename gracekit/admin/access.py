@@ -1,6 +1,6 @@
-"""Who may do what by HTTP: host names, tokens, and keys that make each action happen once.
+"""Access rules of the HTTP endpoint: host names, tokens, and keys against repeated actions.
 
-A request is refused before its body is read. Nothing here depends on a web framework.
+A request is refused before its body is read. This module does not depend on a web framework.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_TOKEN: Final = 16
-"""Characters. A shorter one could be guessed."""
+"""Least characters of a token, so that it cannot be guessed."""
 LONGEST_NAME: Final = 100
 KEY_LIFE_S: Final = 60.0
 """Seconds for which an action key can be used."""
@@ -39,11 +39,11 @@ class Need(enum.Enum):
 
     PROBE = "probe"  # nothing, unless `admin_open` is `nothing`
     LOOK = "look"  # a token, if there is a token file
-    ACT = "act"  # a name for the record; actions check their key themselves
+    ACT = "act"  # a name to record; actions check their key themselves
 
 
 class RefusedError(GracekitError):
-    """A request may not do what it asks for.
+    """A request that is not allowed.
 
     Args:
         status: The HTTP status, 401 or 403.
@@ -59,13 +59,13 @@ class RefusedError(GracekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """The headers of a request on which access depends.
+    """The properties of a request on which access depends.
 
     Attributes:
-        host: The Host header, as it came.
+        host: The unchanged Host header.
         origin: The Origin header; None if no browser page sent the request.
-        token: From the Authorization header; None without one.
-        uid: Of the client's process, as the kernel knows it; None by TCP.
+        token: The token in the Authorization header; None without one.
+        uid: Uid of the client's process, as the kernel reports it; None for TCP.
     """
 
     host: str
@@ -79,7 +79,7 @@ class Tokens:
 
     Args:
         path: Lines of `name:token`; blank ones and those that begin with # are skipped.
-        report: Called when the file has become unusable, once for each state of it.
+        report: Called once each time that the file changes and cannot be used.
 
     Raises:
         ConfigError: the file cannot be read, others may read it, or a line is not `name:token`.
@@ -89,7 +89,7 @@ class Tokens:
         self._path = path
         self._report = report
         self._reported: tuple[object, str] | None = None
-        self._found: tuple[int, int, int] | None = None  # state of the file; None if it is absent
+        self._found: tuple[int, int, int] | None = None  # state of the file; None if it is missing
         self._seen: tuple[int, int, int] | None = None  # the state that was read
         self._digests: Mapping[str, bytes] = {}
         self._read_changed()
@@ -97,9 +97,9 @@ class Tokens:
     def name_of(self, token: str) -> str | None:
         """The name that *token* belongs to; None if it is unknown.
 
-        No token is valid while the file is gone or empty: so tokens are withdrawn. If it has become
-        unusable otherwise, those that were read before stay valid, because a half-written file
-        must not lock all operators out.
+        While the file is missing or empty no token is valid; this is the way to withdraw tokens.
+        If it is unusable in another way, the tokens read before stay valid, because a half-written
+        file must not lock out all operators.
         """
         try:
             self._read_changed()
@@ -111,7 +111,7 @@ class Tokens:
         else:
             self._reported = None
         given, found = _digest(token), None
-        for name, digest in self._digests.items():  # all: the time taken must not show a match
+        for name, digest in self._digests.items():  # compare all, so that timing shows no match
             if hmac.compare_digest(digest, given):
                 found = name
         return found
@@ -121,7 +121,7 @@ class Tokens:
         try:
             with open(self._path, encoding="utf-8", opener=_open_at_once) as file:
                 status = os.fstat(file.fileno())
-                # The time of the last change covers the mode, too.
+                # ctime changes with the mode too.
                 self._found = (status.st_ino, status.st_ctime_ns, status.st_size)
                 if self._found == self._seen:
                     return
@@ -150,8 +150,8 @@ class Tokens:
                 f"tokens; it must belong to uid {me}, which the service runs as, or to root: "
                 f"chown {me} {self._path}"
             )
-        # Kubernetes mounts a Secret as root's file that the pod's group may read: root's own in a
-        # pod that runs as root.
+        # Kubernetes mounts a Secret as a file of root that the pod's group may read; in a pod that
+        # runs as root, that is root's group.
         is_given = status.st_uid == 0 and (me != 0 or status.st_gid == 0)
         if mode & (0o037 if is_given else 0o077):
             raise ConfigError(
@@ -161,7 +161,7 @@ class Tokens:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A descriptor; the event loop must not wait until somebody writes to a FIFO."""
+    """Open a plain file; for a FIFO a blocking open would stop the event loop."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -202,16 +202,16 @@ def _digest(token: str) -> bytes:
 
 
 class ActionKeys:
-    """Keys that operators fetch before they act; each works once, for a minute, in this run.
+    """Keys that operators fetch before an action; each works once, for a minute, in this run.
 
-    So if somebody records an action and sends it again, it changes nothing, neither in this run
-    nor in the next one of its instance. Only used keys are kept, until they expire.
+    So an action that is recorded and replayed has no effect, neither in this run nor in the next
+    one of its instance. Only used keys are kept in memory, until they expire.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._secret = secrets.token_bytes(32)
-        self._used: dict[str, float] = {}  # key to the moment at which it expires
+        self._used: dict[str, float] = {}  # key to the time at which it expires
 
     def issue(self) -> str:
         """A new key."""
@@ -248,12 +248,12 @@ class Access:
     """Decides what a request may do.
 
     Args:
-        hosts: Names by which the endpoint may be called, beside IP addresses and localhost.
-        tokens: The tokens that are accepted; None if there is no token file.
-        by_socket: Whether clients are known by their uid, at a socket of the file system.
-        is_mounted: Whether another program serves this, which may be reached from anywhere. Then
-            only probes are answered as long as there is no token file.
-        needs_token: Whether probes need a token, too.
+        hosts: Permitted names in the Host header, beside IP addresses and localhost.
+        tokens: The accepted tokens; None if there is no token file.
+        by_socket: Whether clients are identified by their uid, on a unix socket.
+        is_mounted: Whether another program serves this application. As any client may reach that
+            program, only probes and metrics are answered without a token file.
+        needs_token: Whether probes need a token too.
         read_only: Whether all actions are refused.
     """
 
@@ -276,10 +276,10 @@ class Access:
         self.keys = ActionKeys()
 
     def admit(self, asking: Asking, need: Need) -> str:
-        """The client's name for the record; empty if it does not need one.
+        """Check a request; return the client's name to record, or empty if it needs none.
 
         Raises:
-            RefusedError: the request may not do that.
+            RefusedError: the request is not allowed.
         """
         self._check_host(asking.host)
         if need is Need.PROBE and not self._needs_token:
@@ -290,7 +290,7 @@ class Access:
         return who
 
     def _check_host(self, host: str) -> None:
-        """Refuse foreign host names, so that DNS rebinding gets a browser page no answer."""
+        """Refuse unknown host names: a page that uses DNS rebinding then gets no answer."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

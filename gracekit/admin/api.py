@@ -1,6 +1,6 @@
-"""What the HTTP endpoint shows and does, as plain data: from the run itself, and from its store.
+"""The data and actions of the HTTP endpoint, from the run itself and from its store.
 
-Shapes are those of the command line's `--json`.
+Results are plain data of the same form as the command line's `--json`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 
 MOST_RUNS: Final = 1000
-"""Only the newest runs are read, because the service's event loop judges each of them."""
+"""Only so many of the newest runs are read, because judging each takes time on the event loop."""
 NOT_ASKED: Final = RunReport(brief="not asked: its own endpoint or `gracekit status` answers")
 
 
@@ -43,10 +43,10 @@ class MovedError(GracekitError):
 
 
 class AdminApi:
-    """What operators see of one run, and may ask of it.
+    """The listings and actions that one run offers to operators.
 
     Attributes:
-        run_id: The run's id; an action has to name it.
+        run_id: The run's id; an action must name it.
     """
 
     def __init__(
@@ -70,25 +70,25 @@ class AdminApi:
         self._settings = settings
         self._store = store
 
-    # -- what is shown --------------------------------------------------------------------
+    # -- listings -------------------------------------------------------------------------
 
     async def probe(self, probe: Probe) -> Health:
         """The answer to one probe."""
         return await self._health.ask(probe)
 
     async def readings(self) -> Readings:
-        """What the gauges of `/metrics` show; within 2 seconds, also when the store hangs."""
+        """The gauges of `/metrics`; returns within 2 seconds, even if the store hangs."""
         await self._facts.measure()
         return self._gauges.read()
 
     async def own_status(self) -> VerbAnswer:
-        """The status of this run alone, with the first page of its tasks; reads no store."""
+        """This run's status, with the first page of its tasks; does not read the store."""
         return await self._verb("status")
 
     async def status(self) -> dict[str, Any]:
-        """All runs of the store; this run adds its own status.
+        """All runs of the store, with this run's own status.
 
-        The accounts are those of the last count; None before the first has ended.
+        The accounts are those of the last count; None before the first count has ended.
         """
         reports = {self.run_id: RunReport(answer=await self.own_status())}
         accounts = await self._facts.accounts.fresh(OPERATOR)
@@ -98,7 +98,7 @@ class AdminApi:
         return seen.as_json()
 
     async def tasks(self, query: TaskQuery) -> dict[str, Any]:
-        """Tasks of the store; this run adds what it knows of those that it has in flight."""
+        """Tasks of the store, with live details of those that this run has in flight."""
         listed = await list_tasks(self._view, await self._reports(), query)
         return listed.as_json()
 
@@ -107,10 +107,10 @@ class AdminApi:
         return (await list_parked(self._view, service, limit=limit)).as_json()
 
     async def task(self, task_id: str, version: str) -> dict[str, Any]:
-        """All that is on record of one task, as clients of *version* know it.
+        """The full record of one task, in the form of API *version*.
 
         Raises:
-            NoSuchTaskError: the id names none, or several.
+            NoSuchTaskError: the id names no task, or several.
         """
         subject = await self._chosen(task_id)
 
@@ -129,11 +129,11 @@ class AdminApi:
         return {"exits": [exit_as_json(run) for run in ended]}
 
     async def incidents(self, kind: str, limit: int) -> dict[str, Any]:
-        """The last incidents whose kind begins so, newest first."""
+        """The last incidents whose kind begins with *kind*, newest first."""
         return {"incidents": await list_incidents(self._view, kind, limit=limit)}
 
     async def accounts(self) -> dict[str, Any]:
-        """Whether every accepted request is accounted for, as last counted.
+        """Whether every accepted request is accounted for, from the last count.
 
         Raises:
             StoreError: nothing was counted yet, and the store cannot be read.
@@ -158,10 +158,10 @@ class AdminApi:
             ]
         }
 
-    # -- what is done ---------------------------------------------------------------------
+    # -- actions --------------------------------------------------------------------------
 
     async def act(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
-        """Carry out a verb of this run.
+        """Carry out a verb on this run.
 
         Raises:
             GracekitError: as `Control.carry_out`.
@@ -169,12 +169,12 @@ class AdminApi:
         return await self._control.carry_out(verb, run_id, args)
 
     async def order(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
-        """Carry out an order about a task that this run has, or that no run works on.
+        """Carry out an order about a task of this run, or about one without an owner.
 
         Raises:
-            InvalidArgumentsError: *args* give no reason, and the verb needs one.
-            NoSuchTaskError: the id names none, or several.
-            MovedError: another run has the task, or has just taken it.
+            InvalidArgumentsError: the verb needs a reason, and *args* have none.
+            NoSuchTaskError: the id names no task, or several.
+            MovedError: another run owns the task.
             GracekitError: as `Control.carry_out`.
         """
         if verb != "retry" and not str(args.get("reason") or "").strip():
@@ -183,7 +183,7 @@ class AdminApi:
         if not answer.get("moved"):
             return answer
         chosen = await self._chosen(str(args["task_id"]))
-        if chosen.request_id != args["task_id"]:  # the beginning of an id was sent
+        if chosen.request_id != args["task_id"]:  # only the beginning of the id was given
             named = {"task_id": chosen.request_id, "recipient": chosen.recipient}
             answer = await self._control.carry_out(verb, run_id, {**args, **named})
             if not answer.get("moved"):
@@ -194,19 +194,19 @@ class AdminApi:
         )
 
     async def _chosen(self, task_id: str) -> ChosenTask:
-        """The task of that id, or of the only id that begins so."""
+        """The task with that id, or the only one whose id begins with it."""
         try:
             return await find(self._view, task_id, None, self._reports)
         except GracekitError as error:
             raise NoSuchTaskError(str(error)) from error
 
-    # -- what the run itself reports ------------------------------------------------------
+    # -- reports of the run itself --------------------------------------------------------
 
     async def _verb(self, name: str, args: Mapping[str, Any] = MappingProxyType({})) -> VerbAnswer:
         return await self._control.carry_out(name, self.run_id, args)
 
     async def _reports(self) -> Reports:
-        """Every task that this run has in flight; of others, that they were not asked."""
+        """This run's report with all its tasks in flight; for others, that they were not asked."""
         answer = page = await self._verb("status")
         tasks = [*page["tasks"]]
         while page["next"] is not None:

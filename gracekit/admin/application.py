@@ -1,4 +1,4 @@
-"""The HTTP endpoint as an ASGI application: routes, refusals and errors around `operations`."""
+"""The HTTP endpoint as an ASGI application: routes, access checks and errors for `operations`."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
 
 LONGEST_BODY: Final = 16_384
 LONGEST_ASK_S: Final = 5.0
-"""For an answer, whatever it waits for."""
+"""Timeout of every request, in seconds."""
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _STARTING: Final = {"status": "fail", "phase": "starting", "why": ["it is starting"]}
 _BEARER: Final = "bearer "
 _ROUTE: Final = "gracekit.route"
-"""In the scope of a request: the path as it is described, if there is one, for the log."""
+"""Key in a request's scope for the path template of its route, which is logged."""
 BY_SOCKET: Final = "unix"
-"""Host of a client that comes by a socket of the file system; its port is the uid then."""
+"""The `host` of a client on a unix socket; its `port` is then the uid."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Find = Callable[[], AdminApi | None]
-"""The run that is served now; None before one is open."""
+"""Returns the API of the present run; None if no run is open."""
 
 
 class _NotOpenError(GracekitError):
-    """There is no run yet."""
+    """No run is open yet."""
 
 
 class _SlowError(GracekitError):
-    """Nothing came in time."""
+    """There was no answer in time."""
 
     def __init__(self) -> None:
         limit = format_duration(LONGEST_ASK_S)
@@ -77,7 +77,7 @@ class _SlowError(GracekitError):
 
 
 class _RequestError(GracekitError):
-    """A request that cannot be read, and the HTTP status for that."""
+    """A request that cannot be served, with its HTTP status."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -89,8 +89,8 @@ class AdminApplication:
 
     Args:
         find: Returns the run's API.
-        access: Who may do what.
-        telemetry: Where refusals and faults are reported.
+        access: The access rules.
+        telemetry: Receives events about refusals and faults.
         counted: The counters of `/metrics`; None if `prometheus_client` is not installed.
     """
 
@@ -109,7 +109,8 @@ class AdminApplication:
         """The ASGI application."""
         act = self._refuse_to_act if self._access.read_only else self._act
         routes = [self._probe(operation) for operation in PROBES]
-        # Before the listings: a task's id may be any text, and so match the rest of these paths.
+        # Before the listings: a task's id may be any text, so the listing of one task would also
+        # match these paths.
         routes += [act(operation) for operation in ACTIONS]
         routes += [self._show(operation) for operation in LISTINGS]
         routes += [
@@ -120,7 +121,7 @@ class AdminApplication:
         ]
         handlers = {HTTPException: self._answer_http_error}
         application = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
-        # A redirect of `/livez/` would lead to the Host header's name before anything checks it.
+        # A redirect of `/livez/` would send the client to the Host header's name, unchecked.
         application.router.redirect_slashes = False
         return application
 
@@ -156,7 +157,7 @@ class AdminApplication:
             acting = asyncio.ensure_future(operation.do(api, {**values, "by": who}))
             self._acting.add(acting)
             acting.add_done_callback(self._acting.discard)
-            return _json(await asyncio.shield(acting))  # who asked may go: it is accepted
+            return _json(await asyncio.shield(acting))  # it goes on if the client disconnects
 
         return self._route(operation.path, answer, operation.need, method=operation.method)
 
@@ -203,7 +204,7 @@ class AdminApplication:
     async def _openapi(self, _: Request, who: str) -> Response:  # noqa: ARG002
         return _json(describe(read_only=self._access.read_only))
 
-    # -- around each of them --------------------------------------------------------------
+    # -- wrapped around each route --------------------------------------------------------
 
     def _route(
         self,
@@ -246,7 +247,7 @@ class AdminApplication:
         return api
 
     def _answer_http_error(self, request: Request, error: HTTPException) -> Response:
-        """Answer 404 or 405; a foreign host name or a missing token is refused here, too."""
+        """Answer 404 or 405, after the same check of host name and token as for other paths."""
         path = request.scope.get(_ROUTE, "")
         try:
             self._access.admit(_asking(request), Need.PROBE)
@@ -261,9 +262,9 @@ class AdminApplication:
 
 
 class _Route(Route):
-    """A route that alone answers its path, whatever the method; a task's id may hold any text.
+    """A route that answers its path for every method, and matches ids with any text.
 
-    Servers decode `%2F` before a route is looked for.
+    An id may contain slashes, because servers decode `%2F` before routing.
     """
 
     def __init__(self, path: str, endpoint: Endpoint, *, methods: list[str]) -> None:
@@ -272,7 +273,7 @@ class _Route(Route):
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As Starlette, but with another method it is 405, and no later route is tried."""
+        """As in Starlette, but a wrong method ends with 405: no later route is tried."""
         match, found = super().matches(scope)
         found[_ROUTE] = self._described
         return (Match.FULL if match is Match.PARTIAL else match), found
@@ -302,7 +303,11 @@ def _id_of(request: Request) -> dict[str, str]:
 
 
 async def _body(request: Request) -> object:
-    """The JSON of the body; a browser asks us (CORS) before a page of another site sends any."""
+    """The JSON of the body.
+
+    The required content type makes a browser ask us first (CORS) before it sends a request of
+    another site's page.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise _RequestError(

@@ -1,4 +1,4 @@
-"""Binds the socket of the HTTP endpoint, at an address or at a path of the file system."""
+"""Binds the socket of the HTTP endpoint: a TCP address or a unix socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
 from gracekit.life import LifeLock
 
-_BACKLOG: Final = 1024  # what waits there takes no descriptor
+_BACKLOG: Final = 1024  # waiting connections take no descriptor
 _LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
 
 
@@ -41,7 +41,7 @@ def _bind_tcp(address: AdminAddress) -> socket.socket:
     )[0]
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # A service that restarts must not wait for the connections of the run before.
+        # After a restart the old run's connections must not block the address.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(_BACKLOG)
@@ -75,10 +75,10 @@ def _bind_path(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _alone_at(path: Path) -> Iterator[None]:
-    """Let other starts wait that want to listen at *path*.
+    """Hold a lock, so that other starts that want to listen at *path* wait.
 
-    Otherwise two could find the same stale socket, and the slower one would remove the socket
-    that the other has just made.
+    Otherwise two starts could find the same stale socket, and the slower one would remove the
+    socket that the other has just made.
     """
     lock = LifeLock(path.with_name(f".{path.name}.lock"))
     for _ in range(_LOCK_TRIES):
@@ -96,14 +96,14 @@ def _alone_at(path: Path) -> Iterator[None]:
 def _acquire(lock: LifeLock) -> bool:
     try:
         return lock.acquire()
-    except ConfigError as error:  # its remedy is about the locks of runs
+    except ConfigError as error:  # its message is about locks of runs, so raise the cause
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a dead process; one that a process listens at stays."""
+    """Remove the socket of a dead process, but not one on which a process listens."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

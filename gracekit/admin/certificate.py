@@ -1,6 +1,6 @@
-"""The TLS certificate of the endpoint, read again when its files change.
+"""The TLS certificate of the endpoint, loaded again when its files change.
 
-Certificates are renewed while a service runs. Handshakes that begin later use the new one.
+So a certificate can be renewed while the service runs; later handshakes use the new one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 class Certificate:
-    """A certificate and its key, as a context uses them.
+    """A certificate and its key, used by an SSL context.
 
     Args:
-        context: Has loaded them.
-        files: Certificate and key, as PEM files.
-        report: Called with None when new ones are in use, and with the error if the files have
-            become unusable, once for each state of them. The old ones then stay in use.
+        context: The context, which has loaded them.
+        files: PEM files of certificate and key.
+        report: Called with None after new files were loaded. Called with the error if the changed
+            files cannot be used, once for each change; the old certificate stays in use.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Certificate:
             return
         self._seen = state
         try:
-            # In a context of its own first: a certificate without its key would stay in the other.
+            # Try them in a separate context first: if only the certificate was new, the load would
+            # fail but leave it in our context.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
             self._context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as error:

@@ -1,9 +1,8 @@
-"""Server-sent events: the run's status, once a second, to a bounded number of readers.
+"""Server-sent events: the run's status, once a second, for a limited number of readers.
 
-Each reader has a coroutine that asks, sends and sleeps, so nothing is queued for a slow reader:
-its connection ends when sending one event takes longer than `SEND_S`, or when its token is
-withdrawn. This does not use sse-starlette, because that replaces a function of uvicorn when it is
-imported.
+Each reader has its own coroutine, so nothing is queued for a slow reader. A connection ends when
+sending one event takes longer than `SEND_S`, or when its token is withdrawn. sse-starlette is not
+used, because importing it replaces a function of uvicorn.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_READERS: Final = 32
 
 
 class Feed:
-    """What readers are sent; made once a second, however many readers there are.
+    """The event for all readers, made once a second for all of them together.
 
     Attributes:
         readers: How many readers there are now.
@@ -41,7 +40,7 @@ class Feed:
         self.readers = 0
 
     async def event(self) -> bytes:
-        """`event: status` with the run's own status as JSON; a comment while there is no run."""
+        """`event: status` with the run's own status as JSON; a comment while no run is open."""
         async with self._making:
             now = time.monotonic()
             if now - self._made_at >= EVERY_S / 2:
@@ -60,10 +59,10 @@ class Feed:
 
 
 class EventStream(Response):
-    """One reader's answer.
+    """The response to one reader.
 
     Args:
-        may_read: Asked before each event; the stream ends when the reader may read no longer.
+        may_read: Called before each event; the stream ends when it returns False.
     """
 
     def __init__(self, feed: Feed, may_read: Callable[[], bool] = lambda: True) -> None:
@@ -72,9 +71,9 @@ class EventStream(Response):
         self._may_read = may_read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the reader goes, stops reading or may read no longer.
+        """Send events until the reader disconnects, stops reading or loses permission.
 
-        Beyond `MAX_READERS` answer 503.
+        If there are `MAX_READERS` already, answer 503.
         """
         if self._feed.readers >= MAX_READERS:
             refusal = {"class": "RefusedError", "message": f"{MAX_READERS} readers are served now"}
@@ -100,7 +99,7 @@ class EventStream(Response):
 
 
 async def _send(send: Send, message: Message) -> None:
-    """Raises TimeoutError if the reader does not read."""
+    """Send one message; raises TimeoutError if the reader does not read."""
     async with asyncio.timeout(SEND_S):
         await send(message)
 

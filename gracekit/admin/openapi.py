@@ -60,7 +60,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 def describe(*, read_only: bool) -> dict[str, Any]:
-    """The document."""
+    """The OpenAPI document; without actions if *read_only*."""
     operations = [*PROBES, *LISTINGS, *(() if read_only else ACTIONS)]
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:

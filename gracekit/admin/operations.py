@@ -1,6 +1,6 @@
-"""The operations of the HTTP endpoint, in one table: from it come the routes and OpenAPI.
+"""The operations of the HTTP endpoint, in one table from which routes and OpenAPI are made.
 
-Parameters are also read here, so that their descriptions and checks stand side by side.
+Parameters are also parsed here, so that descriptions and checks are in one place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_ID: Final = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One value that may come with a request.
+    """One value that a request may carry.
 
     Attributes:
         schema: The value's JSON Schema.
@@ -40,18 +40,18 @@ class Parameter:
 
 
 Values = Mapping[str, Any]
-"""Values by name, from the path, the query and the body; each was checked by its schema."""
+"""Values by name, from path, query and body, checked against their schemas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One thing that can be asked for.
+    """One operation: a method and a path.
 
     Attributes:
-        path: With `{task_id}` where a task's id stands.
-        do: Called with the values; its result is the body of the answer.
+        path: The path, with `{task_id}` in the place of a task's id.
+        do: Called with the values; returns the body of the response.
         query: Parameters of the query string.
-        body: Fields of the JSON object that an action sends.
+        body: Fields of the JSON object that an action needs.
     """
 
     method: str
@@ -64,15 +64,15 @@ class Operation:
 
     @property
     def takes_id(self) -> bool:
-        """Whether a task's id stands in the path."""
+        """Whether the path contains a task's id."""
         return "{task_id}" in self.path
 
 
 def read_query(operation: Operation, given: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The values of a query string.
+    """Check the values of a query string.
 
     Raises:
-        InvalidArgumentsError: one is unknown, comes twice, or does not fit its schema.
+        InvalidArgumentsError: one is unknown, repeated, or does not fit its schema.
     """
     known = {parameter.name: parameter for parameter in operation.query}
     _refuse_unknown(given, known, "parameter")
@@ -89,10 +89,10 @@ def read_query(operation: Operation, given: Mapping[str, list[str]]) -> dict[str
 
 
 def read_body(operation: Operation, given: object) -> dict[str, Any]:
-    """The values of an action's JSON object.
+    """Check the values of an action's JSON object.
 
     Raises:
-        InvalidArgumentsError: as `read_query`; or one that is needed is missing.
+        InvalidArgumentsError: as `read_query`; or a required one is missing.
     """
     if not isinstance(given, dict):
         raise InvalidArgumentsError("the body must be a JSON object")
@@ -117,7 +117,7 @@ def _refuse_unknown(given: Mapping[str, object], known: Mapping[str, Parameter],
 
 
 def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
-    """One value that came as *text*."""
+    """Convert one value from text."""
     check_unicode(name, text)
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
@@ -138,7 +138,7 @@ def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
 
 
 def check_unicode(name: str, text: str) -> None:
-    """Refuse half a character, which JSON can write and neither a store nor an answer can hold.
+    """Refuse a lone surrogate, which JSON can carry, but a store and an answer cannot.
 
     Raises:
         InvalidArgumentsError: *text* has a surrogate.
@@ -174,7 +174,7 @@ _RUN: Final = Parameter(
     needed=True,
 )
 _REASON: Final = Parameter(name="reason", meaning="Why; it is recorded.", schema=_text())
-# Narrower than `parse_duration`, so that nothing that fits is refused, such as two centuries.
+# Stricter than `parse_duration`, so that a value that fits the pattern is never refused later.
 _DURATION: Final = _text(
     40,
     pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s)?$|^[0-9]{1,4}(\.[0-9]{1,6})?(m|h|d)$",

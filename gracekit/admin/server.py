@@ -1,7 +1,7 @@
-"""Serves the HTTP endpoint by uvicorn, on a socket that is bound here; handles no signals.
+"""Serves the HTTP endpoint with uvicorn, on a socket that is bound here; handles no signals.
 
-It is the outermost part of a run: it answers probes before the run is on record, and until the
-stop is on record.
+It is the first part of a run to start and the last to stop: it answers probes before the run is
+recorded in the store, and until the stop is recorded.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 MAX_CONNECTIONS: Final = 512
-"""At most; see `_most_connections`."""
+"""Upper limit of connections; see `_most_connections`."""
 DESCRIPTORS_PART: Final = 4
-"""Connections take at most this part of the process's descriptors: a fourth."""
+"""Connections may use at most the process's descriptors divided by this."""
 MAX_TLS_CONNECTIONS: Final = 64
-"""Of those, with TLS, whose client has sent something: each takes 256 KiB for asyncio's buffer."""
+"""Most connections with TLS whose client has sent data, as asyncio then allocates 256 KiB each."""
 CLOSING_PART: Final = 2
-"""While half as many as the limit are being closed, no further ones are accepted."""
+"""No connection is accepted while at least the limit divided by this many are being closed."""
 REPORT_EVERY_S: Final = 60.0
 """Seconds between two reports that no descriptor is free."""
 CLIENT_TIMEOUT_S: Final = 10.0
-"""For a client to end its TLS handshake, to send a whole request, or to read an answer."""
+"""Seconds for a client to finish its TLS handshake, send a whole request, or read an answer."""
 STOP_S: Final = 0.2
 """Seconds that requests in progress get when the endpoint stops."""
 _ACCEPTED_AT_ONCE: Final = 32
 _SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
-_SILENT.disabled = True  # it would log a line for each request that is not HTTP
+_SILENT.disabled = True  # it would log a line for each request that is no HTTP
 
 
 class AdminServer:
@@ -58,11 +58,11 @@ class AdminServer:
 
     Args:
         find: Returns the run's API.
-        telemetry: Where starts, refusals and faults are reported.
+        telemetry: Receives events about starts, refusals and faults.
         counted: See `AdminApplication`.
-        keeps_listening: Whether the process ends with the run. Then the socket goes on listening
-            without answering, so that no connection is refused before the process is gone. The
-            file of a unix socket stays; the next start replaces it.
+        keeps_listening: Whether the process ends with the run. If so, the socket keeps listening
+            after the stop, without answering, so that no connection is refused before the process
+            is gone. The file of a unix socket stays; the next start replaces it.
 
     Raises:
         ConfigError: a token file, certificate or address cannot be used.
@@ -133,7 +133,7 @@ class AdminServer:
         return config
 
     def _watch_certificate(self, config: Config) -> Callable[[], object]:
-        """What looks whether the certificate was renewed; without one it does nothing."""
+        """Return a function that checks for a renewed certificate; without TLS it does nothing."""
         certificate = self._settings.admin_tls
         if certificate is None or config.ssl is None:
             return lambda: None
@@ -156,11 +156,11 @@ class AdminServer:
         self._telemetry.emit("admin.no_descriptor", error=str(error))
 
     async def _serve(self) -> None:
-        """Serve until `stop`. A fault of the server is reported; the run goes on."""
+        """Serve until `stop`. An error of the server is reported, and the run goes on."""
         assert self._server is not None
         try:
             await self._server.answer()
-        except Exception as error:  # noqa: BLE001 - the service does not depend on its endpoint
+        except Exception as error:  # noqa: BLE001 - the service can run without its endpoint
             self._telemetry.emit("admin.failed", cause=error, path="", error=repr(error))
 
     async def stop(self) -> None:
@@ -191,14 +191,15 @@ class AdminServer:
 class _Server(Server):
     """Uvicorn's server, without its signal handlers, and with a quick stop.
 
-    It accepts connections itself and counts each from then on. Asyncio's server would report a
-    connection only after its TLS handshake, and others only after it has accepted all that wait.
+    It accepts connections itself, and counts each from that moment. asyncio's server would report
+    a connection with TLS only after its handshake, and others only after all waiting ones are
+    accepted.
 
     Args:
-        listener: Belongs to this object.
-        report_full: Called with the limit when it is reached, once until it is no longer.
-        report_unaccepted: Called if the kernel gives no connection, at most every `REPORT_EVERY_S`.
-        look: Called each second.
+        listener: The listening socket; this object closes it.
+        report_full: Called with the limit when it is reached; again only after it was not.
+        report_unaccepted: Called if accepting fails, at most once every `REPORT_EVERY_S`.
+        look: Called once a second.
     """
 
     def __init__(
@@ -220,8 +221,8 @@ class _Server(Server):
             self._begun_limit = min(MAX_TLS_CONNECTIONS, self._limit)
         self._is_full = False
         self._leaving = asyncio.Event()
-        # Since when each waits, in loop time; the oldest first.
-        self._silent: dict[socket.socket, float] = {}  # with TLS: has sent nothing yet
+        # The loop time at which each was accepted; the oldest first.
+        self._silent: dict[socket.socket, float] = {}  # for TLS, but has sent nothing yet
         self._opening: dict[asyncio.Task[None], float] = {}
 
     def leave(self) -> None:
@@ -248,10 +249,10 @@ class _Server(Server):
             await self.shutdown()
 
     async def main_loop(self) -> None:
-        """Each second update the Date header, and abort connections whose client has stopped."""
+        """Once a second update the Date header, and abort connections of stalled clients."""
         closing: set[Any] = set()
         while not await self.on_tick(0):
-            # Each second, because `_accept` stops when it finds no free descriptor.
+            # Repeated, because `_pause` removes the reader when no descriptor is free.
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
             self._look()
             connections: set[Any] = self.server_state.connections  # each a _Protocol
@@ -267,10 +268,10 @@ class _Server(Server):
                     await self._leaving.wait()
 
     def _accept(self) -> None:
-        """Accept some of the connections that wait; beyond the limit, for idle ones."""
+        """Accept waiting connections; at the limit, each new one replaces an idle one."""
         for _ in range(_ACCEPTED_AT_ONCE):
             if self._closes_many():
-                return  # the others wait in the kernel, which calls this again
+                return  # the others wait in the kernel, and the loop calls this again
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -289,10 +290,10 @@ class _Server(Server):
                 loop.add_reader(connection, self._hear, connection)
 
     def _closes_many(self) -> bool:
-        """Whether so many connections are being closed that no other may be accepted now.
+        """Whether so many connections are being closed that none must be accepted now.
 
-        The loop closes a descriptor only in a later iteration. Connections that wait for their
-        client to read are cut then, as they might keep descriptors for long.
+        The loop closes their descriptors only in a later iteration. If there are so many, those
+        that wait for their client to read are aborted, as they could hold descriptors for long.
         """
         connections: set[Any] = self.server_state.connections  # each a _Protocol
         closing = [one for one in connections if one.transport.is_closing()]
@@ -304,7 +305,7 @@ class _Server(Server):
         return True
 
     def _pause(self, error: OSError) -> None:
-        """Accept no connection until `main_loop` goes on: as none can be, this would spin."""
+        """Stop accepting until the next round of `main_loop`; otherwise the loop would spin."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
         if loop.time() - self._reported_at >= REPORT_EVERY_S:
@@ -312,7 +313,7 @@ class _Server(Server):
             self._report_unaccepted(error)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Begin TLS, as the client has sent something; asyncio takes its buffer only now."""
+        """Begin TLS now that the client has sent data, as asyncio allocates its buffer then."""
         self._forget_silent(connection)
         try:
             has_gone = not connection.recv(1, socket.MSG_PEEK)
@@ -345,12 +346,12 @@ class _Server(Server):
 
     @property
     def _begun(self) -> int:
-        """How many connections are open whose client need not send anything first."""
+        """How many connections are open, without TLS ones whose client has sent nothing."""
         connections: set[Any] = self.server_state.connections  # each a _Protocol
         return len(self._being_opened()) + sum(not c.transport.is_closing() for c in connections)
 
     def _being_opened(self) -> list[tuple[float, asyncio.Task[None]]]:
-        """Openings in progress, each with since when; one that is done may not be forgotten yet."""
+        """The openings in progress, each with its start; done ones may still be in `_opening`."""
         return [
             (since, opening)
             for opening, since in self._opening.items()
@@ -358,19 +359,19 @@ class _Server(Server):
         ]
 
     def _reached(self) -> int | None:
-        """The limit that is reached."""
+        """The limit that is reached; None if none is."""
         begun = self._begun
         if begun + len(self._silent) >= self._limit:
             return self._limit
         return self._begun_limit if begun >= self._begun_limit else None
 
     def _make_room(self, silent: Mapping[socket.socket, float]) -> bool:
-        """Cut the client that has asked nothing for longest; whether there was one.
+        """Disconnect the client that has been idle for longest; return whether there was one.
 
-        So clients that connect and say nothing do not shut probes out.
+        So idle clients cannot keep probes from connecting.
 
         Args:
-            silent: Those that may be cut, too, although they take no buffer for TLS.
+            silent: Clients of `_silent` that may be disconnected too.
         """
         if not self._is_full:
             self._is_full = True
@@ -390,7 +391,7 @@ class _Server(Server):
         return True
 
     async def _open(self, connection: socket.socket) -> None:
-        """Begin to serve *connection*, with TLS after its handshake."""
+        """Begin to serve *connection*; with TLS, after the handshake."""
         context = self.config.ssl
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -399,9 +400,9 @@ class _Server(Server):
                 ssl=context,
                 ssl_handshake_timeout=CLIENT_TIMEOUT_S if context else None,
             )
-        except OSError as error:  # the client has gone, is too slow, or speaks no TLS
-            # Its frames refer to a future that refers to it: with them the buffer of this
-            # connection would stay until the next garbage collection.
+        except OSError as error:  # the client disconnected, is too slow, or speaks no TLS
+            # The traceback is part of a reference cycle, by which the buffer of this connection
+            # would stay in memory until the next garbage collection.
             error.__traceback__ = None
 
     def _forget(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
@@ -426,35 +427,35 @@ class _Server(Server):
 class _Protocol(H11Protocol):
     """One connection.
 
-    Uvicorn's own timer runs only between an answer and the next byte. The moments are kept here,
-    so that a client that sends one more byte cannot hold a connection, and its descriptor.
+    Uvicorn's own timer runs only between a response and the next byte. The times kept here also
+    catch a client that sends a single byte to keep its connection, and a descriptor.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _SILENT
-        self.free_since = self.loop.time()  # the end of the last answer
+        self.free_since = self.loop.time()  # the end of the last response
         self._unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As uvicorn does; the kernel says who comes by a socket of the file system."""
+        """As uvicorn does; for a unix socket also ask the kernel for the client's uid."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             self.client = (BY_SOCKET, Asker.of(connection).uid)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn does; its timer would keep a connection that was reset for 5 s more."""
+        """As uvicorn does, and stop its timer, which would keep a reset connection for 5 s more."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def on_response_complete(self) -> None:
-        """As uvicorn does; from now on the client has to ask again."""
+        """As uvicorn does; from now on the connection counts as idle."""
         self.free_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """As uvicorn does; from now on the client has to read."""
+        """As uvicorn does; from now on the client is expected to read."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
@@ -470,13 +471,13 @@ class _Protocol(H11Protocol):
         return cycle is None or bool(cycle.response_complete)
 
     def is_late(self) -> bool:
-        """Whether the client has neither asked nor read for `CLIENT_TIMEOUT_S`."""
+        """Whether the client has sent no request, or read nothing, for `CLIENT_TIMEOUT_S`."""
         moments = (self._unread_since, self.free_since if self.is_free else None)
         began = [moment for moment in moments if moment is not None]
         return bool(began) and self.loop.time() - min(began) > CLIENT_TIMEOUT_S
 
 
 def _most_connections() -> int:
-    """How many connections there may be: the service needs descriptors of its own, too."""
+    """The limit of connections, which leaves descriptors for the service itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(MAX_CONNECTIONS, max(1, soft // DESCRIPTORS_PART))

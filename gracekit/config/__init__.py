@@ -1,4 +1,4 @@
-"""Settings: flags over environment over file over defaults, checked against each other."""
+"""Settings, read from flags, environment, file and defaults, in this order of precedence."""
 
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load

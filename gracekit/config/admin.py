@@ -1,4 +1,4 @@
-"""Where a run's HTTP endpoint listens (`GRACEKIT_ADMIN`), and which settings that requires."""
+"""The address of a run's HTTP endpoint (`GRACEKIT_ADMIN`), and the settings that it requires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AdminAddress:
     Attributes:
         path: The path of a unix socket; None for TCP.
         host: Name or IP address; empty for a unix socket.
-        port: With 0 the kernel chooses a free one.
+        port: 0 for any free port.
     """
 
     path: Path | None = None
@@ -59,7 +59,7 @@ class AdminAddress:
 
 
 def admin_address(text: str) -> AdminAddress | None:
-    """Where to listen; None for `off`.
+    """Parse an address; None for `off`.
 
     Raises:
         ConfigError: *text* is not an address.
@@ -79,7 +79,7 @@ def admin_address(text: str) -> AdminAddress | None:
 
 def family_of(host: str) -> socket.AddressFamily | None:
     """The family of the IP address *host*; None for a name."""
-    for family in (socket.AF_INET, socket.AF_INET6):  # `ipaddress` takes 5 ms to load
+    for family in (socket.AF_INET, socket.AF_INET6):  # not by `ipaddress`, which takes 5 ms to load
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, host)
             return family
@@ -87,7 +87,7 @@ def family_of(host: str) -> socket.AddressFamily | None:
 
 
 def _is_host(found: re.Match[str]) -> bool:
-    """An IPv6 address in brackets, an IPv4 address, or a name that cannot pass for one."""
+    """Whether it is an IPv6 address in brackets, an IPv4 address, or a name that is no number."""
     if found["six"] is not None:
         return family_of(found["six"]) is socket.AF_INET6
     name = found["name"]
@@ -95,7 +95,7 @@ def _is_host(found: re.Match[str]) -> bool:
 
 
 def parse_admin(value: object) -> str:
-    """The address as text, always in the same spelling."""
+    """Check an address, and return it in its canonical spelling."""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{value!r} is not an address to listen at; {_SAID}")
     address = admin_address(value)
@@ -103,7 +103,7 @@ def parse_admin(value: object) -> str:
 
 
 def parse_certificate(value: object) -> str | None:
-    """Two file names, `cert.pem,key.pem`; empty for no TLS."""
+    """Check two file names, `cert.pem,key.pem`; an empty text becomes None, for no TLS."""
     if value == "":
         return None
     if not isinstance(value, str) or len(files_of(value)) != 2:  # noqa: PLR2004 - the two of them
@@ -112,17 +112,17 @@ def parse_certificate(value: object) -> str | None:
 
 
 def files_of(certificate: str) -> tuple[str, ...]:
-    """Certificate and key out of the setting `admin_tls`."""
+    """The file names of certificate and key in the setting `admin_tls`."""
     return tuple(name for part in certificate.split(",") if (name := part.strip()))
 
 
 def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> Iterator[Problem]:
-    """What is wrong with an address and the settings that it requires.
+    """Yield the problems of an address and of the settings that it requires.
 
     Args:
         text: The address, as in `GRACEKIT_ADMIN`.
-        token_file: Where the tokens are; None without a token file.
-        needs_token: Whether probes and metrics need a token, too.
+        token_file: The token file; None for none.
+        needs_token: Whether probes and metrics need a token too.
     """
     try:
         address = admin_address(text)
@@ -147,7 +147,7 @@ def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> I
 
 
 def admin_doubts(text: str, *, tls: str | None) -> Iterator[str]:
-    """What works and is not safe."""
+    """Yield warnings about settings that work but are not safe."""
     address = admin_address(text)
     if address is not None and not address.is_local and tls is None:
         yield (

@@ -1,7 +1,7 @@
-"""Words that users choose between, such as `on_interrupt="retry"`: each set is written once, here.
+"""The sets of words that users choose from, such as `on_interrupt="retry"`.
 
-A set is a `Literal`, because then a type checker knows it and users write plain text. What is
-checked and said at run time comes from the same type, by `choices_of`.
+Each set is a `Literal`, so that users write plain text and a type checker knows the words. The
+checks and messages at run time take the words from the same type, by `choices_of`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ OnInterrupt = Literal["error", "retry", "probe", "requeue"]
 """What recovery does with a started, unfinished task; `requeue` keeps no journal row, and its
 request is given back to the transport."""
 NOT_TWICE: Final[tuple[OnInterrupt, ...]] = ("error", "probe")
-"""A task of these policies must not be started again unless somebody has asked whether it may."""
+"""Policies whose tasks must not be run again without a probe or an operator's decision."""
 InDrain = Literal["answer", "refuse"]
 """What the ops server does with a method's requests in a drain."""
 StopSource = Literal["signal", "operator", "user", "error"]
-"""What the record tells stops apart by."""
+"""Who requested a stop, as recorded."""
 AdminOpen = Literal["probes", "nothing"]
 """What the HTTP endpoint answers without a token."""
 ErrorDetails = Literal["full", "message", "none"]
-"""What callers are shown of an exception."""
+"""How much of an exception is sent to callers."""
 RejectReason = Literal[
     "oversize",
     "unreadable",
@@ -36,7 +36,7 @@ LogFormat = Literal["auto", "text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 """The lowest level that is logged."""
 LogFailures = Literal["line", "traceback", "off"]
-"""What the log tells of a FAILED task."""
+"""How a FAILED task is logged."""
 
 
 def choices_of(choice: Any) -> tuple[str, ...]:

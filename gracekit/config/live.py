@@ -1,8 +1,7 @@
-"""The settings of one run, a few of which may change while it lives.
+"""The settings of one run, a few of which may change while it runs.
 
-`LiveSettings` is their one owner. Code that needs such a value reads `now` each time it uses it;
-code that has to act upon a change registers by `on_change`. Every other setting stays what it was
-at the start.
+Only `LiveSettings` changes them. Code that uses such a value reads `now` each time; code that must
+act on a change registers with `on_change`. All other settings keep their values from the start.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ OnChange = Callable[[Settings, Settings], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One setting whose value has changed where it is read from.
+    """One setting whose value in the file, environment or flags differs from the present one.
 
     Attributes:
-        name: As in flags and files.
+        name: Its name in flags and files.
         before: The present value, as an operator writes it; a URL is shown without its login.
-        after: The new value, shown in the same way.
-        is_changeable: Whether it may change while the run lives.
+        after: The new value, in the same form.
+        is_changeable: Whether it may change during the run.
     """
 
     name: str
@@ -52,11 +51,13 @@ class LiveSettings:
 
     Args:
         settings: The settings at the start.
-        read: Reads them again from where they came from, in a thread; None if they cannot be.
-        file: The file that *read* reads, if there is one.
+        read: Reads all settings again from their sources, in a thread; None if that is not
+            possible.
+        file: The file that *read* reads, if any.
 
     Attributes:
-        now: The present settings. `take` replaces them as a whole; any thread may read them.
+        now: The present settings, an immutable object that `take` replaces; any thread may read
+            it.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LiveSettings:
         self._on_change: list[OnChange] = []
 
     def on_change(self, step: OnChange) -> None:
-        """Have *step* called on the loop with the settings before and after each change."""
+        """Call *step* on the loop with the settings before and after each change."""
         self._on_change.append(step)
 
     def differences(self, found: Settings) -> list[Difference]:
@@ -80,10 +81,10 @@ class LiveSettings:
         return list(_differences(self.now, found))
 
     def take(self, found: Settings) -> None:
-        """Take the values of *found* for the settings that may change.
+        """Apply those values of *found* whose settings may change.
 
         Raises:
-            ConfigError: they do not fit the settings that stay; nothing has changed.
+            ConfigError: they conflict with the other settings; nothing was changed.
         """
         before = self.now
         values = {name: getattr(found, name) for name in CHANGEABLE}
@@ -101,7 +102,7 @@ def _differences(now: Settings, found: Settings) -> Iterator[Difference]:
     before = {name: shown for name, shown, _ in now.describe()}
     after = {name: shown for name, shown, _ in found.describe()}
     for field in SETTINGS:
-        # Compare the values, not what is shown: two passwords are shown alike.
+        # Compare the values, not the shown texts: two passwords look alike there.
         if getattr(now, field) != getattr(found, field):
             name = option_name(field)
             yield Difference(

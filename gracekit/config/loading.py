@@ -1,4 +1,4 @@
-"""Where settings come from: flags over environment over file over defaults."""
+"""Reading settings: flags take precedence over environment, file and defaults, in this order."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from gracekit.errors import ConfigError
 
 LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})
 LONGEST_FILE: Final = 1_000_000
-"""Characters of a file of settings; what is longer is another file, or a device without an end."""
+"""Most characters of a settings file. A longer one is no settings file, or an endless device."""
 _NEEDED_BEFORE: Final = LOG_SETTINGS | frozenset(
     {
         *("transport_url", "store_url", "host", "instance"),
         *("ops_topic", "exchange", "declare_profile"),
     }
 )
-"""Settings that the command line, or the log, needs before a service is imported or without one."""
+"""Settings that the command line or the log needs before, or without, importing a service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """What was found in a file of settings.
+    """The contents of a settings file.
 
     Attributes:
         file: Its path.
-        text: All of it; empty if it is refused.
-        entries: What it sets.
-        is_pipe: Whether it gives what it holds only once.
-        problem: Why it is refused; empty if it is not.
+        text: Its text; empty if the file is refused.
+        entries: The settings in it.
+        is_pipe: Whether it is a pipe, which can be read only once.
+        problem: Why the file is refused; empty if it is not.
     """
 
     file: Path
@@ -60,7 +60,7 @@ class SettingsFile:
 
 
 def read_settings_file(file: Path) -> SettingsFile:
-    """What is in *file* now; never raises for what is wrong with it."""
+    """Read *file*; problems are returned, not raised."""
     try:
         with file.open(encoding="utf-8") as opened:
             who = _who_may_write(opened.fileno(), file)
@@ -84,18 +84,18 @@ def load(
     defaults: Mapping[str, object] = MappingProxyType({}),
     oslo: Any = None,
 ) -> Settings:
-    """Settings from three places, over the defaults of a service and of gracekit.
+    """Read settings from flags, environment and file; the rest are defaults.
 
     Args:
         flags: Settings by name; a value of None means "not given".
         env: The environment; None for this process's own.
-        file: A TOML file of `name = value` lines, or what was found in it; None for none.
-        defaults: Those of the service, `Service.defaults`.
-        oslo: A parsed `cfg.ConfigOpts` of oslo.config; *file* wins over it, see
+        file: A TOML file of `name = value` lines, or its contents; None for none.
+        defaults: The service's defaults, `Service.defaults`.
+        oslo: A parsed `cfg.ConfigOpts` of oslo.config; *file* takes precedence, see
             `Settings.from_oslo`.
 
     Raises:
-        ConfigError: at least one value is wrong or unknown; names them all.
+        ConfigError: at least one value is wrong or unknown; the message names them all.
     """
     return _read(flags, env, file, defaults, oslo).finish()
 
@@ -106,7 +106,7 @@ def load_again(
     file: Path | None,
     defaults: Mapping[str, object],
 ) -> Settings:
-    """As `load`, of a service that runs.
+    """As `load`, for a service that runs.
 
     Raises:
         ConfigError: as `load`, and if *file* is a pipe that was read to its end at the start.
@@ -125,13 +125,13 @@ def load_for_log(
     env: Mapping[str, str] | None,
     file: Path | SettingsFile | None,
 ) -> Settings:
-    """What the log of a process needs before its service is imported, and with it its defaults.
+    """Read the settings for the log, before the service and its defaults are imported.
 
-    All values are read, and what no default of the service can mend is refused here, so that it is
-    reported in one go.
+    All given values are checked, and everything that the service's defaults cannot correct is
+    refused here, so that all problems are reported together.
 
     Raises:
-        ConfigError: as `load`, of values that were given and of rules between them.
+        ConfigError: as `load`, for the given values and the rules between them.
     """
     return _read(flags, env, file, {}).finish_for_log()
 
@@ -155,10 +155,11 @@ def _read(
 
 
 def check_defaults(defaults: Mapping[str, object]) -> None:
-    """Look at a service's own defaults, each by itself; a start judges all settings together.
+    """Check each default of a service by itself; a start checks all settings together.
 
     Raises:
-        ConfigError: at least one is wrong, unknown, or no service's to say; names them all.
+        ConfigError: at least one is wrong, unknown, or must not be a service's default; the
+            message names them all.
     """
     reader = _Reader()
     reader.read_defaults(defaults)
@@ -166,9 +167,10 @@ def check_defaults(defaults: Mapping[str, object]) -> None:
 
 
 def _who_may_write(fd: int, file: Path) -> str:
-    """Who besides root and us may change the settings that are open, and the remedy; or empty.
+    """Which other users may change the opened settings file, and the remedy; empty if none.
 
-    Our own group and root's may: a umask of 002 gives it to them, and images are built so.
+    Our own group and root's group are allowed: with a umask of 002 files are writable for the
+    group, and images are built so.
     """
     info, me, quoted = os.fstat(fd), os.geteuid(), shlex.quote(str(file))
     if info.st_uid not in {0, me}:
@@ -184,13 +186,13 @@ def _who_may_write(fd: int, file: Path) -> str:
 
 
 class _Reader:
-    """Collects values from the weakest source to the strongest, and what is wrong with any."""
+    """Collects values, from the weakest source to the strongest, and the problems of all."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._problems: list[str] = []
-        self._unread: set[str] = set()  # given at some place, and not known for that
+        self._unread: set[str] = set()  # given, but the value could not be read
         self._doubts: list[str] = []
         self._defaults: Mapping[str, object] = MappingProxyType({})
 
@@ -220,7 +222,7 @@ class _Reader:
 
     def read_file(self, found: SettingsFile) -> None:
         if found.problem:
-            self._unread |= set(SETTINGS)  # it may set any
+            self._unread |= set(SETTINGS)  # the file could set any of them
             self._problems.append(found.problem)
         file = found.file
         for key, value in found.entries.items():
@@ -267,7 +269,7 @@ class _Reader:
             self._take(name, value, origin, label)
 
     def _miss(self, key: str, known: Mapping[str, str]) -> None:
-        """Mark the setting that a misspelt *key* may mean as unread: its value is unknown."""
+        """Mark the setting that a misspelt *key* may mean as unread, as its value is unknown."""
         meant = nearest(key, known)
         self._unread |= set() if meant is None else {known[meant]}
 
@@ -278,15 +280,15 @@ class _Reader:
             self._unread.add(name)
             self._problems.append(f"{label}: {error}")
         else:
-            self._unread.discard(name)  # of a weaker place, over which this one wins
+            self._unread.discard(name)  # a weaker source's error is overridden
             self._origins[name] = origin
 
     def finish(self) -> Settings:
-        """The settings, if nothing is wrong with them."""
+        """Return the settings; raise ConfigError with all problems if there are any."""
         return self._finish(known=SETTINGS.keys(), only=SETTINGS)
 
     def finish_for_log(self) -> Settings:
-        """What the log needs, judged without the settings that a service's defaults may give."""
+        """Return the log's settings; skip the rules about settings that defaults may still give."""
         return self._finish(known=self._values.keys() | _NEEDED_BEFORE, only=LOG_SETTINGS)
 
     def _finish(self, *, known: Collection[str], only: Collection[str]) -> Settings:
@@ -307,20 +309,20 @@ class _Reader:
 
 
 def _line_of(key: str, text: str) -> int:
-    """Number of the line that sets *key* in a TOML file, from 1; 0 if it is not found."""
+    """The number of the line that sets *key* in a TOML file, from 1; 0 if not found."""
     wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
     numbers = (number for number, line in enumerate(text.splitlines(), 1) if wanted.match(line))
     return next(numbers, 0)
 
 
 def setting_named(word: str) -> str:
-    """The setting that *word* means, as flags and files spell it.
+    """The name in flags and files of the setting that *word* means.
 
     Args:
-        word: With or without its unit, with - or _, or as a variable.
+        word: A setting with or without its unit, with - or _, or a variable's name.
 
     Raises:
-        ConfigError: there is none; the message names the nearest.
+        ConfigError: there is no such setting; the message names the nearest.
     """
     name = BY_VARIABLE.get(word) or word.removeprefix("--").replace("-", "_")
     name = name if name in SETTINGS else BY_OPTION.get(name, "")

@@ -1,6 +1,6 @@
-"""Settings out of oslo.config: maps the options of an OpenStack service to gracekit's settings.
+"""Maps the options of an OpenStack service in oslo.config to gracekit's settings.
 
-This imports nothing of oslo. It reads a `cfg.ConfigOpts` that has parsed its files.
+It imports nothing of oslo; its input is a `cfg.ConfigOpts` that has parsed its files.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _ELSEWHERE: Final = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class OsloOptions:
-    """What was found in oslo.config.
+    """The settings found in oslo.config.
 
     Attributes:
-        values: Setting to value, as `load` takes them.
-        origins: Setting to the option that it came from.
-        doubts: Options that are set and that gracekit cannot honour, a sentence each.
+        values: Values by setting, in the form that `load` takes.
+        origins: By setting, the option that it came from.
+        doubts: A sentence for each option that is set but cannot be honoured.
     """
 
     values: dict[str, object] = field(default_factory=dict)
@@ -56,16 +56,16 @@ class OsloOptions:
     doubts: list[str] = field(default_factory=list)
 
     def take(self, setting: str, value: object, *options: str, group: str = DEFAULT) -> None:
-        """One setting, and where it came from."""
+        """Add one setting and its origin."""
         self.values[setting] = value
         self.origins[setting] = f"oslo.config [{group}] {', '.join(options)}"
 
 
 def read_oslo(conf: Any) -> OsloOptions:
-    """The settings in *conf*; options that *conf* does not know are left out.
+    """Read the settings from *conf*, without options that *conf* does not define.
 
     Raises:
-        ConfigError: no declare profile stands for its options together.
+        ConfigError: no declare profile corresponds to its combination of options.
     """
     found = OsloOptions()
     for option, setting in _TAKEN:
@@ -79,7 +79,7 @@ def read_oslo(conf: Any) -> OsloOptions:
 
 
 def oslo_profile(asked: Mapping[str, bool]) -> str:
-    """The declare profile that stands for these values of `DURABLE_OPTIONS`.
+    """The declare profile for these values of `DURABLE_OPTIONS`.
 
     Raises:
         ConfigError: there is none.
@@ -144,7 +144,7 @@ def _take_rabbit(conf: Any, found: OsloOptions) -> None:
 
 
 def _left_out(conf: Any) -> Iterator[str]:
-    """Options that are set and that nothing here reads."""
+    """Yield a sentence for each option that is set but not used."""
     known = {*DURABLE_OPTIONS, *_IN_URL, "ssl", "heartbeat_timeout_threshold"}
     known.add("rabbit_qos_prefetch_count")
     options = [(name, DEFAULT) for name in _ELSEWHERE]
@@ -158,12 +158,12 @@ def _left_out(conf: Any) -> Iterator[str]:
 def _names(conf: Any, group: str) -> list[str]:
     try:
         return sorted(conf[group])
-    except (AttributeError, KeyError):  # oslo.config's own error is both
+    except (AttributeError, KeyError):  # oslo.config's error is a subclass of both
         return []
 
 
 def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
-    """The option's value; None if *conf* does not know it."""
+    """The option's value; None if *conf* does not define it."""
     try:
         return conf[name] if group == DEFAULT else conf[group][name]
     except (AttributeError, KeyError):
@@ -171,7 +171,7 @@ def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
 
 
 def _is_given(conf: Any, name: str, group: str) -> bool:
-    """Whether a file, a command line or the environment sets it; a default does not count."""
+    """Whether a file, a command line or the environment sets the option; not just its default."""
     try:
         place = conf.get_location(name, None if group == DEFAULT else group)
     except (AttributeError, KeyError):

@@ -1,7 +1,7 @@
-"""What is wrong with settings, and which of them it follows from.
+"""Problems of settings, with the settings that cause each.
 
-If a setting could not be read, rules that compare it with others are not judged: they would judge
-its default, and name a value that stands nowhere in the settings.
+If a setting could not be read, the rules that compare it with others are skipped. Otherwise they
+would check its default, and complain about a value that the user never wrote.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
         text: The values, the rule and the remedy, as one sentence.
-        about: The fields of `Settings` whose values it follows from.
+        about: The fields of `Settings` whose values cause it.
     """
 
     text: str
@@ -23,5 +23,5 @@ class Problem:
 
 
 def problem(text: str, *about: str) -> Problem:
-    """What is wrong with the fields *about*, together."""
+    """A Problem of the fields *about*."""
     return Problem(text, frozenset(about))

@@ -1,6 +1,6 @@
-"""URLs of stores and transports: their schemes, the file that one names, and how they are shown.
+"""URLs of stores and transports: their schemes, the files that they name, and how to show them.
 
-`_SCHEMES` is the only place that knows the words. Others ask `kind_of` what a URL leads to.
+Only `_SCHEMES` lists the schemes; other code uses `kind_of`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gracekit.errors import ConfigError
 
 
 class UrlKind(enum.Enum):
-    """What a URL leads to."""
+    """What a URL names."""
 
-    FILE = "file"  # of this machine
-    MEMORY = "memory"  # of one process
+    FILE = "file"  # a file on this machine
+    MEMORY = "memory"  # the memory of one process
     BROKER = "broker"
 
 
@@ -37,23 +37,24 @@ _SCHEMES: Final[Mapping[str, UrlKind]] = MappingProxyType(
 TRANSPORT: Final = "sqlite:///gracekit.db"
 """Default of the transport: a file of queues in the working directory."""
 STORE: Final = "sqlite:///gracekit-store.db"
-"""Default of the store: a file of its own beside that."""
+"""Default of the store: another file beside it."""
 TRANSPORTS: Final = tuple(_SCHEMES)
 BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKind.BROKER)
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
 LONGEST_FILE_NAME: Final = 240
-"""Bytes of the name of a file in a URL; Linux takes 255, and files beside it have longer names."""
-# Of `bob:password@host` the first word is no scheme.
+"""Most bytes of a file name in a URL. Linux allows 255, and files beside it have longer names."""
+# Must not match the first word of `bob:password@host`.
 _SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
-_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
+_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # in a text; a URL is shown by `shown_url`
 _OPTION_VALUE: Final = re.compile(r"=[^&]+")
-# Where a login seems to stand for host and port; brackets are an address's own.
+# Text after a colon that is no port: perhaps a login in the place of the host. An IPv6 address in
+# brackets is matched to be kept.
 _NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
 
 
 def kind_of(url: str) -> UrlKind | None:
-    """What *url* leads to; None if its scheme is not known."""
+    """What *url* names; None if its scheme is unknown."""
     return _SCHEMES.get(url.partition(":")[0])
 
 
@@ -98,22 +99,22 @@ def checked_file(url: str, schemes: Sequence[str]) -> Path | None:
 
 
 def parse_url(value: object) -> str:
-    """A URL; its form is checked with the others."""
+    """Check for a text that is not empty; the form of the URL is checked later."""
     if isinstance(value, str) and value:
         return value
     raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
 
 
 def redact_url(text: str) -> str:
-    """*text*, in which a URL may stand, without that one's user and password."""
+    """*text* without the users and passwords of URLs in it."""
     return _URL_SECRET.sub("***@", text)
 
 
 def shown_url(url: str) -> str:
-    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
+    """*url* without its login and the values of its options, even if it is malformed.
 
-    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
-    `amqp:/user:password@host` or `user:password@host` no more is left.
+    `amqp://user:password@host/v?profile=quorum` becomes `amqp://***@host/v?profile=***`. The login
+    is also removed from malformed ones like `amqp:/user:password@host` and `user:password@host`.
     """
     scheme, login, address = _parts_of(url)
     address, mark, options = address.partition("?")
@@ -121,13 +122,13 @@ def shown_url(url: str) -> str:
     if login:
         return f"{scheme}***@{shown}"
     host = address.partition("/")[0]
-    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
+    # If the host was forgotten, a login is in its place, and may extend past the first slash.
     masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
     return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
 
 
 def _parts_of(url: str) -> tuple[str, str, str]:
-    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
+    """Split a URL into scheme (`amqp://`), login, and the text after the last `@`."""
     found = _SCHEME.match(url)
     scheme = found[0] if found is not None else ""
     rest = url[len(scheme) :]
@@ -138,5 +139,5 @@ def _parts_of(url: str) -> tuple[str, str, str]:
 
 
 def holds_password(url: str) -> bool:
-    """Whether a password stands in *url*, or in what should be one."""
+    """Whether *url*, even a malformed one, contains a password."""
     return ":" in _parts_of(url)[1]

@@ -1,4 +1,4 @@
-"""How single values are written, read and shown: durations, names, numbers."""
+"""Parsing and formatting of single values: durations, names, numbers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _COUNT: Final = re.compile(r"-?[0-9]+")
 _LONGEST_COUNT: Final = 18
 _SHOWN_DIGITS: Final = 30
 NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
-"""Of a name on a broker, as a class of a regular expression."""
+"""Characters of names on a broker, for a character class of a regular expression."""
 LEAST_BODY_BYTES: Final = 1024
-"""A request with one short argument has some 400, and an oslo client's context more."""
+"""Least limit for bodies: a request with one short argument takes about 400 bytes, and the context
+of an oslo client more."""
 LONGEST_TOPIC: Final = 120
-"""Its fanout exchange `<topic>_fanout` may have 127 characters."""
+"""Most characters of a topic, as its exchange `<topic>_fanout` may have 127."""
 TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
 LONGEST_QUEUE: Final = 255
-"""Characters that a broker takes."""
+"""Most characters of a queue's name on a broker."""
 HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
 PATTERN_SAID: Final = "has '#' as a word of its own, which fits any words on a broker"
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
@@ -46,13 +47,13 @@ def parse_duration(value: str | float) -> float:
     """
     seconds = _seconds_in(value)
     if not 0 <= seconds <= _CENTURY_S:
-        shown = repr(value)[:100]  # a control verb brings one too
+        shown = repr(value)[:100]  # it may come from a client of the ops topic, and be long
         raise ConfigError(f"{shown} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
     return float(seconds)
 
 
 def _seconds_in(value: object) -> float:
-    """As written; NaN for what is no number."""
+    """The number of seconds, unchecked; NaN if it is no duration."""
     if isinstance(value, str):
         found = _DURATION.fullmatch(value.strip())
         return float(found[1]) * _UNITS[found[2] or ""] if found else math.nan
@@ -68,7 +69,7 @@ def format_duration(seconds: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: `41s`, `1m12s`, `1h10m`, `3d02h`; `-` for None."""
+    """A duration for display, in its two largest units: `41s`, `1m12s`, `3d02h`; `-` for None."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -82,14 +83,14 @@ def duration(seconds: float | None) -> str:
 
 
 def check_topic(topic: str, remedy: str) -> str:
-    """*topic*, if queues and exchanges can be named for it.
+    """Check that queues and exchanges can be named for *topic*; return it.
 
     Args:
-        topic: The name, any text.
-        remedy: What to do if not, for the error.
+        topic: Any text.
+        remedy: What the user should do, for the error.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot, or it is a pattern.
     """
     if not isinstance(topic, str):
         raise ConfigError(f"topic {topic!r} is no text; {remedy}")
@@ -105,26 +106,26 @@ def check_topic(topic: str, remedy: str) -> str:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a topic exchange would take a binding of that name for one of many names."""
+    """Whether a topic exchange would treat a binding of that name as a pattern."""
     return "#" in name.split(".")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, else nothing."""
+    """`; did you mean X?` for the nearest known word; empty if none is near."""
     near = nearest(word, known)
     return "" if near is None else f"; did you mean {near}?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that *word* may be a misspelling of."""
+    """The known word that *word* may be a misspelling of; None if none is near."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
 
 
 def check_queues(topic: str, host: str, remedy: str) -> None:
-    """Refuse a topic and a host that no queue can be named for together.
+    """Check that the queue `<topic>.<host>` is not too long.
 
     Raises:
-        ConfigError: they make a name that no broker takes.
+        ConfigError: the name is longer than a broker permits.
     """
     name = f"{topic}.{host}"
     if len(name) > LONGEST_QUEUE:
@@ -135,41 +136,41 @@ def check_queues(topic: str, host: str, remedy: str) -> None:
 
 
 def parse_text(value: object) -> str:
-    """Text that is not empty."""
+    """Check for a text that is not empty."""
     if isinstance(value, str) and value:
         return value
     raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
 
 
 def parse_words(value: object) -> str:
-    """Words separated by commas, or a list of them in a file; none is allowed."""
+    """Parse words separated by commas, or a list from a file; may be empty."""
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = ",".join(value)
     return "" if value == "" else parse_text(value)
 
 
 def parse_word(value: object) -> str:
-    """One word, in any case."""
+    """Parse one word; return it in lower case."""
     return parse_text(value).lower()
 
 
 def words_in(text: str) -> tuple[str, ...]:
-    """The words of a setting that holds several."""
+    """Split a text of words that are separated by commas."""
     return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 def parse_optional_name(value: object) -> str | None:
-    """A name; empty for none."""
+    """Parse a name; an empty text becomes None."""
     return None if value == "" else parse_text(value)
 
 
 def parse_optional_duration(value: Any) -> float | None:
-    """Seconds; empty for none."""
+    """Parse a duration into seconds; an empty text becomes None."""
     return None if value == "" else parse_duration(value)
 
 
 def parse_count(value: object) -> int:
-    """A whole number, also as text; whether it may be 0 or less is judged with the others."""
+    """Parse a whole number or its text; whether it may be 0 or negative is checked elsewhere."""
     if isinstance(value, str):
         digits = value.strip()
         if not _COUNT.fullmatch(digits):
@@ -177,7 +178,7 @@ def parse_count(value: object) -> int:
                 f"{value!r} is not a whole number; write digits alone, without a unit: "
                 "64 MiB are 67108864"
             )
-        if len(digits) > _LONGEST_COUNT:  # Python does not even read 5,000 of them
+        if len(digits) > _LONGEST_COUNT:  # Python refuses to parse 5,000 digits
             raise ConfigError(f"{_shortened(digits)} must be below 2^53")
         value = int(digits)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -192,7 +193,7 @@ def _shortened(digits: str) -> str:
 
 
 def parse_truth(value: object) -> bool:
-    """True or false."""
+    """Parse true or false."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in _TRUTH:

@@ -1,1 +1,1 @@
-"""`gracekit demo`: what somebody tries after `pip install`; a drain, a crash and a recovery."""
+"""`gracekit demo`: a demonstration of a drain, a crash and a recovery, for new users."""

@@ -1,8 +1,8 @@
 """The callers of the demonstration: `python -m gracekit.demo.client send|ping`.
 
-`send` casts what it reads from standard input, one JSON object a line, and
-writes an id down only after the transport has confirmed it: from then on the
-request must not be lost. `ping` calls the ops method until it is stopped.
+`send` casts the requests that it reads from standard input, one JSON object on each
+line. It records an id only after the transport has confirmed the request, which
+must not be lost from then on. `ping` calls the ops method until it is stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PING_EVERY_S = 0.5
 
 
 async def cast(client: RpcClient, request: Entry) -> str:
-    """Send one request; its id is on record when this returns."""
+    """Send one request; return its id, which is then recorded as confirmed."""
     request_id = await client.cast(request["method"], **request["args"])
     entry = {"id": request_id, "sender": name(), "at": Clock().wall()}
     append(Path(CONFIRMED), entry | request)
@@ -39,7 +39,7 @@ async def send() -> None:
 
 
 async def pings() -> None:
-    """Ask, and write down who answered, until the parent is gone."""
+    """Call `ping` and record who answered, until the parent process is gone."""
     parent, clock = os.getppid(), Clock()
     async with svc.client(load().transport_url) as client:
         view = client.prepare(timeout=1.0)

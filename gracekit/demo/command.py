@@ -1,4 +1,4 @@
-"""`gracekit demo`: a drain, a hand-over and a recovery, with real processes on real files."""
+"""The command `gracekit demo`: a drain, a hand-over and a recovery, with real processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def demo(  # one parameter an option
 ) -> None:
     """Show a drain and a restart in about 20 seconds.
 
-    A service gets requests, is told to stop while it works, hands over what
+    A service gets requests, is asked to stop while it works, hands over what
     it cannot finish, and leaves; requests go on coming; the next process
     settles everything. Then what the senders had confirmed is compared with
     the store and with what the handlers did.
@@ -63,18 +63,18 @@ def demo(  # one parameter an option
     Exit status: 0, or 1 if anything was lost or run twice.
     """
     if check is not None:
-        told: dict[str, Any] = {"directory": str(check)}
+        facts: dict[str, Any] = {"directory": str(check)}
         judgement = asyncio.run(judge(check))
     else:
-        told, judgement = _play_and_judge(
+        facts, judgement = _play_and_judge(
             keep=keep, crash=crash, broker=_broker(transport_url), view=_view(as_json=as_json)
         )
-    _tell(judgement, told, as_json=as_json)
+    _tell(judgement, facts, as_json=as_json)
     ctx.exit(0 if judgement.good else 1)
 
 
 def _broker(transport_url: str | None) -> str | None:
-    """The broker that was asked for; of a file the demonstration has its own."""
+    """The URL of the user's broker; None for files, as the demonstration uses its own file."""
     url = load({"transport_url": transport_url}).transport_url
     return url if kind_of(url) is UrlKind.BROKER else None
 
@@ -88,34 +88,34 @@ def _play_and_judge(
         view.say(f"queues are on {shown_url(broker)}")
     kept = keep
     try:
-        told, judgement = asyncio.run(_perform(Story(directory, view, broker), crash=crash))
+        facts, judgement = asyncio.run(_perform(Story(directory, view, broker), crash=crash))
         kept = keep or not judgement.good
     except GracekitError:
-        kept = True  # its message sends the reader to the logs
+        kept = True  # its message refers to the logs
         raise
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise click.Abort from None
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
-    return {"directory": str(directory) if kept else None, **told}, judgement
+    return {"directory": str(directory) if kept else None, **facts}, judgement
 
 
 async def _perform(story: Story, *, crash: bool) -> tuple[dict[str, Any], Judgement]:
     began = Clock().loop()
     task = asyncio.current_task()
     assert task is not None
-    # SIGTERM and a closed terminal clean up as Ctrl-C does.
+    # Clean up on SIGTERM and on a closed terminal, as on Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await story.play(crash=crash)
     pings = [entry["answer"] for entry in entries(story.directory / PINGS)]
-    told = {
+    facts = {
         "seconds": round(Clock().loop() - began, 1),
         "exit_codes": story.exit_codes,
         "pings_answered_in_a_drain": sum(1 for answer in pings if answer and answer["draining"]),
     }
-    return told, await judge(story.directory)
+    return facts, await judge(story.directory)
 
 
 def _view(*, as_json: bool) -> View:
@@ -131,18 +131,18 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(judgement: Judgement, told: dict[str, Any], *, as_json: bool) -> None:
+def _tell(judgement: Judgement, facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text(told | asdict(judgement) | {"sentence": judgement.sentence()}))
+        click.echo(json_text(facts | asdict(judgement) | {"sentence": judgement.sentence()}))
         return
     for request_id, why in judgement.lost.items():
         click.echo(f"lost: {request_id}: {why}")
     for request_id, what in judgement.run_twice.items():
         click.echo(f"run twice: {request_id}: {what}")
-    if told.get("exit_codes"):
-        codes = ", ".join(f"{name} {code}" for name, code in told["exit_codes"].items())
-        pings = told["pings_answered_in_a_drain"]
+    if facts.get("exit_codes"):
+        codes = ", ".join(f"{name} {code}" for name, code in facts["exit_codes"].items())
+        pings = facts["pings_answered_in_a_drain"]
         click.echo(f"exit codes: {codes}; {pings} ops pings answered during the drain")
-    if told["directory"]:
-        click.echo(f"kept in {told['directory']}")
+    if facts["directory"]:
+        click.echo(f"kept in {facts['directory']}")
     click.echo(judgement.sentence())

@@ -1,7 +1,7 @@
-"""The files of a demonstration: what each of its processes writes down, one JSON object a line.
+"""The files in which the demonstration's processes record events, one JSON object on each line.
 
-A line is one `write` to a file opened for appending: lines of several
-processes never mix, and a process that is killed leaves whole lines.
+A line is written by one `write` to a file opened for appending. So lines of several
+processes never mix, and a killed process leaves only whole lines.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final
 from gracekit.errors import GracekitError
 
 CONFIRMED: Final = "confirmed.jsonl"
-"""By the senders, after the transport confirmed: {"id", "label", "method", "args", "items", …}."""
+"""From the senders, once confirmed: {"id", "label", "method", "args", "items", …}."""
 EFFECTS: Final = "effects.jsonl"
-"""By the handlers: {"id", "item", "process", "pid", "at"}."""
+"""From the handlers: {"id", "item", "process", "pid", "at"}."""
 PROCESSES: Final = "processes.jsonl"
-"""By the story, between two processes: {"name", "pid", "exit_code", "cursors": {id: cursor}}."""
+"""From the story, when a process ends: {"name", "pid", "exit_code", "cursors": {id: cursor}}."""
 PINGS: Final = "pings.jsonl"
-"""By the pinger: {"at", "answer": null or {"process", "draining"}, "took_s"}."""
+"""From the pinger: {"at", "answer": null or {"process", "draining"}, "took_s"}."""
 STORE: Final = "gracekit-store.db"
 
 Entry = dict[str, Any]
@@ -41,7 +41,7 @@ def append(path: Path, entry: Entry) -> None:
 
 
 def entries(path: Path) -> list[Entry]:
-    """All whole lines; none if there is no file."""
+    """All complete lines; empty if there is no file."""
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")

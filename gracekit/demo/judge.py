@@ -1,7 +1,7 @@
-"""The judgement: what the senders had confirmed, against the store and the effects.
+"""Judges a demonstration: compares the confirmed requests with the store and the effects.
 
-It reads files only, and none of the code under test decides what is right: a
-lost id or a doubled effect in the files is found whoever put it there.
+It reads only files, and the result does not depend on the code under test: a lost
+id or a repeated effect in the files is found, whatever its cause.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What became of everything that was confirmed.
+    """The results of all confirmed requests.
 
     Attributes:
-        accepted: Rows of the journal.
-        finished: Ended rows by the name of the process that ended them.
-        outcomes: Ended rows by state.
-        lost: Ids confirmed without an ended row, or SUCCEEDED without all effects; and why.
-        run_twice: Ids of which something was done again that must not be; and what.
+        accepted: Number of rows in the journal.
+        finished: Number of ended rows by the name of the process that ended them.
+        outcomes: Number of ended rows by state.
+        lost: By id: why a confirmed request is lost (no ended row, or effects are missing).
+        run_twice: By id: what was done again though it must not be.
     """
 
     accepted: int
@@ -100,7 +100,7 @@ async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
 
 
 def reader_of(directory: Path) -> StoreReader:
-    """The store of the demonstration, not opened."""
+    """A reader of the demonstration's store, not opened yet."""
     return StoreReader(directory / STORE, schema=len(load_migrations(MIGRATIONS)))
 
 
@@ -108,11 +108,11 @@ async def read_rows(reader: StoreReader, names: Mapping[int, str]) -> dict[str, 
     """The journal by request id, in order of acceptance.
 
     Args:
-        reader: Of the store, open.
-        names: Of the story's processes, by pid.
+        reader: An open reader of the store.
+        names: Names of the story's processes, by pid.
 
     Returns:
-        {"id", "state", "on_interrupt", "cursor", "process": name of its owner or None}.
+        For each: {"id", "state", "on_interrupt", "cursor", "process": name of its owner or None}.
     """
     found = await reader.query(sql.OF_THE_DEMO)
     return {str(columns[0]): _row(columns, names) for columns in found}
@@ -159,10 +159,10 @@ def _run_twice(
 
 
 def _may_repeat(row: Entry, effect: Entry, before: Entry, ends: Mapping[str, Entry]) -> bool:
-    """Whether an item may be done again after it was done in *before*.
+    """Whether an item may be done again after *before* has done it.
 
-    Repeatable work may begin again in another process; behind a committed
-    cursor nothing is done again, and in front of it only after a crash.
+    A `retry` method may start again in another process. An item up to the committed
+    cursor must not be done again; a later item only after a crash.
     """
     end = ends.get(before["process"])
     if row["on_interrupt"] != _REPEATABLE or end is None or end["name"] == effect["process"]:

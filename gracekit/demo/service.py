@@ -1,7 +1,7 @@
-"""The service that the demonstration drains: five kinds of work, each with its own end.
+"""The service of the demonstration, with five methods of different policies.
 
-Each handler writes what it has done into a file of the working directory, so
-that anybody can count afterwards what was done, how often, and by whom.
+Each handler records its effects in a file of the working directory, so that one can
+check afterwards what was done, how often, and by which process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ svc = Service(os.environ.get(TOPIC_VARIABLE, "demo"))
 
 
 def name() -> str:
-    """Which of the story's processes this is; its pid outside the story."""
+    """The name of this process in the story; its pid outside of a story."""
     return os.environ.get(PROCESS_VARIABLE) or str(os.getpid())
 
 
 def note(ctx: Context, item: str | int) -> None:
-    """Write down that *item* of this task was done here."""
+    """Record that *item* of this task was done in this process."""
     entry = {"id": ctx.request_id, "item": item, "process": name(), "pid": os.getpid()}
     append(Path(EFFECTS), {**entry, "at": Clock().wall()})
 
 
 @svc.rpc
 async def charge(ctx: Context, account: str, seconds: float) -> str:
-    """Must not happen twice: on_interrupt="error", the default."""
+    """A charge, which must not happen twice: on_interrupt="error", the default."""
     note(ctx, START)
     await asyncio.sleep(seconds)
     note(ctx, DONE)
@@ -50,7 +50,7 @@ async def charge(ctx: Context, account: str, seconds: float) -> str:
 
 @svc.rpc(on_interrupt="retry")
 async def resize(ctx: Context, vm: str, seconds: float) -> str:
-    """May be done again from its beginning; has no safe point."""
+    """A resize, which may be repeated from the beginning; it has no safe point."""
     note(ctx, START)
     await asyncio.sleep(seconds)
     note(ctx, DONE)
@@ -59,7 +59,7 @@ async def resize(ctx: Context, vm: str, seconds: float) -> str:
 
 @svc.rpc(on_interrupt="retry", resource="vm")
 async def reboot(ctx: Context, vm: str, seconds: float) -> str:
-    """One at a time for each vm: the second waits in the line of its resource."""
+    """A reboot, one at a time for each vm: the second waits for the first one's lease."""
     note(ctx, START)
     await asyncio.sleep(seconds)
     note(ctx, DONE)
@@ -68,7 +68,7 @@ async def reboot(ctx: Context, vm: str, seconds: float) -> str:
 
 @svc.rpc(on_interrupt="retry", resource="disk")
 async def copy(ctx: Context, disk: str, blocks: int, seconds: float) -> int:
-    """A safe point after each block: a drain stops it there, the next run goes on from there."""
+    """A copy with a safe point after each block: a drain stops it there, the next run resumes."""
     async for block in ctx.steps(range(blocks)):
         await asyncio.sleep(seconds / blocks)
         note(ctx, block)
@@ -77,7 +77,7 @@ async def copy(ctx: Context, disk: str, blocks: int, seconds: float) -> int:
 
 @svc.rpc(on_interrupt="probe", resource="volume")
 async def attach(ctx: Context, volume: str, seconds: float) -> str:
-    """Acts, then waits for a confirmation that does not come in time."""
+    """An attachment: it acts, then waits for a confirmation that does not come in time."""
     await asyncio.sleep(0.5)
     note(ctx, ATTACHED)
     await asyncio.sleep(seconds)
@@ -86,20 +86,20 @@ async def attach(ctx: Context, volume: str, seconds: float) -> str:
 
 @attach.probe
 async def _(ctx: Context, volume: str, seconds: float) -> Done | Retry:  # noqa: ARG001
-    """The truth is in the file: was it attached, or not?"""
+    """Look in the file whether the volume was attached."""
     mine = [entry for entry in entries(Path(EFFECTS)) if entry["id"] == ctx.request_id]
     return Done(volume) if any(entry["item"] == ATTACHED for entry in mine) else Retry()
 
 
 @svc.ops(on_interrupt="requeue")
 async def ping(ctx: Context) -> dict[str, str | bool]:
-    """Answers also in a drain."""
+    """Answers even during a drain."""
     return {"process": name(), "draining": ctx.draining}
 
 
 @svc.periodic(every=1.0)
 def leave_with_the_story(_: Context) -> None:
-    """A story that was killed can stop nothing: leave when it is gone."""
+    """End this process when the story is gone: a killed story cannot stop its processes."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,8 +1,8 @@
-"""The story of the demonstration: real processes, real signals, one directory.
+"""The story of the demonstration: real processes and real signals, in one directory.
 
-`play` reads like the story. Everything that it waits for it sees in files that
-others write, at each tick; every wait has a limit, and whatever happens, no
-process outlives the story.
+`play` is the plot. The story reads the files that its processes write at each tick,
+and waits for conditions in them. Every wait has a limit, and no process outlives
+the story, even after an error.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything at one moment, as the files tell it.
+    """The contents of all files at one moment.
 
     Attributes:
         now_s: Seconds since the beginning.
         asked: Confirmed requests, in order.
         rows: The journal, by request id.
-        phases: ServiceState by process name; `gone` with its exit code once it has ended.
-        pings: Answers of the ops lane, and none.
-        effects: What the handlers did.
-        drain_left_s: Of the drain that is under way; None outside one.
+        phases: State of the service by process name; `gone` with the exit code after its end.
+        pings: Answers to ops pings, also missing ones.
+        effects: Effects of the handlers.
+        drain_left_s: Seconds left of the present drain; None outside of a drain.
         began_at: Wall time of the beginning.
     """
 
@@ -89,7 +89,7 @@ class Snapshot:
     began_at: float
 
     def state(self, label: str) -> str:
-        """Of the request with that label: its row's, or `sent`, or empty if not yet confirmed."""
+        """The state of the request with that label: its row's, `sent`, or empty if unconfirmed."""
         for request in self.asked:
             if request["label"] == label:
                 row = self.rows.get(request["id"])
@@ -109,13 +109,13 @@ class Snapshot:
 
 
 class View(Protocol):
-    """Who looks on."""
+    """Displays the story."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """See the moment; called at each tick."""
+        """Show a snapshot; called at each tick."""
 
     def say(self, text: str) -> None:
-        """Hear a step of the story."""
+        """Announce a step of the story."""
 
 
 @dataclass(slots=True)
@@ -131,11 +131,11 @@ class _Child:
 
 @dataclass(slots=True)
 class Story:
-    """One demonstration in *directory*, told to *view*.
+    """One demonstration in *directory*, displayed by *view*.
 
     Attributes:
-        broker: URL of the broker that has the queues; None for a file in the directory.
-        exit_codes: Of the service's processes, by name.
+        broker: URL of the broker with the queues; None for a file in the directory.
+        exit_codes: Exit codes of the service's processes, by name.
     """
 
     directory: Path
@@ -151,13 +151,13 @@ class Story:
     _topic: str = field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
 
     async def play(self, *, crash: bool) -> None:
-        """From the first start to the last exit.
+        """Play the story, from the first start to the last exit.
 
         Args:
             crash: Whether the second process is killed and a third one settles.
 
         Raises:
-            DemoError: something did not happen within its limit, or ended otherwise.
+            DemoError: an expected event did not happen in time, or a process ended unexpectedly.
         """
         self._began, self._began_wall = self._clock.loop(), self._clock.wall()
         async with self._stage():
@@ -204,7 +204,7 @@ class Story:
         )
 
     async def _nobody(self) -> None:
-        self.view.say("A has left with 75: handed over. Nobody serves; the senders go on")
+        self.view.say("A has left with 75: handed over. No process serves now; the senders go on")
         await self._send("sender-1", "charge", account="acct-3", seconds=0.8)
         await self._send("sender-2", "resize", vm="vm-6", seconds=1.5)
         await self._pause(1.0)
@@ -278,14 +278,17 @@ class Story:
         return await read_rows(self._reader, names), phases
 
     def _left(self) -> dict[str, str]:
-        """Processes that have ended; and those that were told to stop, which says it sooner."""
-        told: dict[str, str] = {}
+        """The states of processes that have ended or were asked to stop.
+
+        The store shows a drain later than this.
+        """
+        found: dict[str, str] = {}
         for name, child in self._services.items():
             if child.exit_code is not None:
-                told[name] = f"gone {child.exit_code}"
+                found[name] = f"gone {child.exit_code}"
             elif child.stopping_at is not None:
-                told[name] = "draining"
-        return told
+                found[name] = "draining"
+        return found
 
     def _drain_left_s(self) -> float | None:
         for child in self._services.values():
@@ -294,10 +297,10 @@ class Story:
         return None
 
     def _watch(self) -> None:
-        """Nobody may leave unasked: a wait for what it was to do would be in vain."""
+        """Fail if a process has ended on its own, as waiting for its work would be in vain."""
         for child in self._children.values():
             if child.exit_code is not None and child.stopping_at is None:
-                raise self._fault(child, "and nobody had asked it to")
+                raise self._fault(child, "though it was not asked to stop")
 
     def _fault(self, child: _Child, but: str) -> DemoError:
         log = self.directory / f"{child.name}.log"
@@ -326,7 +329,7 @@ class Story:
                 stdin=PIPE if name.startswith("sender") else DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the story alone
+                start_new_session=True,  # so that Ctrl-C reaches only the story
             )
         child = self._children[name] = _Child(name, process)
         return child
@@ -334,7 +337,7 @@ class Story:
     async def _send(
         self, sender: str, method: str, *, again: bool = False, **args: str | float
     ) -> None:
-        """Let *sender* cast, and wait until it says that the request is confirmed."""
+        """Have *sender* cast a request, and wait until it is confirmed."""
         label = f"{method} {next(iter(args.values()))}{' again' if again else ''}"
         request = {"label": label, "method": method, "args": args, "items": _items(method, args)}
         pipe = self._children[sender].process.stdin
@@ -344,7 +347,7 @@ class Story:
         await self._until(lambda snapshot: snapshot.state(label) != "", f"{label} to be confirmed")
 
     def _way(self) -> dict[str, str]:
-        """Variables that lead every process to the same queues."""
+        """Environment variables by which all processes use the same queues."""
         if self.broker is None:
             return {}
         return {variable_name("transport_url"): self.broker, TOPIC_VARIABLE: self._topic}
@@ -355,7 +358,7 @@ class Story:
         child.process.send_signal(number)
 
     async def _end_of(self, name: str, expected: int) -> None:
-        """Wait for the end of a process, and write down what it left."""
+        """Wait for the end of a process, and record its exit code and the cursors."""
         child = self._services[name]
         await self._until(lambda _: child.exit_code is not None, f"{name} to end")
         snapshot = await self._look()
@@ -369,7 +372,7 @@ class Story:
 
     @contextlib.asynccontextmanager
     async def _stage(self) -> AsyncIterator[None]:
-        """Whatever happens, no process is left."""
+        """Kill all processes at the end, also after an error."""
         try:
             yield
         finally:
@@ -382,12 +385,12 @@ class Story:
             for child in self._children.values():
                 await child.process.wait()
             if self.broker is not None:
-                with contextlib.suppress(GracekitError):  # the story has been told
+                with contextlib.suppress(GracekitError):  # the demonstration is over anyway
                     await _remove_queues(self.broker, self._topic)
 
 
 async def _remove_queues(url: str, topic: str) -> None:
-    """Leave nothing on somebody's broker; marks and reply queues expire by themselves."""
+    """Delete the queues from the user's broker; marks and reply queues expire by themselves."""
     from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415 - most have no broker
 
     transport = open_transport(url, process=ThisProcess(), clock=Clock())
@@ -402,7 +405,7 @@ async def _remove_queues(url: str, topic: str) -> None:
 
 
 def _items(method: str, args: Mapping[str, str | float]) -> list[str | int]:
-    """What the effects of a request have to show once it has SUCCEEDED."""
+    """The effects that a request must have once it has SUCCEEDED."""
     match method:
         case "copy":
             return list(range(int(args["blocks"])))
@@ -413,7 +416,7 @@ def _items(method: str, args: Mapping[str, str | float]) -> list[str | int]:
 
 
 def _environment(name: str) -> dict[str, str]:
-    """Nothing of the user's own settings; and this gracekit, from whatever directory."""
+    """An environment without the user's settings of gracekit, and with this gracekit's path."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (home, own.get("PYTHONPATH"))))

@@ -1,6 +1,6 @@
-"""What a spectator of the demonstration sees: a moving picture, or one line an event.
+"""Displays the demonstration: an animated table, or one line for each event.
 
-Both are made of the same scenes, and know nothing but what the files tell.
+Both are made from the same snapshots, whose data comes only from the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WAITING: Final = ("sent", "accepted")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a row: how it is drawn, and in which colour."""
+    """One cell of a row: its character and colour."""
 
     sign: str
     colour: str = ""
@@ -41,7 +41,7 @@ _INSTANT_S: Final = 1e-6  # a mark of one cell
 
 
 class SilentView:
-    """For `--json`: nothing is told on the way."""
+    """Displays nothing, for `--json`."""
 
     def show(self, snapshot: Snapshot) -> None:
         """See `View`."""
@@ -52,7 +52,7 @@ class SilentView:
 
 @dataclass(slots=True)
 class PlainView:
-    """One line an event, for logs and pipes."""
+    """One line for each event, for logs and pipes."""
 
     write: Callable[[str], None]
     _now_s: float = 0.0
@@ -60,11 +60,11 @@ class PlainView:
     _pings: int = 0
 
     def say(self, text: str) -> None:
-        """A step of the story."""
+        """Write a step of the story."""
         self.write(f"{self._now_s:5.1f}s  -- {text}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """Tell what has changed since the last scene."""
+        """Write lines for the changes since the last snapshot."""
         self._now_s = snapshot.now_s
         for name, phase in snapshot.phases.items():
             self._tell(name, name, phase)
@@ -101,7 +101,7 @@ def _who_and_word(snapshot: Snapshot, request: Entry) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class TableView:
-    """A row for each request and each process, drawn again and again in the same place."""
+    """A table with a row for each request and process, redrawn in place."""
 
     write: Callable[[str], None]
     colours: bool = True
@@ -112,11 +112,11 @@ class TableView:
     _pings: int = 0
 
     def say(self, text: str) -> None:
-        """A step of the story: the caption."""
+        """Show a step of the story as the caption."""
         self._caption = text
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw it over the last one."""
+        """Draw the table over the last one."""
         self._remember(snapshot)
         columns, lines = shutil.get_terminal_size()
         drawing = list(self._lines(snapshot, max(_LEAST_COLUMNS, columns) - 1))
@@ -183,7 +183,7 @@ class TableView:
         return f"drain {bar} {left:3.1f} s left"
 
     def _cells(self, label: str, cells: int, cell_s: float, now_s: float) -> Iterator[Cell]:
-        """One sign a cell: what ended within it, else what was true at its end."""
+        """The cells of a row: each shows a mark within its time, or else the state at its end."""
         drawn = self._history[label]
         for number in range(cells):
             begin, end = number * cell_s, (number + 1) * cell_s
@@ -228,7 +228,7 @@ def _request_mark(row: Mapping[str, str | None] | None) -> Cell:
 
 
 def can_draw(*, is_terminal: bool, encoding: str | None) -> bool:
-    """Whether a picture can be drawn there: else lines are told."""
+    """Whether the terminal can show the table; if not, `PlainView` is used."""
     columns, lines = shutil.get_terminal_size()
     is_large = columns >= _LEAST_COLUMNS and lines >= _LEAST_LINES
     utf = (encoding or "").lower().replace("-", "") == "utf8"

@@ -1,1 +1,1 @@
-"""The units, manifests and Dockerfiles by which platforms run a service, with numbers that fit."""
+"""Generates systemd units, Kubernetes manifests and Dockerfiles with consistent timeouts."""

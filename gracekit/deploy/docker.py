@@ -26,8 +26,8 @@ def dockerfile(plan: Plan) -> str:
     """The text of a Dockerfile.
 
     Raises:
-        ConfigError: a setting has characters that cannot stand in a Dockerfile, or names a place
-            where a container cannot write.
+        ConfigError: a setting has characters that a Dockerfile cannot contain, or a path that a
+            container cannot write to.
     """
     check_socket(plan)
     parts = (

@@ -1,8 +1,8 @@
 """The manifests that run a service on Kubernetes: `gracekit init k8s`.
 
-The pod is in a StatefulSet if store or queue are files: it then gets the same volume at each
-start, and its successor begins only after it has ended. Otherwise it is in a Deployment, which
-today means that its store is memory.
+If store or queue are files, the pod is in a StatefulSet: it gets the same volume at each start,
+and its successor begins only after it has ended. Otherwise, which today means that the store is
+in memory, it is in a Deployment.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SECRETS: Final = {
     variable_name("admin_token_file"): f"{TOKENS}/token",
     variable_name("admin_tls"): f"{TLS}/tls.crt,{TLS}/tls.key",
 }
-"""Variables for the files of the HTTP endpoint, and where a container has these."""
+"""Variables for the files of the HTTP endpoint, and their paths in a container."""
 SECRET_MODE: Final = 0o400
 USER_ID: Final = 10_001
 LIVE_EVERY_S: Final = 10
 READY_EVERY_S: Final = 5
 PROBE_TIMEOUT_S: Final = 6
-"""`gracekit health` waits 5 s for an answer."""
+"""Above the 5 s that `gracekit health` waits for an answer."""
 PROBES: Final = {"started": "startupz", "ready": "readyz", "live": "livez"}
 
 
@@ -40,8 +40,8 @@ def manifests(plan: Plan, image: str) -> str:
     """All documents, as one file of YAML.
 
     Raises:
-        ConfigError: the service has neither a door nor an HTTP endpoint for its probes, or the pod
-            has no place for a file.
+        ConfigError: the service has neither a door nor an HTTP endpoint for its probes, or a file
+            is at a path that the pod cannot write to.
     """
     _check_probes(plan)
     check_socket(plan)
@@ -78,10 +78,10 @@ def _check_probes(plan: Plan) -> None:
 
 
 def check_socket(plan: Plan) -> None:
-    """Refuse a unix socket where a container may not write.
+    """Check that a container can create the endpoint's unix socket.
 
     Raises:
-        ConfigError: the endpoint's socket is there.
+        ConfigError: its directory is not writable there.
     """
     places = [TEMPORARY, DATA] if plan.has_files else [TEMPORARY]
     if plan.admin is None or plan.admin.path is None or str(plan.admin.path.parent) in places:
@@ -194,7 +194,7 @@ _OWN_QUEUE: Final = (
 
 
 def _names_of_pods(plan: Plan, variables: dict[str, str]) -> Iterator[object]:
-    """A Deployment's pods get new names at each start, but a host's queues are named for it."""
+    """Set host and instance: pods get new names at each start, but queues are named for a host."""
     host, instance = variable_name("host"), variable_name("instance")
     if host not in variables:
         yield Noted({"name": host, "value": plan.name}, "Queues are named for the host: one name.")
@@ -211,14 +211,14 @@ _WHY_HOSTS: Final = (
 
 
 def _has_names(plan: Plan) -> bool:
-    """Whether the HTTP endpoint can be asked by a name of the cluster."""
+    """Whether the HTTP endpoint can be reached by a DNS name of the cluster."""
     return plan.admin is not None and not plan.admin.is_local
 
 
 def _hosts(plan: Plan, given: str) -> Iterator[object]:
     """The names of the endpoint: *given*, the Service's, and the pod's own in a StatefulSet.
 
-    Kubernetes puts variables that are defined above into `$(NAME)`.
+    Kubernetes replaces `$(NAME)` by variables that are defined earlier in the list.
     """
     names = [plan.name]
     if plan.has_files:

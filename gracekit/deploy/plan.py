@@ -1,7 +1,7 @@
-"""What every platform needs to know of a service: its name, its command, times and settings.
+"""The data for deploying a service on any platform: name, command, timeouts and settings.
 
-The times follow from the settings in one place, `Plan`, so that a unit and a manifest of one
-service agree, and `gracekit doctor` finds nothing in either.
+`Plan` is the only place that computes the timeouts from the settings. So a unit and a manifest of
+one service agree, and `gracekit doctor` has no complaint about either.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gracekit.doctor.configuration import last_breath_s
 from gracekit.errors import ConfigError
 
 WATCHDOG_S: Final = 30
-"""If the event loop was blocked for so long, the platform restarts the service."""
+"""Seconds of a blocked event loop after which the platform restarts the service."""
 START_MARGIN_S: Final = 30
-"""Seconds that a start gets beside its hooks: for store, broker and what dead runs left."""
+"""Seconds that a start gets in addition to its hooks: for store, broker and recovery."""
 RESTART_S: Final = 3
-"""Pause before a restart: systemd stops restarting after five starts in ten seconds."""
+"""Seconds before a restart, as systemd gives up after five starts in ten seconds."""
 WIDTH: Final = 96
 """Columns of a comment."""
 NUMBERS: Final = "Where the numbers come from; print this again when a setting changes:"
@@ -42,14 +42,14 @@ _OWN_LINE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One service as it is to be deployed.
+    """One service to deploy.
 
     Attributes:
         name: The name of the unit, the user and the objects: a DNS label.
         target: `module:attr`, as `gracekit run` takes it.
         factory: Whether the attribute is a function that returns the Service.
-        app_dir: Where the module is, on this machine.
-        settings: The settings that a run of it would have.
+        app_dir: Directory of the module on this machine.
+        settings: The settings that a run would have.
         start_hooks: How many `on_start` hooks it has.
         config: The settings file, if there is one.
     """
@@ -66,18 +66,18 @@ class Plan:
 
     @property
     def stop_s(self) -> int:
-        """From the platform's SIGTERM to its SIGKILL: at least 1 s above the kernel's alarm."""
+        """From the platform's SIGTERM to its SIGKILL; at least 1 s above the kernel's alarm."""
         needed = math.ceil(last_breath_s(self.settings) + 1)
         return max(needed, math.ceil(self.settings.kill_after_s or 0))
 
     @property
     def start_s(self) -> int:
-        """Until the platform gives up a start that does not ask for more time."""
+        """The platform's timeout for a start that does not ask for more time."""
         hooks_s = self.settings.start_timeout_s * max(1, self.start_hooks)
         return math.ceil(hooks_s) + START_MARGIN_S
 
     def reasons(self, stop_name: str, start_name: str) -> list[str]:
-        """Where the numbers come from, a sentence each.
+        """The origins of the numbers, one sentence for each.
 
         Args:
             stop_name: The platform's name for `stop_s`.
@@ -99,10 +99,11 @@ class Plan:
     # -- settings ----------------------------------------------------------------------
 
     def given(self, *, with_file: bool) -> dict[str, str]:
-        """Variables for what was set by hand, without URLs, `admin`, its files, and `kill_after`.
+        """Variables for settings that were set, without URLs, `admin`, its files and `kill_after`.
 
         Args:
-            with_file: Whether to include values of the settings file, which a run will not have.
+            with_file: Whether to include values of the settings file; needed if the deployed run
+                will not read that file.
         """
         found = {}
         for field, (_, value, origin) in zip(SETTINGS, self.settings.describe(), strict=True):
@@ -112,13 +113,13 @@ class Plan:
         return found
 
     def host_files(self, *, with_file: bool) -> dict[str, tuple[Path, ...]]:
-        """Variables for the secrets of the HTTP endpoint, with the files of this machine.
+        """Variables for the secrets of the HTTP endpoint, with their files on this machine.
 
-        A relative name in a flag or a variable is one in the working directory of this process,
-        and one in a settings file is read where the service runs.
+        A relative path from a flag or a variable is relative to this process's working directory;
+        one from a settings file, to the application's directory.
 
         Args:
-            with_file: Whether those that a settings file names count.
+            with_file: Whether to include files that a settings file names.
         """
         settings = self.settings
         named = {
@@ -145,10 +146,10 @@ class Plan:
         }
 
     def files_inside(self, directory: str) -> dict[str, str]:
-        """As `files`, but also absolute paths are in *directory*: those from elsewhere by name.
+        """As `files`, but absolute paths outside *directory* are moved into it, keeping the name.
 
         Raises:
-            ConfigError: store and queue would be one file.
+            ConfigError: store and queue would be the same file.
         """
         found = {
             variable: file_url(_moved(directory, PurePosixPath(file_of(url))))
@@ -163,7 +164,7 @@ class Plan:
         return found
 
     def other_urls(self) -> dict[str, str]:
-        """Variables for URLs that name no file, such as a store in memory; without `secret`."""
+        """Variables for URLs that name no file and hold no password."""
         return {
             variable_name(field): url
             for field, url in self._urls()
@@ -171,7 +172,7 @@ class Plan:
         }
 
     def secret(self) -> dict[str, str]:
-        """Variables whose values hold a password, with what may be shown of these."""
+        """Variables for URLs with a password, each with its URL as it may be shown."""
         return {
             variable_name(field): shown_url(url)
             for field, url in self._urls()
@@ -179,7 +180,7 @@ class Plan:
         }
 
     def comes_from_file(self, variable: str) -> bool:
-        """Whether that URL is from the settings file."""
+        """Whether the URL of *variable* comes from the settings file."""
         field = variable.removeprefix(PREFIX).lower()
         return self.config is not None and _is_file(self.settings.origin(field))
 
@@ -190,12 +191,12 @@ class Plan:
 
     @property
     def has_door(self) -> bool:
-        """Whether `gracekit health` can find a run: the door is beside the store's file."""
+        """Whether runs have a door, which `gracekit health` asks: only if the store is a file."""
         return kind_of(self.settings.store_url) is UrlKind.FILE
 
     @property
     def admin(self) -> AdminAddress | None:
-        """Where its HTTP endpoint listens; None if it is off."""
+        """The address of its HTTP endpoint; None if it is off."""
         return admin_address(self.settings.admin)
 
     def _urls(self) -> tuple[tuple[str, str], ...]:
@@ -204,10 +205,10 @@ class Plan:
 
 
 def name_for(topic: str, given: str | None) -> str:
-    """The name that user, unit and objects get: *given*, or made from *topic*.
+    """The name for user, unit and objects: *given*, or made from *topic*.
 
     Raises:
-        ConfigError: it is not a DNS label, or too long for a user.
+        ConfigError: it is no DNS label, or too long for a user.
     """
     name = _APART.sub("-", topic.lower()).strip("-") if given is None else given
     if _NAME.fullmatch(name) and len(name) <= LONGEST_NAME:
@@ -235,17 +236,17 @@ def commented(head: str, reasons: Iterable[str]) -> Iterator[str]:
 
 
 def _is_file(origin: str) -> bool:
-    """Whether *origin*, from `Settings.origin`, is a line of a file."""
+    """Whether *origin*, from `Settings.origin`, is a settings file."""
     return not origin.startswith(("flag ", PREFIX)) and origin not in {"default", "service"}
 
 
 def _inside(directory: str, path: Path) -> PurePosixPath:
-    """*path* if it is absolute, else a file in *directory*."""
+    """*path* if it is absolute, otherwise a file in *directory*."""
     place = PurePosixPath(path)
     return place if place.is_absolute() else PurePosixPath(directory) / "-".join(place.parts)
 
 
 def _moved(directory: str, path: PurePosixPath) -> PurePosixPath:
-    """*path* itself if it is below *directory*; else the file of that name in *directory*."""
+    """*path* if it is below *directory*, otherwise the file of that name in *directory*."""
     is_below = path.is_relative_to(directory) and ".." not in path.parts
     return path if is_below else PurePosixPath(directory) / path.name

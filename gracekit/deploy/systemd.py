@@ -1,8 +1,8 @@
 """The unit of systemd that runs a service: `gracekit init systemd`.
 
-Each directive that restricts the service was tried under a real systemd (`tests/systemd/`) with
-its door, its SQLite locks and signals from its user. Two that are often recommended are left
-out: ProtectProc, because a run looks at other processes to see which runs are alive, and
+Each directive that restricts the service was tested under a real systemd (`tests/systemd/`), with
+the door, SQLite's locks and signals from the user. Two that are often recommended are left
+out: ProtectProc, because a run inspects other processes to see which runs are alive, and
 MemoryDenyWriteExecute, because it breaks libraries that handlers may use.
 """
 
@@ -26,7 +26,7 @@ from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 
 RELOADS_SINCE: Final = 253
-"""The first systemd that knows Type=notify-reload."""
+"""The first version of systemd with Type=notify-reload."""
 VERSION_TIMEOUT_S: Final = 5.0
 HARDENING: Final = (
     "NoNewPrivileges=yes",
@@ -51,20 +51,20 @@ HARDENING: Final = (
 )
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}|[0-9]{1,10}")
 _BARE: Final = re.compile(r"[\w%+,./:=@$*-]+")
-_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - places to look for, not to write to
+_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - compared with paths, not written to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOptions:
-    """What the caller chooses for a unit, beside the settings.
+    """The caller's choices for a unit, beside the settings.
 
     Attributes:
-        instances: How many run at the same time; None for a plain unit, which is no template.
+        instances: How many run at the same time; None for a plain unit instead of a template.
         version: The version of the systemd that will run it.
         user: The user that the process runs as.
-        program: The command line of `gracekit` there.
-        interpreter: The Python that runs it, with all links resolved: that of a virtual
-            environment is a link.
+        program: The command line of `gracekit` on the target machine.
+        interpreter: Path of the Python that runs it, with all links resolved, as a virtual
+            environment's is a link.
     """
 
     instances: int | None
@@ -75,7 +75,7 @@ class UnitOptions:
 
 
 def installed_version() -> int | None:
-    """The version of this machine's systemd; None if there is none."""
+    """The version of systemd on this machine; None without systemd."""
     systemctl = shutil.which("systemctl")
     if systemctl is None:
         return None
@@ -94,9 +94,9 @@ def installed_version() -> int | None:
 
 
 def this_program() -> tuple[str, ...]:
-    """The command line of this `gracekit`, for any directory: its script, or its interpreter.
+    """The command line of this `gracekit`, usable in any directory: its script or interpreter.
 
-    With `-P` Python does not import from the working directory before gracekit starts.
+    With `-P` Python does not import modules from the working directory before gracekit starts.
     """
     script = Path(sys.executable).parent / "gracekit"
     return (str(script),) if script.is_file() else (sys.executable, "-P", "-m", "gracekit")
@@ -106,8 +106,8 @@ def unit(plan: Plan, options: UnitOptions) -> str:
     """The text of the unit, or of the template unit.
 
     Raises:
-        ConfigError: the instances of a template would need the same name, port or socket, or a
-            text cannot stand in a unit.
+        ConfigError: the instances of a template would share a name, a port or a socket, or a text
+            has characters that a unit cannot contain.
     """
     _check_user(options.user)
     lines = [*_head(plan, options), ""]
@@ -203,7 +203,7 @@ def _environment(plan: Plan, options: UnitOptions) -> Iterator[str]:
 
 
 def _of_instances(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    """The variables that differ between the instances of a template, whose name is `%i`."""
+    """The variables that differ between the instances of a template; `%i` is the instance."""
     if plan.settings.instance is not None:
         raise ConfigError(
             f"instance = {plan.settings.instance} names one process, but each instance of a "
@@ -243,12 +243,12 @@ def _state(plan: Plan) -> str:
 
 
 def _runtime(plan: Plan, options: UnitOptions) -> str:
-    # systemd removes it when the instance ends, so each instance has its own.
+    # systemd removes the directory when the instance ends, so each instance needs its own.
     return plan.name if options.instances is None else f"{plan.name}/%i"
 
 
 def _writable(plan: Plan) -> Iterator[str]:
-    """`ReadWritePaths=` for directories in the settings that are not the service's own."""
+    """`ReadWritePaths=` for directories in the settings outside the service's own directories."""
     own = (PurePosixPath(_state(plan)), PurePosixPath("/run", plan.name))
     places = [PurePosixPath(file).parent for file in _written(plan)]
     others = [place for place in places if not any(one in (place, *place.parents) for one in own)]
@@ -257,9 +257,9 @@ def _writable(plan: Plan) -> Iterator[str]:
 
 
 def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    """Protect homes and temporary files, unless that would hide what the service needs.
+    """Protect homes and temporary files, unless the service uses files there.
 
-    `ReadWritePaths=` opens the directories in a read-only home that the service writes to.
+    If homes are read-only, `ReadWritePaths=` permits the directories that the service writes to.
     """
     named = [*_written(plan), *_read(plan, options)]
     used = [*named, *(path.resolve() for path in named)]
@@ -270,14 +270,14 @@ def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
 
 
 def _written(plan: Plan) -> Iterator[Path]:
-    """Store, queue and the socket of the HTTP endpoint."""
+    """The paths that the service writes: store, queue and the HTTP endpoint's socket."""
     yield from map(file_of, plan.files(_state(plan)).values())
     if plan.admin is not None and plan.admin.path is not None:
         yield plan.admin.path
 
 
 def _read(plan: Plan, options: UnitOptions) -> Iterator[Path]:
-    """The program, the application, and what the settings name."""
+    """The paths that the service reads: program, application, and files in the settings."""
     yield from (plan.app_dir, Path(options.program[0]), options.interpreter)
     if plan.config is not None:
         yield plan.config.absolute()
@@ -308,7 +308,7 @@ def _reasons(plan: Plan) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """*text* for a directive that takes no quotes.
+    """*text* for a directive that does not support quotes.
 
     Raises:
         ConfigError: it has control characters.
@@ -322,7 +322,8 @@ def _to_the_end(text: str) -> str:
     """As `_plain`, for the end of a line.
 
     Raises:
-        ConfigError: also for a backslash, which joins the next line, and a blank, which is lost.
+        ConfigError: also for a final backslash, which joins the next line, or a blank, which is
+            lost.
     """
     if text.endswith(("\\", " ")):
         raise ConfigError(f"{text!r} ends in a character that cannot stand in a unit: rename it")
@@ -330,12 +331,12 @@ def _to_the_end(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """*text* as one word of a directive; quoted where it must be."""
+    """*text* as one word of a directive, quoted if necessary."""
     return _quoted(_plain(text))
 
 
 def _quoted(text: str) -> str:
-    """*text*, in which percent signs are specifiers, as one word."""
+    """As `_word`, but percent signs in *text* stay specifiers."""
     if _BARE.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

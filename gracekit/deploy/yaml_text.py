@@ -1,6 +1,6 @@
-"""Writes YAML with comments, in the few forms that manifests need.
+"""Writes YAML with comments, as far as manifests need it.
 
-A YAML package would be a dependency of every service, for one command.
+With a YAML package every service would have one more dependency, for a single command.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 from gracekit.errors import ConfigError
 
 _INDENT: Final = "  "
-# Texts that need no quotes; YAML reads `yes`, `null`, `1e3`, `- x` and `a: b` as other types.
+# Texts that need no quotes. YAML would read `yes`, `null`, `1e3`, `- x` and `a: b` as other types.
 _BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.-])")
 _OTHER_TYPES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """A value, and the comment above it.
+    """A value with a comment above it.
 
     Attributes:
         value: A value of a manifest.
@@ -36,8 +36,8 @@ def yaml_text(value: Mapping[str, object]) -> str:
     """The text of one document.
 
     Raises:
-        ConfigError: a text in it has characters that are not printable.
-        TypeError: a value is of another type than texts, whole numbers, truths, lists, mappings.
+        ConfigError: a text has characters that are not printable.
+        TypeError: a value is no str, int, bool, list, tuple or mapping.
     """
     return "".join(f"{line}\n" for line in _mapping(value, ""))
 
@@ -97,7 +97,7 @@ def _scalar(value: object) -> str:
         case str() if _BARE.fullmatch(value) and value.lower() not in _OTHER_TYPES:
             return value
         case str() if value.isprintable():
-            return json.dumps(value, ensure_ascii=False)  # YAML reads the texts of JSON
+            return json.dumps(value, ensure_ascii=False)  # a JSON string is valid YAML
         case str():
             raise ConfigError(f"{value!r} has characters that cannot stand in a manifest")
     raise TypeError(f"{value!r} has a type that a manifest cannot hold")

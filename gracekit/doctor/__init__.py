@@ -1,5 +1,5 @@
-"""What could keep a service from stopping and starting well, looked for before it does.
+"""`gracekit doctor`: checks for problems that would spoil a later stop or start of a service.
 
-Each check is a small function that answers with findings; none changes
-anything. `examine` is the list of them.
+Each check is a small function that returns findings; none changes anything.
+`examine` lists them.
 """

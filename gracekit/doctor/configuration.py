@@ -1,4 +1,4 @@
-"""Settings against each other: every inequality with its values."""
+"""Checks of the settings, by themselves and against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
-    """They were read and judged one by one already, or there would be none."""
+    """List the settings that differ from the defaults; loading has validated them already."""
     changed = [name for name, _, origin in settings.describe() if origin != "default"]
     yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
     for text in settings.doubts:
@@ -23,7 +23,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def check_secrets(settings: Settings) -> Iterator[Finding]:
-    """Passwords in a settings file that others can read."""
+    """Check whether other users can read passwords in a settings file."""
     for name in ("transport_url", "store_url"):
         file, _, line = settings.origin(name).rpartition(":")
         if not (line.isdecimal() and holds_password(getattr(settings, name))):
@@ -41,13 +41,13 @@ def check_secrets(settings: Settings) -> Iterator[Finding]:
 
 
 def check_hard_limit(settings: Settings) -> Finding:
-    """What a stop takes at most."""
+    """Report how long a stop takes at most."""
     alarm = format_duration(last_breath_s(settings))
     return ok("hard limit", f"{hard_limit_sum(settings)}, and the kernel's alarm at {alarm}")
 
 
 def check_inequalities(settings: Settings) -> Iterator[Finding]:
-    """Each rule between two settings."""
+    """Check each rule between two settings."""
     for rule in rules(settings):
         name = rule.left.split()[0]
         if rule.holds:
@@ -59,7 +59,7 @@ def check_inequalities(settings: Settings) -> Iterator[Finding]:
 
 
 def check_settle(settings: Settings) -> Iterator[Finding]:
-    """Unclean tasks: the old owner's last request may still be on its way."""
+    """Check the settle time: a dead process's last request may still be on its way to a backend."""
     wait = settings.startup_reconciliation_wait_seconds
     check = "reconciliation"
     if not settings.startup_reconciliation_enabled:
@@ -81,5 +81,5 @@ def check_settle(settings: Settings) -> Iterator[Finding]:
 
 
 def last_breath_s(settings: Settings) -> float:
-    """Seconds from the stop request until the kernel's alarm has ended even a hanging process."""
+    """Seconds from a stop request until the kernel's alarm ends even a hanging process."""
     return settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S

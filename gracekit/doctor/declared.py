@@ -1,4 +1,4 @@
-"""What a service declares: policies, probes, time-outs and threads against the settings."""
+"""Checks of a service's declarations: policies, probes, timeouts and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Methods = list[Method[Any, Any]]
 
 
 def check_methods(service: Service) -> Finding:
-    """How many there are, and what becomes of each when it is interrupted."""
+    """Count the methods by their policy for interruptions."""
     methods = declared_ones(service.methods)
     if not methods:
         return warn(
@@ -36,7 +36,7 @@ def check_methods(service: Service) -> Finding:
 
 
 def check_probes(service: Service) -> Finding:
-    """Methods whose truth is to be asked, and nobody can be."""
+    """Check that each method with on_interrupt='probe' has a probe."""
     methods = [method for method in service.methods if method.options.on_interrupt == "probe"]
     missing = [method for method in methods if method.probe_hook is None]
     if missing:
@@ -53,7 +53,7 @@ def check_probes(service: Service) -> Finding:
 
 
 def check_idle_probes(service: Service) -> Iterator[Finding]:
-    """Probes that are never called."""
+    """Warn about probes that recovery never calls for tasks."""
     idle = [m for m in service.methods if m.probe_hook and m.options.on_interrupt != "probe"]
     if idle:
         yield warn(
@@ -65,7 +65,7 @@ def check_idle_probes(service: Service) -> Iterator[Finding]:
 
 
 def check_probe_times(settings: Settings, service: Service) -> Finding:
-    """A probe must have time to answer Wait more than once."""
+    """Check that a slow probe can answer Wait more than once within max_wait."""
     slow = [
         method
         for method in service.methods
@@ -85,7 +85,7 @@ def check_probe_times(settings: Settings, service: Service) -> Finding:
 
 
 def check_kinds(service: Service) -> Iterator[Finding]:
-    """Kinds of resources: whether each can find, write and settle, and in which order."""
+    """Check the kinds of resources: their functions, their order, and that used ones exist."""
     if not len(service.kinds):
         return
     for seen, remedy in service.undeclared_kinds().values():
@@ -110,7 +110,7 @@ def check_kinds(service: Service) -> Iterator[Finding]:
 
 
 def check_pending(settings: Settings, service: Service) -> Iterator[Finding]:
-    """Methods whose tasks are meant to wait for capacity, where no task does."""
+    """Warn about methods with pending_timeout= while use_pending_state is off."""
     waiting = [m for m in service.methods if m.options.pending_timeout_s is not None]
     if waiting and not settings.use_pending_state:
         yield warn(
@@ -124,7 +124,7 @@ def check_pending(settings: Settings, service: Service) -> Iterator[Finding]:
 
 
 def check_timeouts(settings: Settings, service: Service) -> Finding:
-    """Work that a drain cannot wait for, and that is not run again."""
+    """Warn about methods that may outlast a drain and are not run again."""
     drain = settings.drain_timeout_s
     long = [
         method
@@ -146,7 +146,7 @@ def check_timeouts(settings: Settings, service: Service) -> Finding:
 
 
 def check_threads(settings: Settings, service: Service) -> Iterator[Finding]:
-    """Plain functions: as many at a time as there are threads, and none can be stopped."""
+    """Check plain functions: they run in a limited number of threads, and cannot be cancelled."""
     for ops, threads, lane in (
         (False, settings.threads, "threads"),
         (True, settings.ops_threads, "ops_threads"),
@@ -177,7 +177,7 @@ def _check_lane(plain: Methods, threads: int, lane: str) -> Finding:
 
 
 def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
-    """What is left for on_stop after a drain that ran to its deadline."""
+    """Check the time that on_stop hooks have after a drain that used up its deadline."""
     if not service.stop_hooks:
         return
     least = settings.exit_margin_s / 2
@@ -193,7 +193,7 @@ def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
 
 
 def declared_ones(methods: Iterable[Method[Any, Any]]) -> Methods:
-    """Those that the application has declared, without the task API's."""
+    """The methods that the application declared, without those of the task API."""
     return [method for method in methods if method.options.namespace != TASKS_NAMESPACE]
 
 

@@ -1,7 +1,7 @@
-"""The list of all checks, in the order in which people read them.
+"""The list of all checks, in the order of the output.
 
-A check that raises is a finding too: what may not be looked at is skipped,
-and a fault of a check is told as one.
+If a check raises, that becomes a finding too: SKIP for something that must not be
+read, and FAIL for a bug in the check.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be examined.
+    """The input of `examine`.
 
     Attributes:
-        settings: None if they are wrong; `problems` then says how.
+        settings: None if they are wrong; `problems` then has the errors.
         service: None if none was named, or it cannot be loaded.
-        problems: What is already known to be wrong.
-        pids: Processes of the service that were named.
+        problems: Problems that are known already.
+        pids: Processes of the service that the user named.
         unit: A systemd unit or supervisord file, or the name of a unit.
         manifests: Kubernetes manifests.
         dockerfiles: Dockerfiles.
@@ -60,13 +60,13 @@ class Examination:
 
     @property
     def files(self) -> tuple[object, ...]:
-        """What describes how the service is run, often in another place than this one."""
+        """The given files that describe how the service is run, often on another machine."""
         unit = () if self.unit is None else (self.unit,)
         return (*unit, *self.manifests, *self.dockerfiles)
 
 
 def examine(examination: Examination) -> Findings:
-    """Everything that can be seen of *examination*, outside an event loop."""
+    """Run all checks; must be called outside an event loop."""
     yield from examination.problems
     if examination.settings is None:
         if examination.service is not None:
@@ -106,7 +106,7 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
 
 
 def _elsewhere(examination: Examination, settings: Settings) -> set[str]:
-    """The URLs of which the defaults say nothing: a given file describes the service's place."""
+    """The URL settings whose default must not be checked here, as the service runs elsewhere."""
     if not examination.files:
         return set()
     return {n for n in ("store_url", "transport_url") if settings.origin(n) == "default"}
@@ -169,7 +169,7 @@ def _platform_checks(
     else:
         yield lambda: platform.check_systemd(settings, pid)
         yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
-    if not examination.files:  # a given file describes another place than this machine
+    if not examination.files:  # given files describe another machine
         yield lambda: platform.check_container(settings, pid)
 
 
@@ -196,14 +196,14 @@ def _host_checks() -> tuple[Check, ...]:
 
 
 def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
-    """The runs of the store, or none and why."""
+    """The runs of the store, or none and the reason."""
     path = StoreLocation(settings.store_url).path
     if path is None or not path.is_file():
         return _NO_RUNS, []
     try:
         return runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
     except ConfigError:
-        return _NO_RUNS, []  # the check of the schema says why
+        return _NO_RUNS, []  # check_schema reports it
     except GracekitError as error:
         found = told("runs", error, ExitCode.DEPENDENCY)
         return _NO_RUNS, [replace(one, area="store") for one in found]
@@ -221,7 +221,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         yield _no_file("store", settings.store_url)
         return
     yield from _in("store", *_place_checks(path))
-    if not path.is_file():  # opening a pipe would wait for ever; `place` has told
+    if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         yield from _in("store", lambda: runs.check_lost(path))
         return
     known = len(load_migrations(MIGRATIONS))
@@ -256,7 +256,7 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
         yield _no_file("transport", settings.transport_url)
         return
     yield from _in("transport", *_place_checks(path))
-    if not path.is_file():  # opening a pipe would wait for ever; `place` has told
+    if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         return
     known = len(load_migrations(QUEUES_SCHEMA))
     store = StoreLocation(settings.store_url).identity()
@@ -274,7 +274,7 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
 
 
 def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
-    # Here and not above: its client takes a tenth of a second to load, and files need none.
+    # Imported here: the AMQP client takes 0.1 s to load, and is not needed for files.
     from gracekit.doctor.rabbit.checks import ConnectionChecks  # noqa: PLC0415
 
     connection = ConnectionChecks(
@@ -345,7 +345,7 @@ def _run(check: Check) -> list[Finding]:
         return told("check", error, ExitCode.DEPENDENCY)
     except OSError as error:
         return [skip("check", f"it may not be looked at: {error}")]
-    except Exception as error:  # noqa: BLE001 - one check must not silence the others
+    except Exception as error:  # noqa: BLE001 - one failing check must not prevent the others
         return [
             fail(
                 "check",

@@ -1,6 +1,6 @@
-"""What a check has found: how it stands, what was seen, what to do.
+"""The result of a check: a level, an observation and a remedy.
 
-The exit code of all findings is the largest code among those that FAIL.
+The exit code of `gracekit doctor` is the largest code of the findings that FAIL.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from gracekit.exits import ExitCode
 
 
 class Level(enum.Enum):
-    """How one thing stands."""
+    """How serious a finding is."""
 
     OK = "ok"
-    WARN = "warn"  # it works, and somebody will wonder one day
-    FAIL = "fail"  # it does not start, or a promise does not hold
-    SKIP = "skip"  # it could not be seen from here
+    WARN = "warn"  # it works now, but may cause trouble
+    FAIL = "fail"  # a start is refused, or a guarantee does not hold
+    SKIP = "skip"  # it cannot be checked from here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence about one thing.
+    """The result of one check.
 
     Attributes:
-        check: What was looked at, for example `hard limit`.
-        seen: The value and the rule.
-        remedy: What to do; empty where nothing is to be done.
-        code: Exit code that a FAIL asks for: 78 where configuration, declaration
-            or deployment must be mended, 69 where a disk, a broker or a process must,
-            70 where the check itself is at fault.
+        check: Name of the check, for example `hard limit`.
+        seen: The observed value and the rule.
+        remedy: What to do; empty if there is nothing to do.
+        code: Exit code of a FAIL: 78 if the configuration, a declaration or the
+            deployment is wrong, 69 if a disk, a broker or a process is, 70 for a
+            bug in the check itself.
         area: Group of checks; set by `examine`.
     """
 
@@ -56,27 +56,27 @@ class Finding:
 
 
 def ok(check: str, seen: str) -> Finding:
-    """Nothing to do."""
+    """A finding that needs no action."""
     return Finding(check=check, level=Level.OK, seen=seen)
 
 
 def warn(check: str, seen: str, remedy: str) -> Finding:
-    """Worth a look."""
+    """A finding of something that may cause trouble."""
     return Finding(check=check, level=Level.WARN, seen=seen, remedy=remedy)
 
 
 def fail(check: str, seen: str, remedy: str, code: ExitCode = ExitCode.CONFIG) -> Finding:
-    """To be mended before the next start."""
+    """A finding that must be corrected before the next start."""
     return Finding(check=check, level=Level.FAIL, seen=seen, remedy=remedy, code=code)
 
 
 def skip(check: str, seen: str, remedy: str = "") -> Finding:
-    """Not visible from here."""
+    """A finding of something that cannot be checked from here."""
     return Finding(check=check, level=Level.SKIP, seen=seen, remedy=remedy)
 
 
 def told(check: str, error: Exception, code: ExitCode = ExitCode.CONFIG) -> list[Finding]:
-    """FAILs from the lines of an error of ours, which say value and rule; then the remedy."""
+    """One FAIL for each line of gracekit's *error*: the observation, `; ` and the remedy."""
     found = []
     for line in str(error).splitlines() or [type(error).__name__]:
         seen, _, remedy = line.partition("; ")
@@ -85,5 +85,5 @@ def told(check: str, error: Exception, code: ExitCode = ExitCode.CONFIG) -> list
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 if nothing FAILs, else the largest code that a FAIL asks for."""
+    """0 if nothing FAILs, otherwise the largest code of a FAIL."""
     return max((int(one.code) for one in findings if one.level is Level.FAIL), default=0)

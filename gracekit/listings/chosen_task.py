@@ -1,4 +1,4 @@
-"""The one task that an operator means: by request id, or by its unmistakable beginning."""
+"""Finds the task that an operator names by its request id or an unambiguous prefix of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 from gracekit.tracker.task import TaskState
 
 HearAll = Callable[[], Awaitable[Reports]]
-"""Asks living runs for every task that they have in flight."""
+"""Asks all living runs for the tasks that they have in flight."""
 
 LISTED: Final = 5
 _ABOVE_ALL: Final = chr(0x10FFFF)
@@ -23,13 +23,13 @@ _ABOVE_ALL: Final = chr(0x10FFFF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTask:
-    """What an order is about.
+    """The task of an order.
 
     Attributes:
-        row_id: Its journal row; None for work without one.
-        run: Whose work it is, if it has no row.
-        state: As seen when it was found.
-        where: ` on api-1`, or nothing.
+        row_id: Id of its journal row; None for a task without a row.
+        run: The run that works on it, if it has no row.
+        state: Its state when it was found.
+        where: ` on api-1`, or empty.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class ChosenTask:
         }
 
     def is_task(self, task: RunAnswer) -> bool:
-        """Whether a living process means it."""
+        """Whether *task*, from the report of a run, is this task."""
         key = (task.get("task_id"), task.get("recipient", ""))
         return key == (self.request_id, self.recipient)
 
@@ -67,12 +67,12 @@ async def find(view: StoreView, word: str, instance: str | None, hear_all: HearA
 
     Args:
         view: The store.
-        word: As typed.
-        instance: Which copy of a fanout, or whose work.
+        word: The id, or its beginning, as typed.
+        instance: Only a fanout's copy for this instance, or tasks that it owns; None for any.
         hear_all: Called if no row has exactly that id.
 
     Raises:
-        GracekitError: no task is meant, or more than one.
+        GracekitError: no task matches, or more than one.
     """
     if not word:
         raise GracekitError("an empty ID names no task; see `gracekit tasks`")
@@ -109,7 +109,7 @@ async def _rows(
         found = await targets_of(view.engine, word)
     else:
         found = await targets_between(view.engine, word, word + _ABOVE_ALL)
-    # A refused request may have had the id of a task, which is the one that is meant.
+    # If a refused request has the same id as a task, the operator means the task.
     found = [target for target in found if target.state is not TaskState.REJECTED] or found
     runs = {run.run_id: run for run in await view.runs()}
     if instance is not None:
@@ -138,7 +138,7 @@ def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
 
 
 async def _live(view: StoreView, reports: Reports) -> tuple[list[ChosenTask], str]:
-    """What processes run without a row; and which of them did not say, for a message."""
+    """Tasks without rows from the reports, and words about runs that did not report theirs."""
     runs = {run.run_id: run for run in await view.runs()}
     found = [
         ChosenTask(

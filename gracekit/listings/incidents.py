@@ -1,4 +1,4 @@
-"""Incidents on record: operators' orders, and what happened to requests beside their states."""
+"""Lists recorded incidents: operators' orders, and unusual events in a request's life."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ async def list_incidents(view: StoreView, kind: str, *, limit: int) -> list[dict
 
     Args:
         view: The store.
-        kind: The kinds that begin so, as `operator`; empty for all.
-        limit: So many at most.
+        kind: Only kinds that begin with this text, such as `operator`; empty for all.
+        limit: How many at most.
     """
     rows = await view.engine.query(sql.LAST_INCIDENTS, kind, limit)
     return [dict(zip(sql.INCIDENT_NAMES, row, strict=True)) for row in rows]

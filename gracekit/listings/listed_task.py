@@ -1,4 +1,4 @@
-"""One task as it is listed: its row, and what its process reports."""
+"""One listed task: its row, joined with the report of its process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ListedTask:
     """One task in the list.
 
     Attributes:
-        columns: As in the journal; for a task without a row, as its process reports.
-        owner: Instance that may act on it; None without an owner.
+        columns: From the journal; for a task without a row, from its process's report.
+        owner: Instance that owns it; None without an owner.
         orphaned: Whether its owner is proven dead.
         doubtful: Whether its owner is neither proven dead nor alive.
-        live: What its process reports of it; None if it reports nothing or does not answer.
+        live: The report of its process; None if it reports nothing or does not answer.
         now: Wall time at which the store was read.
         journaled: Whether it has a row.
-        apart: Why it runs apart, or waits for a task that does; else empty.
-        waits_for: What it waits for, as far as that is known; else None.
-        why_listed: Why it counts as stuck; None if it does not, or the query did not ask.
+        apart: Why it runs alone, or waits for a task that does; otherwise empty.
+        waits_for: What it waits for, if that is known; otherwise None.
+        why_listed: Why it counts as stuck; None if it does not, or the query did not check.
     """
 
     columns: Mapping[str, Any]
@@ -48,7 +48,7 @@ class ListedTask:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it has ended or was parked, else since its last start or acceptance."""
+        """Seconds since it ended or was parked; otherwise since its last start or acceptance."""
         if self.live is not None and (not self.journaled or self.runs_here):
             return float(self.live.get("age_s") or 0.0)
         column = self.columns
@@ -59,10 +59,10 @@ class ListedTask:
 
     @property
     def runs_here(self) -> bool:
-        """Whether the process that answers for it runs it.
+        """Whether the process that reports it is running its handler.
 
-        A task that only waits there may have been accepted by an earlier process, so its age is
-        taken from its row.
+        A task that only waits there may have been accepted by an earlier process; so its age comes
+        from its row.
         """
         return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
 
@@ -76,7 +76,7 @@ class ListedTask:
         return None if at is None else round(age_s(self.now, at), 1)
 
     def said(self, name: str) -> Any:
-        """That field of what its process reports; None if there is none."""
+        """The field *name* of the process's report; None if it is missing."""
         return None if self.live is None else self.live.get(name)
 
     @property
@@ -86,7 +86,7 @@ class ListedTask:
         return None if kind is None else f"{kind}:{self.columns['resource_id']}"
 
     def as_json(self, version: str = V1_0) -> dict[str, Any]:
-        """Plain data for `--json`, as clients of *version* know it."""
+        """Plain data for `--json`, in API *version*."""
         return {
             **as_version(self.columns, version),
             "resource": self.resource,
@@ -108,30 +108,30 @@ class ListedTask:
 
     @property
     def waits_on_record(self) -> bool:
-        """Whether it names a resource, and no process reports that it works on it."""
+        """Whether it has a resource, and no process reports that it runs."""
         has_resource = self.columns.get("resource_kind") is not None
         is_open = self.is_transient and not self.is_parked
         return self.journaled and has_resource and is_open and not self.runs_here
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for capacity, and so for a resolver, not for a run."""
+        """Whether it is parked: it waits for a resolver, not for a run."""
         return bool(self.columns["state"] == TaskState.PENDING.value)
 
     @property
     def is_ownerless(self) -> bool:
-        """Whether it waits for any run to take it."""
+        """Whether it waits for a run to claim it."""
         is_open = self.is_transient and not self.is_parked
         return self.journaled and is_open and self.owner is None
 
     @property
     def is_transient(self) -> bool:
-        """Whether it still has to end."""
+        """Whether it has not ended."""
         return TaskState(self.columns["state"]) in TRANSIENT
 
 
 def short_id(request_id: str) -> str:
-    """Random ids are known by their beginning; those that callers chose are not."""
+    """An id for display: a random one is shortened, one that a caller chose is shown in full."""
     if _HEX_ID.fullmatch(request_id):
         return request_id[:_SHORT_ID]
     return escape(request_id, longest=_LONGEST_ID)

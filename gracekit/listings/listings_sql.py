@@ -1,4 +1,4 @@
-"""What readers of a store ask of it: the command line, and a service about itself."""
+"""The SQL of listings, for the command line and for a service's own endpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TASK_NAMES: Final = (
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
-# Without the plus SQLite walks all rows, because they come in this order, and does not use the
-# index of open ones.
+# Without the plus SQLite reads all rows, as they have this order already, instead of using the
+# index of open rows.
 OPEN_TASKS: Final = f"{_TASKS} {IS_OPEN} AND {{where}} ORDER BY +id DESC LIMIT ?"
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
 HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
 SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"
-# By the index of its moments.
+# Uses the index on `at`.
 HANDED_OVER_SINCE: Final = "SELECT request_id FROM incident WHERE at >= ? AND what = 'handed_over'"
 
 # -- one task -------------------------------------------------------------------------
@@ -44,7 +44,7 @@ FROM task WHERE id = ?"""
 REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
 LEASE: Final = """
 SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
-# By the index of its moments: nothing is on record of a task from before it was accepted.
+# Uses the index on `at`: a task has no incidents from before its acceptance.
 INCIDENTS: Final = """
 SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
 
@@ -78,7 +78,7 @@ FROM resource_pass"""
 
 # -- parked tasks, notifications ------------------------------------------------------
 
-# The inner query reads the index alone, so that rows are read for what is shown and not for all.
+# The inner query reads only the index, so that the outer one reads only the rows that are shown.
 PARKED: Final = f"""
 SELECT {", ".join(SHOWN)} FROM task WHERE id IN (
     SELECT id FROM task WHERE state = 'pending' ORDER BY pending_deadline, id LIMIT ?)
@@ -92,7 +92,7 @@ PARKED_COUNTS: Final = """
 SELECT service, count(*), sum(CASE WHEN pending_deadline <= ?1 THEN 1 ELSE 0 END),
     min(CASE WHEN pending_deadline > ?1 THEN pending_deadline END)
 FROM task WHERE state = 'pending' GROUP BY service ORDER BY service"""
-# The oldest is the first that was written: there is no index of their moments.
+# The oldest row is the one with the lowest id; there is no index on `at`.
 UNSENT: Final = "SELECT count(*), (SELECT at FROM outbox ORDER BY id LIMIT 1) FROM outbox"
 
 NEWEST_OFFER: Final = """
@@ -100,7 +100,7 @@ SELECT instance, methods FROM run WHERE service = ? ORDER BY started_at DESC LIM
 
 # -- runs, accounts, holds ------------------------------------------------------------
 
-# Parked rows wait for nobody's start, and there may be very many: they are left out by the index.
+# Without parked rows: they do not wait for a run, and there may be very many.
 _NOT_PARKED: Final = ", ".join(
     f"'{word}'" for word in sorted(state.value for state in TRANSIENT - {TaskState.PENDING})
 )
@@ -109,7 +109,7 @@ OWNERLESS: Final = f"{IS_OPEN} AND owner IS NULL AND state IN ({_NOT_PARKED})"
 UNFINISHED: Final = f"""
 SELECT owner, state, count(*) FROM task WHERE {OWNED} GROUP BY owner, state UNION ALL
 SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
-# One statement, so that counts and rows are of one moment.
+# One statement, so that tallies and rows are from the same moment.
 ACCOUNTS: Final = """
 SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
 GROUP BY state"""

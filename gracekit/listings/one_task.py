@@ -1,7 +1,6 @@
-"""Everything that is on record of one task, and what its process reports.
+"""The full record of one task, and the report of its process.
 
-Of arguments, context and result it has only the sizes, because they may hold what an operator
-must not see.
+Of arguments, context and result only the sizes are included, because they may hold secrets.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from gracekit.request.outcomes import failure_from
 from gracekit.runs.run import Run
 
 Hear = Callable[[Run], Awaitable[RunReport]]
-"""Asks a living run about the task."""
+"""Asks a living run for its report on the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """What is on record of one task.
+    """The record of one task.
 
     Attributes:
         columns: Of its row; `failure` and `requested` as plain data.
-        kept: Bytes of arguments, context and result; None for what is purged.
-        replies: Queue, wall time until which its caller waits, and since when the answer is due.
-        lease: Of its resource; None without one.
-        incidents: Moment, kind and sentence of each.
+        kept: Bytes of arguments, context and result; None for those that are purged.
+        replies: By caller: the queue, until when it waits, and since when its answer is due.
+        lease: The lease of its resource; None without one.
+        incidents: Time, kind and sentence of each incident.
         owner: Instance of the run that owns it, and whether that is alive; empty without one.
-        reports: What that run reports of it.
+        reports: The report of that run.
     """
 
     columns: dict[str, Any]
@@ -48,11 +47,11 @@ class TaskRecord:
 
     @property
     def live(self) -> dict[str, Any] | None:
-        """What its process reports of the task."""
+        """The report on the task; None if there is none."""
         return next(iter(self.reports.tasks), None)
 
     def as_json(self, version: str = V1_0) -> dict[str, Any]:
-        """Plain data for `--json`, as clients of *version* know it."""
+        """Plain data for `--json`, in API *version*."""
         return {
             "api_version": version,
             "task": as_version(self.columns, version),
@@ -67,15 +66,15 @@ class TaskRecord:
 
 
 async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRecord:
-    """All that is known of *subject*.
+    """Read the full record of *subject*.
 
     Args:
         view: The store.
         subject: The task.
-        hear: Asks the living run that has the task.
+        hear: Asks the run that owns the task, if it is alive.
 
     Raises:
-        GracekitError: its row was removed meanwhile.
+        GracekitError: its row was deleted meanwhile.
     """
     if subject.row_id is None:
         return await _without_row(subject, hear)
@@ -101,7 +100,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
 
 
 def _failure_of(text: Any) -> Any:
-    """Class, module, message and traceback; what the exception was made of may be secret."""
+    """Class, module, message and traceback; not the exception's arguments, which may be secret."""
     if text is None:
         return None
     failure = failure_from(str(text))

@@ -1,6 +1,6 @@
-"""Parked tasks as they are listed, and how many there are; and notifications that are not sent.
+"""Lists and counts parked tasks, and counts unsent notifications.
 
-A parked task belongs to no run, so all of this is on record, whether a run lives or not.
+A parked task has no owner, so all of this comes from the store; no run need be alive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ParkedEntry:
     """One parked task in the list.
 
     Attributes:
-        columns: As the journal has them; `requested` is an object.
+        columns: From the journal; `requested` is an object.
         now: Wall time at which the store was read.
     """
 
@@ -40,11 +40,11 @@ class ParkedEntry:
 
     @property
     def left_s(self) -> float:
-        """Seconds until its deadline; below 0 after it."""
+        """Seconds until its deadline; negative after it."""
         return float(self.columns["pending_deadline"] or 0.0) - self.now
 
     def as_json(self) -> dict[str, Any]:
-        """As the namespace `gracekit.tasks` shows it, and how long it waits, and may wait."""
+        """As the namespace `gracekit.tasks` shows it, plus `waits_s` and `left_s`."""
         times = {"waits_s": round(self.waits_s, 1), "left_s": round(self.left_s, 1)}
         return shown(self.columns) | times
 
@@ -61,7 +61,7 @@ class ParkedList:
     more: bool
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`; 1.0 has no word for it."""
+        """Plain data for `--json`, always in 1.1, as 1.0 does not have the state PENDING."""
         tasks = [task.as_json() for task in self.tasks]
         return {"api_version": V1_1, "tasks": tasks, "more": self.more}
 
@@ -103,7 +103,7 @@ class PendingStatus:
 
 
 async def count_parked(view: StoreView) -> list[PendingStatus]:
-    """One for each service that has parked tasks; reads an index alone."""
+    """The numbers of each service that has parked tasks; reads only an index."""
     rows = await view.engine.query(sql.PARKED_COUNTS, view.clock.wall())
     return [
         PendingStatus(
@@ -145,7 +145,7 @@ def deadline_words(left_s: float) -> str:
 
 
 def rough(seconds: float) -> str:
-    """`41s`, `55m`, `1h03m`: as `duration`, but with minutes alone below an hour."""
+    """`41s`, `55m`, `1h03m`: as `duration`, but without seconds from one minute on."""
     if _MINUTE_S <= seconds < _HOUR_S:
         return f"{int(seconds) // _MINUTE_S}m"
     return duration(seconds)

@@ -1,4 +1,4 @@
-"""What a run reports when it is asked, or why there is no report."""
+"""The report that a living run gives on request, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RunAnswer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run reports.
+    """The report of a run.
 
     Attributes:
         answer: Its status; None without an answer.
-        tasks: Its tasks in flight, as far as they were asked for.
-        brief: Why there is no answer, or not all tasks, in a few words; else empty.
-        why: A whole sentence about that; empty if *brief* says everything.
+        tasks: Its tasks in flight, if they were requested.
+        brief: Why the answer or some tasks are missing, in a few words; otherwise empty.
+        why: The same as a full sentence; empty if *brief* is enough.
     """
 
     answer: RunAnswer | None = None
@@ -29,7 +29,7 @@ class RunReport:
 
 
 Reports = Mapping[str, RunReport]
-"""Run id to the report of that run."""
+"""Reports by run id."""
 
 NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
-"""For a run that began after the others were asked."""
+"""Stands for the report of a run that began after the reports were collected."""

@@ -1,4 +1,4 @@
-"""The resources that wait to be settled, and what the last pass of each host has done."""
+"""Lists the resources that wait to be settled, and the results of each host's last pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ResourceStatus:
     """The resources of one service and host.
 
     Attributes:
-        waiting: How many were asked about and have no end yet; where nothing is settled unasked,
-            how many the last pass has found that it would settle.
-        settles: Whether resources are settled unasked.
-        oldest: (kind, id, wall time since which it is known) of the one that waits longest; None
-            if none waits.
+        waiting: How many have had a rule begun, but without a final result. If *settles* is False:
+            how many the last pass found that it would settle.
+        settles: Whether passes settle resources automatically, or only find them.
+        oldest: (kind, id, wall time at which it was first seen) of the one that waits longest;
+            None if none waits.
         last_pass: Wall times `began_at` and `finished_at`, and the numbers `settled`, `failed`,
             `waiting` and `left`, of resources; None before the first pass has finished.
     """
@@ -45,7 +45,7 @@ class ResourceStatus:
 
 
 async def list_resources(view: StoreView) -> list[ResourceStatus]:
-    """One for each service and host that has settled resources, or is to."""
+    """One entry for each service and host with waiting resources or a pass on record."""
     waiting = {}
     for service, host, number in await view.engine.query(sql.WAITING_RESOURCES):
         rows = await view.engine.query(sql.OLDEST_RESOURCE, service, host)

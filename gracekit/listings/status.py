@@ -1,4 +1,4 @@
-"""The runs of a store: what living ones report, and what others left."""
+"""The status of a store: the reports of living runs, and the records of ended ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0
-"""An instance without a process is shown for so long, or as long as it has unfinished tasks."""
+"""Seconds for which an instance without a process is shown; longer if it has unfinished tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """One run as it is shown.
+    """One listed run.
 
     Attributes:
-        judgement: Whether it is alive, and why we think so.
-        reports: What it reports, or why there is no report; None if it is not proven alive.
+        judgement: Whether it is alive, and the evidence.
+        reports: Its report, or why there is none; None if it is not proven alive.
         unfinished: The unfinished tasks that it owns in the store, by state.
     """
 
@@ -61,16 +61,17 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """All that `gracekit status` shows.
+    """The data of `gracekit status`.
 
     Attributes:
-        entries: Living runs, those of which nothing is proven, then gone ones that matter.
+        entries: Living runs, then those neither proven alive nor dead, then recent dead ones and
+            those with unfinished tasks.
         exits: The last runs that ended, newest first.
-        ownerless: Transient rows without an owner, by state; parked tasks are no such rows.
-        accounts: As last counted; None if the first count has not ended yet.
-        resources: Those that wait to be settled, and the last passes.
+        ownerless: Numbers of transient rows without an owner, by state; without parked tasks.
+        accounts: From the last count; None if the first count has not ended yet.
+        resources: The resources that wait to be settled, and the last passes.
         pending: The parked tasks of each service that has some.
-        notifications: Those that are not sent yet.
+        notifications: The notifications that are not sent yet.
     """
 
     store: str
@@ -105,16 +106,16 @@ async def look(
     accounts: Accounts | None,
     unheard: RunReport = NO_REPORT,
 ) -> StatusReport:
-    """What the store says now, joined with the reports of its runs.
+    """Read the status of the store, and join it with the reports of its runs.
 
     Args:
         view: The store.
-        reports: Reports of living runs, collected before the store is read here, so that a run
-            which has ended meanwhile is seen as ended.
+        reports: Reports of living runs. They must be collected before this call reads the store,
+            so that a run that ends in between is shown as ended.
         name: INSTANCE or SERVICE@INSTANCE; None for all runs.
         store: The store's name.
-        accounts: Those of the store; counting them takes long.
-        unheard: The report of living runs that are not in *reports*.
+        accounts: The accounts of the store, passed in because counting them takes long.
+        unheard: Used as the report of living runs that are not in *reports*.
     """
     runs = await view.runs(name)
     unfinished = await view.unfinished()
@@ -148,9 +149,10 @@ async def list_exits(
 
 
 def _last_ended(ended: Sequence[Run], limit: int) -> list[Run]:
-    """Those that ended last: a run that lived long may have begun before many others.
+    """The runs that ended last, newest first.
 
-    One that left no stop record ended before its rows were taken over, or has ended just now.
+    For a run without a stop record, the time at which its rows were adopted counts as its end; if
+    they are not adopted yet, it ended just now.
     """
 
     def seen_to_end_at(run: Run) -> float:
@@ -167,7 +169,7 @@ def exit_as_json(run: Run) -> dict[str, Any]:
 def _shown(
     runs: Sequence[Run], judged: Mapping[str, Liveness], owners: Collection[str | None], now: float
 ) -> list[Run]:
-    """Living and doubtful runs by name; then dead ones that left rows or died lately."""
+    """Living runs, then doubtful ones, by name; then dead ones that left rows or died recently."""
     by_name = sorted(runs, key=lambda run: (run.instance, run.service))
     living = [run for run in by_name if judged[run.run_id].is_alive]
     doubtful = [run for run in by_name if judged[run.run_id].answer is Alive.NOT_PROVEN]

@@ -1,7 +1,7 @@
-"""What a store says if no run answers: its runs, what each left, and the accounts.
+"""Reads a store without asking any run: its runs, their unfinished tasks, and the accounts.
 
-It only reads. Whether a run is alive is judged in the same way as services judge each other
-(`gracekit.life`); a row's phase and beat are for display.
+Whether a run is alive is judged in the same way as services judge each other (`gracekit.life`);
+the columns `phase` and `beat_at` are only for display.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 ALL_RUNS: Final = 100_000
 NEAR_RUNS: Final = 200
-"""Enough to find a run again that was just seen, although others have started meanwhile."""
+"""Enough of the newest runs to find one again that was just listed, unless very many started."""
 
 UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
-    """Accepted = terminal + transient + removed, and everything else that was counted.
+    """The counts of requests; accepted must equal terminal + transient + removed.
 
     Attributes:
-        states: State to number of rows.
-        tallies: Name to count, as the journal keeps them.
+        states: Number of rows by state.
+        tallies: The journal's counts by name.
     """
 
     states: Mapping[str, int]
@@ -43,7 +43,7 @@ class Accounts:
 
     @classmethod
     def of_rows(cls, rows: Iterable[Row]) -> Accounts:
-        """From what `listings_sql.ACCOUNTS` returns."""
+        """The accounts from the rows of `listings_sql.ACCOUNTS`."""
         found: dict[str, dict[str, int]] = {"tally": {}, "state": {}}
         for kind, name, number in rows:
             found[str(kind)][str(name)] = int(number or 0)
@@ -51,27 +51,27 @@ class Accounts:
 
     @property
     def accepted(self) -> int:
-        """Requests that the journal ever took custody of."""
+        """How many requests were ever accepted."""
         return self.tallies.get("accepted", 0)
 
     @property
     def removed(self) -> int:
-        """Terminal rows that retention removed."""
+        """How many terminal rows retention has deleted."""
         return self.tallies.get("removed", 0)
 
     @property
     def terminal(self) -> Mapping[str, int]:
-        """Rows that have ended, by state; REJECTED ones were never accepted."""
+        """Rows of ended tasks, by state; without REJECTED ones, which were never accepted."""
         return self._of(TERMINAL - {TaskState.REJECTED})
 
     @property
     def transient(self) -> Mapping[str, int]:
-        """Rows that have not, by state."""
+        """Rows of tasks that have not ended, by state."""
         return self._of(TRANSIENT)
 
     @property
     def off_by(self) -> int:
-        """Accepted minus what is accounted for; 0 when it balances."""
+        """Accepted minus terminal, transient and removed; 0 if nothing was lost."""
         known = sum(self.terminal.values()) + sum(self.transient.values()) + self.removed
         return self.accepted - known
 
@@ -81,7 +81,7 @@ class Accounts:
 
     @property
     def rejected(self) -> int:
-        """Refused requests on record."""
+        """How many refused requests are on record."""
         return self.states.get(TaskState.REJECTED.value, 0)
 
     def as_json(self) -> dict[str, Any]:
@@ -98,15 +98,16 @@ class Accounts:
 
 
 class StoreView:
-    """One store that is looked at.
+    """Reads one store.
 
     Args:
-        engine: Answers queries: an `Engine` that works, or a `StoreReader`.
+        engine: A started `Engine` or `StoreReader`.
         process: Judges which runs are alive.
-        run_directory: That of the run locks, as this process sees it; None for a store in memory.
-        clock: Gives the present time, for ages.
-        most_runs: How many of the newest runs are read. A service keeps this small, because its
-            event loop judges each run while requests wait.
+        run_directory: Directory of the run locks, as this process sees it; None for a store in
+            memory.
+        clock: The present time, for ages.
+        most_runs: How many of the newest runs to read. A service keeps this small, because judging
+            them blocks its event loop.
 
     Attributes:
         engine: As given.
@@ -134,7 +135,7 @@ class StoreView:
         return runs if name is None else [run for run in runs if is_named(run, name)]
 
     def _with_note(self, run: Run) -> Run:
-        """*run* with the exit code that it noted in its lock file, if the store did not take it."""
+        """*run* with the exit code from its lock file, if it could not record it in the store."""
         if run.exit_code is not None or run.adopted_at is not None:
             return run
         return replace(run, exit_code=evidence_of(run, self._run_directory).exit_code)
@@ -145,7 +146,7 @@ class StoreView:
         return sorted(alive, key=lambda run: (run.instance, run.service))
 
     async def again(self, run: Run) -> Run:
-        """*run* as it stands now."""
+        """Read *run* again."""
         for limit in (NEAR_RUNS, ALL_RUNS):
             for found in await list_runs(self.engine, service=run.service, limit=limit):
                 if found.run_id == run.run_id:
@@ -153,13 +154,13 @@ class StoreView:
         return run
 
     def judge(self, run: Run) -> Liveness:
-        """Whether the run may still act."""
+        """Whether the run is alive, so that it may still act."""
         return judge_run(run, self._process, self._run_directory)
 
     async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
-        """Owner to its transient rows by state; None stands for rows without an owner.
+        """Numbers of transient rows, by owner and then by state; None stands for no owner.
 
-        Parked tasks are left out: they wait for capacity, and for no run.
+        Parked tasks are left out, as they do not wait for a run.
         """
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
         for owner, state, number in await self.engine.query(sql.UNFINISHED):
@@ -167,7 +168,7 @@ class StoreView:
         return found
 
     async def accounts(self) -> Accounts:
-        """The accounts of this moment; reads every row of the store."""
+        """Count the accounts now; reads every row of the store."""
         return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))
 
 
@@ -182,10 +183,10 @@ def label(run: Run) -> str:
 
 
 def verdict_of(run: Run) -> Verdict:
-    """How a dead run ended: as on record, else by its evidence."""
+    """How a dead run ended: the recorded verdict, or else one from its evidence."""
     return run.verdict or classify(run.evidence)
 
 
 def gone_at(run: Run) -> float:
-    """Wall time of its stop record, else of its last sign of life."""
+    """Wall time of its stop record, or else of its last beat."""
     return run.ended_at if run.ended_at is not None else run.beat_at

@@ -1,7 +1,7 @@
-"""Which tasks count as stuck, and why: for `gracekit tasks --stuck`.
+"""Decides which tasks count as stuck, and why, for `gracekit tasks --stuck`.
 
-A running task counts as stuck if it is slow by the history of its method, measured since its last
-safe point or its start. Without a history, or if no run works on it, a fixed time decides.
+A running task is stuck if it is slow compared with the history of its method, measured since its
+last safe point or its start. Without a history, or if no run works on it, a fixed time decides.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gracekit.listings.listed_task import ListedTask
 from gracekit.tracker.task import TaskState
 
 TIMES_P95: Final = 3.0
-"""A running task is stuck after so many times the p95 of its method."""
+"""A running task is stuck after this many times the p95 of its method."""
 SHORTEST_S: Final = 1.0
-"""It is never stuck before this time, because it would have ended before you read of it."""
+"""A task with a history is not stuck before this many seconds, as it would end before you look."""
 UNTOUCHED_S: Final = 600.0
-"""A task is stuck if it runs for so long without a history, or if no run takes it for so long."""
+"""Seconds after which a task is stuck that runs without a history, or that no run takes."""
 _NOBODY: Final = "not taken by any run"
 
 
@@ -30,7 +30,7 @@ def why_stuck(task: ListedTask, *, recent: Collection[str]) -> str | None:
         task: Any task.
         recent: Request ids of tasks that were handed over less than `UNTOUCHED_S` ago.
     """
-    if not task.is_transient or task.is_parked:  # a parked one has a deadline of its own
+    if not task.is_transient or task.is_parked:  # a parked task has its own deadline
         return None
     state = TaskState(task.columns["state"])
     if state is TaskState.RUNNING and not task.orphaned:
@@ -64,7 +64,7 @@ def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
         return None  # a living run settles it
     if columns["request_id"] in recent or task.age_s < UNTOUCHED_S:
         return None
-    # During its settle time, or after a probe's `Wait`, recovery looks at it again at `due`.
+    # In its settle time, or after a probe answered `Wait`, recovery checks the task again at `due`.
     due = max(columns["not_before"] or 0.0, columns["next_check"] or 0.0)
     if age_s(task.now, due) < UNTOUCHED_S:
         return None
@@ -72,7 +72,7 @@ def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
 
 
 def _waiting(task: ListedTask) -> str | None:
-    """For a task that was accepted, or whose process is gone."""
+    """Why a task is stuck that is accepted, or whose process is gone."""
     if task.age_s < UNTOUCHED_S:
         return None
     if task.orphaned:

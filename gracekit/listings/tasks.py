@@ -1,6 +1,6 @@
-"""Tasks: rows of the journal, joined with what living processes report of them.
+"""Lists tasks: rows of the journal, joined with the reports of living processes.
 
-No arguments, context, result or failure: they may hold what an operator must not see.
+Arguments, context, result and failure are left out, because they may hold secrets.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class TaskQuery:
     """Which tasks are listed.
 
     Attributes:
-        name: INSTANCE or SERVICE@INSTANCE that may act on them; None for all tasks.
-        resource: `kind:id`, or the id alone; None for any.
-        states: Words of `TaskState`, or `ALL_STATES`; empty for those that have not ended.
+        name: INSTANCE or SERVICE@INSTANCE that owns them; None for all tasks.
+        resource: `kind:id`, or only the id; None for any.
+        states: Values of `TaskState`, or `ALL_STATES`; empty for tasks that have not ended.
         stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
         limit: How many at most.
-        version: One of `API_VERSIONS`. To 1.0 a parked task has ended, as ERRORED, and *states*
-            are those that it shows.
+        version: One of `API_VERSIONS`. 1.0 shows a parked task as ERRORED, and *states* are the
+            states as shown.
     """
 
     name: str | None = None
@@ -53,9 +53,9 @@ class TaskList:
     """The listed tasks.
 
     Attributes:
-        tasks: The newest first; those without a row last.
+        tasks: The newest first; tasks without a row last.
         more: Whether there are more than the limit.
-        not_heard: Living runs that did not report all of their tasks, and why.
+        not_heard: Living runs that did not report all of their tasks, each with the reason.
         version: As in the query.
     """
 
@@ -80,14 +80,14 @@ async def list_tasks(view: StoreView, reports: Reports, query: TaskQuery) -> Tas
     Args:
         view: The store.
         reports: Reports of living runs, with every task that they have in flight.
-        query: Which tasks; none if its name is not on record.
+        query: Selects the tasks; the result is empty if no run has its name.
     """
     listing = _Listing(view, reports, {run.run_id: run for run in await view.runs()})
     return await listing.of(query)
 
 
 class _Listing:
-    """One look at the tasks of a store."""
+    """Reads the tasks of a store once."""
 
     def __init__(self, view: StoreView, reports: Reports, runs: Mapping[str, Run]) -> None:
         self._view = view
@@ -135,9 +135,10 @@ class _Listing:
         return [replace(entry, why_listed=why) for entry, why in judged if why is not None]
 
     async def _with_holder(self, entry: ListedTask) -> ListedTask:
-        """Say who has the lease that a task waits for, also if no process works on the task.
+        """Add the holder of the lease that a task waits for, from the store.
 
-        The run of a task that waits does not know it, if another run has the lease.
+        The task's own run does not know the holder if another run has the lease; and the task may
+        have no run at all.
         """
         columns, said = entry.columns, entry.waits_for
         is_waiting = entry.waits_on_record if said is None else said.endswith(ELSEWHERE)
@@ -154,7 +155,7 @@ class _Listing:
         return entry
 
     def _holder(self, columns: Mapping[str, Any], lease: Row) -> str | None:
-        """What the task with *columns* waits for at a row of `LEASE`; None if it may go on."""
+        """Words about the holder in a row of `LEASE`; None if the task may take the lease."""
         _, owner, request_id, _, not_before = lease
         if owner is None:
             left_s = float(not_before or 0.0) - self._now
@@ -190,13 +191,13 @@ class _Listing:
         )
 
     async def _unjournaled(self, resource: str | None) -> list[ListedTask]:
-        """What processes run without a row: `requeue`, periodic and background work."""
+        """Tasks without a row: `requeue`, periodic and background work, from the reports."""
         entries = []
         for (run_id, request_id), task in self._live.items():
             if task.get("journaled"):
                 continue
             if await self._view.engine.query(sql.HAS_ROW, request_id):
-                continue  # its run has an older gracekit, which does not report `journaled`
+                continue  # an older gracekit does not report `journaled`
             kind, _, key = str(task.get("resource") or "").partition(":")
             if resource is not None and resource not in {key, f"{kind}:{key}"}:
                 continue
@@ -225,7 +226,7 @@ class _Listing:
 
 
 def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
-    """The SQL without its limit's value, and its parameters."""
+    """The SQL and its parameters, without the value of the limit."""
     where, params, text = ["1 = 1"], list[Value](), sql.TASKS
     resource = query.resource
     if ALL_STATES not in query.states:
@@ -236,7 +237,7 @@ def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
         params += wanted
     if resource is not None:
         kind, separator, key = resource.partition(":")
-        # An id may itself hold a colon, so the whole word is tried as an id too.
+        # An id may contain a colon, so also try the whole word as an id.
         pair = " OR (resource_kind = ? AND resource_id = ?)" if separator else ""
         where.append(f"(resource_id = ?{pair})")
         params += [resource, kind, key] if separator else [resource]
@@ -247,10 +248,10 @@ def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
 
 
 def _wanted(query: TaskQuery) -> list[str]:
-    """The states on record that the query means."""
+    """The states in the journal that correspond to the query."""
     wanted = {*query.states} or {state.value for state in TRANSIENT}
     parked = TaskState.PENDING.value
-    if query.stuck:  # none of these counts as stuck, and there may be very many
+    if query.stuck:  # a parked task is never stuck, and there may be very many
         wanted.discard(parked)
     elif query.version == V1_0:
         wanted.discard(parked)
@@ -263,7 +264,7 @@ def _marks(values: Sequence[object]) -> str:
 
 
 def _apart(columns: Mapping[str, Any], apart: Mapping[str, str]) -> str:
-    """Why a task runs apart or waits for one that does, by what is on record."""
+    """Why a task runs alone, or waits for one that does, from its row; empty otherwise."""
     state, crashes = columns["state"], int(columns["crashes"] or 0)
     died = f"processes died around it, {crashes} times"
     if state == TaskState.RUNNING.value and columns["alone"] == 1:

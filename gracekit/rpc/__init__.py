@@ -1,5 +1,6 @@
-"""Talks, never remembers: messages, the wire they travel in, and the ways they are carried.
+"""RPC: messages, their wire format, and the transports. Nothing here keeps records.
 
-`message` and `transport` are the words; `memory` and `sqlite` carry, `oslo_wire`
-spells, `methods` says what is served, `server` and `client` are the two ends.
+`message` and `transport` define the terms. `memory`, `sqlite` and `amqp/` are the
+transports, `oslo_wire` is the wire format, `methods` declares what is served, and
+`server` and `client` are the two ends.
 """

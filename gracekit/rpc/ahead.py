@@ -1,8 +1,8 @@
-"""Asking ahead: whether new requests are taken, before one is sent that would wait unread.
+"""`fail_fast`: ask whether new requests are accepted, before sending one that would wait unread.
 
-One ops server is asked, whichever takes the question. If its intake is closed
-all are asked, because a sibling may read the same queue. Only answers count:
-where nobody answers in time, or nobody understands, the request is sent.
+The client asks one ops server, the one that takes the question. If its intake is
+closed, the client asks all of them, because a sibling may read the same queue.
+If no server answers in time, or none understands the question, the request is sent.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Transport, directed_queue, shared_queue
 
 ASK_S: Final = 2.0
-"""The question takes at most this long, and at most half of what the request may take."""
+"""Seconds that the question may take; at most half of the request's timeout."""
 SIBLINGS_S: Final = 0.5
-"""After a first refusal, others that read the same queue are listened to for so long."""
+"""Seconds to wait for the siblings' answers after a first refusal."""
 
 
 async def check_open(
@@ -32,18 +32,18 @@ async def check_open(
     host: str | None,
     within_s: float,
 ) -> None:
-    """Ask whether new requests are taken.
+    """Ask whether new requests are accepted.
 
     Args:
-        transport: Where to ask.
-        replies: Hears the answers.
-        clock: Draws ids.
-        ops_topic: Of the service.
-        host: Of the one host that is meant; None for any.
-        within_s: Seconds that the request may take with all this.
+        transport: Carries the question.
+        replies: Receives the answers.
+        clock: Makes ids.
+        ops_topic: The service's ops topic.
+        host: The host to ask about; None for any.
+        within_s: Seconds that the request may take, including this question.
 
     Raises:
-        Draining: whoever answered has closed its intake.
+        Draining: every server that answered has closed its intake.
     """
     closed: dict[str, str] = {}
     limit_s = min(ASK_S, within_s / 2)
@@ -60,7 +60,7 @@ async def check_open(
                     pass
                 return
     except (TimeoutError, Undeliverable):
-        pass  # nobody is there to answer, or nobody else
+        pass  # no server answered, or no further one
     finally:
         replies.forget(address)
     if closed:
@@ -83,10 +83,10 @@ def _question(clock: Clock, address: ReplyAddress, expires_in_s: float) -> Messa
 
 
 def _is_no_reason(answer: Any, closed: dict[str, str], host: str | None) -> bool:
-    """Whether *answer* leaves no reason not to send; who is closed is noted instead."""
+    """Whether to send after *answer*; a server that refuses is added to *closed*."""
     match answer:
         case {"instance": str(), "host": str(other)} if host is not None and other != host:
-            return False  # it reads another queue
+            return False  # that server reads another queue
         case {"open": False, "instance": str(instance), "state": str(state)}:
             closed[instance[:100]] = state[:20]
             return False

@@ -1,8 +1,8 @@
-"""Callers: requests out, replies in.
+"""Clients: send requests, receive replies.
 
-Options live in `prepare`, which returns a view and changes nothing; arguments
-are keyword arguments only, so no option can be mistaken for one. Each send
-draws a new request id unless one was prepared.
+Options are given to `prepare`, which returns a new view and changes nothing.
+Arguments of a method are keyword arguments only, so options cannot be confused
+with them. Each send makes a new request id unless one was prepared.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class ClientView:
         self._options = options
 
     def prepare(self, **options: Unpack[PrepareOptions]) -> ClientView:
-        """A further view, with these options over the present ones.
+        """A new view, with these options added to or replacing the present ones.
 
         Raises:
             TypeError: there is no such option.
-            ConfigError: a value cannot be.
+            ConfigError: a value is invalid.
         """
         return ClientView(self._client, self._options.with_(options))
 
     def can_send_version(self, version: str | None = None) -> bool:
-        """Whether the prepared `version_cap` lets a request of that interface version out.
+        """Whether the prepared `version_cap` allows a request of that interface version.
 
         Args:
             version: None for the prepared one, or 1.0.
@@ -99,13 +99,14 @@ class ClientView:
         Raises:
             CallTimeoutError: no reply in time; the request may still run. Or the
                 prepared `timeout` was 0 or less: then nothing was sent.
-            HeartbeatTimeoutError: one of these, when it was the prepared
-                `monitor_timeout` that ended the wait.
-            Draining: the service takes no such request now; with `fail_fast`
-                nothing was sent then.
+            HeartbeatTimeoutError: a CallTimeoutError; no heartbeat came within the
+                prepared `monitor_timeout`.
+            Draining: the service does not accept the request now; with `fail_fast`
+                it was not sent.
             Undeliverable: no service ever read this topic.
-            Parked: there is no capacity now and the task waits for it; with `pending` only.
-            NoCapacity: the same without `pending`, or the task does not wait.
+            Parked: the task waits for capacity; only with `pending`.
+            NoCapacity: there is no capacity; the task has ended, or it waits for
+                capacity and the call was made without `pending`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
             RemoteError: the handler raised a class that is not registered here;
@@ -118,7 +119,7 @@ class ClientView:
     @overload
     async def cast(self, method: str, /, **kwargs: Any) -> str: ...
     async def cast(self, method: Method[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:
-        """Send a request whose answer nobody waits for; it never expires.
+        """Send a request without waiting for an answer; it never expires.
 
         Returns:
             The request id, once the transport has confirmed the message.
@@ -150,20 +151,20 @@ class RpcClient(ClientView, AsyncOnly):
     """Sends requests to one service.
 
     Args:
-        transport: A started transport, which stays the caller's, or a URL,
-            whose transport this client starts and stops.
-        topic: The service's.
-        ops_topic: Where its ops server listens; None for `{topic}-ops`.
-        exceptions: Classes to rebuild from failures, by `module.Class` as the
-            service sends it.
+        transport: A started transport, which the caller stops, or a URL, for which
+            the client makes, starts and stops a transport.
+        topic: The service's topic.
+        ops_topic: The topic of its ops server; None for `{topic}-ops`.
+        exceptions: Exception classes to rebuild from failures, by `module.Class` as
+            the service sends it.
         clock: Time and ids; None for the real ones.
-        process: Who this is; None for this process. Used with a URL.
-        max_body_bytes: Messages above this are refused before sending.
-        exchange: Control exchange on RabbitMQ, where the URL names none.
-        declare_profile: How queues are declared there, where the URL does not say.
+        process: Stands for another process in tests; None for this one. Used with a URL.
+        max_body_bytes: Larger messages are refused before sending.
+        exchange: Control exchange on RabbitMQ, if the URL names none.
+        declare_profile: Declare profile on RabbitMQ, if the URL names none.
 
     Raises:
-        ConfigError: the URL, a topic or *exceptions* cannot be.
+        ConfigError: the URL, a topic or *exceptions* is invalid.
     """
 
     __slots__ = (
@@ -207,11 +208,11 @@ class RpcClient(ClientView, AsyncOnly):
 
     @property
     def ignored_replies(self) -> int:
-        """Replies that no call waited for (late, repeated, foreign), and unreadable ones."""
+        """How many replies matched no waiting call (late, repeated, foreign) or were unreadable."""
         return self._replies.ignored
 
     async def start(self) -> None:
-        """Connect, where the transport is this client's own; may be called twice.
+        """Connect, if the client was given a URL; may be called twice.
 
         Raises:
             ConfigError: the file cannot be used, or no event loop of asyncio runs here.
@@ -331,13 +332,15 @@ class RpcClient(ClientView, AsyncOnly):
     async def _send(
         self, options: CallOptions, method: AnyMethod, request: Request, *, expires_at: float | None
     ) -> None:
-        """Publish to the request's queue; an ops request that nobody can take to the other topic.
+        """Publish to the request's queue.
+
+        If there is no ops queue, an ops request is sent to the new-request topic instead.
 
         Args:
             options: As prepared.
-            method: As passed.
-            request: What to send.
-            expires_at: Loop time at which its caller leaves; None for never.
+            method: As passed by the caller.
+            request: The request to send.
+            expires_at: Loop time at which the caller stops waiting; None for never.
         """
         queue = self._queue(options, method)
         message = self._message(request, expires_at=expires_at)
@@ -345,7 +348,7 @@ class RpcClient(ClientView, AsyncOnly):
             await self._transport.publish(queue, message)
         except Undeliverable as error:
             host = "" if options.host is None else f"{_NO_HOST} {options.host!r}"
-            # A peer of a time before ops servers: the same request, once, where it listens.
+            # The service may be older than ops servers, and read ops requests from its one topic.
             if queue.topic != self._topics[True] or options.namespace == CONTROL_NAMESPACE:
                 if not host:
                     raise
@@ -360,7 +363,7 @@ class RpcClient(ClientView, AsyncOnly):
                 ) from None
 
     async def _check_open(self, options: CallOptions, method: AnyMethod) -> None:
-        """Ask before a new request is sent; ops requests wait behind no closed topic."""
+        """Ask first whether a new request is accepted; the ops topic stays open in a drain."""
         if self._is_ops(options, method) or not options.has_ops_server:
             return
         await check_open(
@@ -431,7 +434,7 @@ class RpcClient(ClientView, AsyncOnly):
 
 
 def _name_of(method: object) -> str:
-    """Of a method, or of a text that names one.
+    """The name of a method, which is given as a Method or as text.
 
     Raises:
         InvalidArgumentsError: it is neither.
@@ -469,10 +472,10 @@ def _queue_of(topic: str, host: str | None) -> Queue:
 
 
 def check_exceptions(exceptions: object) -> None:
-    """See that a class can be looked up by the name that comes over the wire.
+    """Check that *exceptions* maps names to exception classes.
 
     Raises:
-        ConfigError: it is no mapping, or what it has under a name is no class of exceptions.
+        ConfigError: it is no mapping, or a value is no exception class.
     """
     if not isinstance(exceptions, Mapping):
         listed = exceptions if isinstance(exceptions, list | tuple | set | frozenset) else ()
@@ -492,6 +495,6 @@ def check_exceptions(exceptions: object) -> None:
 
 
 def _with_lease(context: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*context*, and the lease of the task that sends from here."""
+    """*context*, plus the lease of the task whose handler sends the request, if any."""
     lease = carried_lease.get()
     return context if lease is None else {**context, LEASE_KEY: lease}

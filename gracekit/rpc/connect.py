@@ -43,18 +43,18 @@ def open_transport(
         url: `sqlite:///relative.db` (to the working directory),
             `sqlite:////absolute.db`, `memory://`, or a RabbitMQ broker's: `amqp://`,
             `amqps://` or oslo.messaging's `rabbit://`.
-        process: Who this is.
+        process: This process.
         clock: Wall time and ids.
-        broker: The machine behind `memory://`.
-        exchange: RabbitMQ's control exchange, where the URL names none.
-        profile: How queues are declared on RabbitMQ, where the URL does not say.
-        max_body_bytes: Largest message that its user parses; RabbitMQ's bodies above it are
-            dropped as they come.
-        telemetry: Hears of losses of the broker and of faults; None for the log alone.
-        creates: Whether a file that is missing is made; clients make none.
+        broker: The broker of `memory://`.
+        exchange: RabbitMQ's control exchange, if the URL names none.
+        profile: RabbitMQ's declare profile, if the URL names none.
+        max_body_bytes: Largest body that is read; the RabbitMQ transport drops larger ones
+            while they arrive.
+        telemetry: Receives events about lost connections and faults; None to only log them.
+        creates: Whether to create a missing file; clients do not.
 
     Raises:
-        ConfigError: the URL is wrong; its password is not shown.
+        ConfigError: the URL is wrong; the message does not show its password.
     """
     match kind_of(url):
         case UrlKind.FILE:
@@ -64,7 +64,7 @@ def open_transport(
         case UrlKind.MEMORY:
             return _memory(url, process, broker)
         case UrlKind.BROKER:
-            # Here and not above: the client takes a tenth of a second to load, most need none.
+            # Imported here: the AMQP client takes 0.1 s to load, and most programs do not need it.
             from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
             from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415
 
@@ -91,18 +91,18 @@ def given_or_opened(
     profile: str,
     max_body_bytes: int,
 ) -> Transport:
-    """The transport of a program that makes no queues of its own.
+    """The transport of a client or listener, which never creates the file of queues.
 
     Args:
-        transport: A transport, returned as it is, or a URL; see `open_transport`.
-        process: Who this is; None for this process.
+        transport: A transport, returned unchanged, or a URL; see `open_transport`.
+        process: Stands for another process in tests; None for this one.
         clock: Wall time and ids.
         exchange: See `open_transport`.
         profile: See `open_transport`.
         max_body_bytes: See `open_transport`.
 
     Raises:
-        ConfigError: the URL is wrong, or it is neither.
+        ConfigError: the URL is wrong, or *transport* is neither a URL nor a transport.
     """
     if isinstance(transport, str):
         return open_transport(
@@ -126,13 +126,13 @@ def queue_file(url: str) -> Path | None:
     """The file that a transport URL names, as an absolute path; None for memory or a broker.
 
     Raises:
-        ConfigError: it names none as a URL of a file must.
+        ConfigError: it is a `sqlite:` URL without a valid path.
     """
     return file_of(url).absolute() if kind_of(url) is UrlKind.FILE else None
 
 
 def written_url(url: str) -> str:
-    """A transport URL as records keep it: it means the same from another directory, no secrets."""
+    """A transport URL for records: without secrets, and with an absolute path of a file."""
     path = queue_file(url)
     return shown_url(url) if path is None else file_url(path)
 

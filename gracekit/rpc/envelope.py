@@ -2,7 +2,7 @@
 
     {"oslo.version":"2.0","oslo.message":"<JSON text of the message>"}
 
-Requests, replies and notifications travel in it. Reading raises nothing but BadMessageError.
+Requests, replies and notifications are sent in it. Reading raises only BadMessageError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONTEXT_AT: Final = len(_CONTEXT)
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    """What nearly all bodies are, read in one go."""
+    """The form of nearly all bodies, which is decoded in one step."""
 
     version: Literal["2.0"] = msgspec.field(name=_VERSION_KEY)
     message: str = msgspec.field(name=_MESSAGE_KEY)
@@ -44,7 +44,7 @@ def enveloped(message: JsonObject, what: str) -> bytes:
 
     Args:
         message: Plain data.
-        what: Names it in errors.
+        what: Names the message in errors.
 
     Raises:
         UnserialisableError: a receiver would refuse it as too deep or too large.
@@ -54,21 +54,21 @@ def enveloped(message: JsonObject, what: str) -> bytes:
 
 
 def check_size(size: int, *, max_bytes: int) -> None:
-    """See that a body of so many bytes may be parsed.
+    """Check the size of a body in bytes before it is parsed.
 
     Raises:
-        MessageTooLargeError: it may not.
+        MessageTooLargeError: it is above *max_bytes*.
     """
     if size > max_bytes:
         raise MessageTooLargeError(f"body of {size} bytes exceeds the limit of {max_bytes}")
 
 
 def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
-    """The message in the envelope, or a bare one (oslo's format 1.0), whatever is in it.
+    """The message in the envelope, or without one (oslo's format 1.0); its keys are not checked.
 
     Raises:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
-        BadMessageError: nothing can be read of it.
+        BadMessageError: it is no JSON object, or the envelope is wrong.
     """
     check_size(len(body), max_bytes=max_bytes)
     try:
@@ -83,7 +83,7 @@ def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
 
 
 def _open_any(body: bytes) -> Any:
-    """The message of any other body: a bare one, an envelope with more keys, or a wrong one."""
+    """The message of a body that is no plain `_Envelope`: a bare message, or more keys."""
     message = loads(body, "body")
     if isinstance(message, dict) and _VERSION_KEY in message and _MESSAGE_KEY in message:
         version, text = message[_VERSION_KEY], message[_MESSAGE_KEY]
@@ -102,10 +102,10 @@ def _open_any(body: bytes) -> Any:
 
 
 def text_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
-    """Text, if there is any.
+    """The text under *key*; None if it is missing or null.
 
     Raises:
-        BadMessageError: it is no text, or longer.
+        BadMessageError: it is no text, or longer than *longest*.
     """
     value = message.get(key)
     if value is None:
@@ -118,10 +118,10 @@ def text_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> st
 
 
 def name_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
-    """Text that a message goes by, which a journal keeps as it is.
+    """As `text_in`, for a name or id that the journal stores.
 
     Raises:
-        BadMessageError: it is no text, or longer, or no store takes it.
+        BadMessageError: it is no text, is too long, or has a NUL, which stores refuse.
     """
     value = text_in(message, key, longest)
     if value is not None and "\0" in value:
@@ -130,10 +130,10 @@ def name_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> st
 
 
 def required_in(message: JsonObject, key: str) -> str:
-    """The same; it must be there.
+    """As `name_in`, for text that must not be missing or empty.
 
     Raises:
-        BadMessageError: it is not, or it is no such text.
+        BadMessageError: it is missing or empty, or as for `name_in`.
     """
     value = name_in(message, key)
     if not value:
@@ -142,10 +142,10 @@ def required_in(message: JsonObject, key: str) -> str:
 
 
 def object_in(message: JsonObject, key: str) -> JsonObject:
-    """An object; an empty one if there is none.
+    """The object under *key*; an empty one if it is missing.
 
     Raises:
-        BadMessageError: it is something else. What it holds may be secret, and is not shown.
+        BadMessageError: it is something else. Its value may be secret, and is not shown.
     """
     value = message.get(key, {})
     if not isinstance(value, dict):
@@ -154,7 +154,7 @@ def object_in(message: JsonObject, key: str) -> JsonObject:
 
 
 def type_word(value: object) -> str:
-    """What kind of JSON a value is, for errors."""
+    """The JSON type of a value, for errors."""
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -163,7 +163,7 @@ def type_word(value: object) -> str:
 
 
 def put_context(message: JsonObject, context: Mapping[str, Any]) -> None:
-    """Add a context to a message, a key of its own for each of its keys.
+    """Add a context to a message: one `_context_…` key for each of its keys.
 
     Raises:
         UnserialisableError: a value is no plain data.
@@ -173,5 +173,5 @@ def put_context(message: JsonObject, context: Mapping[str, Any]) -> None:
 
 
 def context_in(message: JsonObject) -> JsonObject:
-    """The context that travels in an opened message."""
+    """The context of an opened message, collected from its `_context_…` keys."""
     return {key[_CONTEXT_AT:]: value for key, value in message.items() if key.startswith(_CONTEXT)}

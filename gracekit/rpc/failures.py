@@ -1,7 +1,8 @@
-"""Exceptions across the wire: out as oslo's failure form, back in by an explicit map.
+"""Exceptions on the wire: written in oslo's failure form, rebuilt by an explicit table.
 
-Nothing that arrives is ever imported, looked up by attribute or called with
-keyword arguments. A name that is in no table becomes a RemoteError with text.
+A received name is only looked up in the tables; it is never imported or used as an
+attribute, and classes are never called with keyword arguments. An exception whose
+name is in no table becomes a RemoteError with its text.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _EXPECTED: Final = "_gracekit_expected"
 _FOREIGN: Final = "_gracekit_foreign"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
 
-# Characters of a message, of a traceback's end, of all args and of all kwargs. A failure is JSON
-# text in JSON text in JSON text: a quote takes 8 bytes there, and a reader accepts 1 MiB.
+# Most characters of a message, of a traceback's end, of all args and of all kwargs. A failure is
+# JSON in JSON in JSON, where a quote takes 8 bytes, and readers accept 1 MiB.
 _MAX_TEXT: Final = 16_384
 
-# As what our own errors go out, so that oslo callers see what they are used to.
+# Our own errors are sent under these names, which callers with oslo.messaging expect.
 _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyType(
     {
         errors.NoSuchMethodError: ("NoSuchMethod", _DISPATCHER),
@@ -39,7 +40,7 @@ _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyTyp
     }
 )
 
-# These cannot be built from plain arguments, or break the coroutine that raises them.
+# Not rebuilt: they cannot be built from plain arguments, or break the coroutine that raises them.
 _NOT_REBUILT: Final = (ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError)
 
 
@@ -69,9 +70,9 @@ _REBUILT: Final[Mapping[str, type[Exception]]] = MappingProxyType(
 
 
 def failure_of(exception: BaseException) -> Failure:
-    """Write an exception down; never raises, whatever the exception does.
+    """Convert an exception to data; never raises, even if the exception's own methods do.
 
-    A RemoteError that a handler lets pass keeps the class and module of its origin.
+    A RemoteError that a handler did not catch keeps the class and module of its origin.
     """
     try:
         return _written_down(exception)
@@ -94,13 +95,13 @@ def kind_of(value: object) -> str:
 
 
 def expect(exception: BaseException) -> None:
-    """Say that an exception is one that its handler may raise: no news for an operator."""
+    """Mark an exception as declared by its handler, so that it is not logged as a warning."""
     with contextlib.suppress(Exception):  # it may take no attributes
         exception.__dict__[_EXPECTED] = True
 
 
 def is_expected(exception: BaseException) -> bool:
-    """Whether `expect` was told of it; never raises."""
+    """Whether `expect` marked it; never raises."""
     try:
         return _EXPECTED in exception.__dict__
     except BaseException:  # noqa: BLE001 - a property of that name may be the application's
@@ -108,9 +109,9 @@ def is_expected(exception: BaseException) -> bool:
 
 
 def is_foreign(exception: BaseException) -> bool:
-    """Whether `rebuild` made it from a message, so another service raised it; never raises.
+    """Whether `rebuild` made it, so that another service raised it; never raises.
 
-    A handler that lets such an exception pass says something about its callee, not about itself.
+    If a handler does not catch such an exception, its callee failed, not the handler itself.
     """
     try:
         return _FOREIGN in exception.__dict__
@@ -189,16 +190,16 @@ def traceback_lines(exception: BaseException) -> tuple[str, ...]:
 def shown(
     failure: Failure, details: ErrorDetails, *, is_ours: bool = False, sentence: str = ""
 ) -> Failure:
-    """What a caller is shown of a failure.
+    """The part of a failure that is sent to the caller.
 
     Args:
-        failure: As recorded.
+        failure: The failure as recorded.
         details: `full`, `message` (no traceback and no arguments), or `none`.
-        is_ours: Whether gracekit has refused the request; then its message is always shown, as
-            it says how to mend the request.
-        sentence: What `none` shows beside the class where gracekit has ended the task, as the
-            recorded text may be the application's or an operator's; empty where a handler has
-            raised. Its class says nothing of that: handlers raise and pass on ours too.
+        is_ours: Whether gracekit refused the request. Then the message is always sent, because
+            it says how to correct the request.
+        sentence: If gracekit ended the task: the text that `none` sends in place of the recorded
+            one, which may be the application's or an operator's. Empty if a handler raised. The
+            class cannot tell, as handlers may raise gracekit's classes too.
     """
     if details == "full":
         return failure
@@ -223,8 +224,8 @@ def rebuild(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Excepti
         allowed: Classes that the application registered, by `module.Class`.
 
     Returns:
-        An instance of a class from *allowed*, of a builtin Exception, or of
-        gracekit's own; else a RemoteError. `is_foreign` knows it.
+        An instance of a class from *allowed*, of a builtin Exception, or of a class
+        of gracekit; otherwise a RemoteError. `is_foreign` is true for it.
     """
     exception = _rebuilt(failure, allowed)
     with contextlib.suppress(Exception):  # it may take no attributes

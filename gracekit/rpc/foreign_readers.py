@@ -1,8 +1,8 @@
-"""Readers of a shared queue that keep what they take in another store.
+"""Foreign readers: processes that read our shared queue, but use another store.
 
-Dedupe, one task at a time for a resource, and recovery hold within one store.
-Two services that read one shared queue into two stores would each believe
-that a request, or a resource, is theirs alone.
+Deduplication, leases of resources and recovery work only within one store. If two
+processes read one shared queue and use two stores, both may run the same request,
+or act on the same resource at the same time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class QueueReader:
     """A process that reads a shared queue.
 
     Attributes:
-        queue: Its wire name.
-        store: Identity of the store in which it keeps what it takes.
-        label: `service@instance`, as it said; for display.
-        pid: In its own pid namespace; for display. None where the transport does not know.
+        queue: Wire name of the queue.
+        store: Identity of the reader's store.
+        label: `service@instance`, as the reader announced it; for display.
+        pid: In its own pid namespace; for display. None if the transport does not know it.
     """
 
     queue: str
@@ -37,7 +37,7 @@ class QueueReader:
 
 
 def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
-    """Names of the methods whose promises end where a second store begins, sorted."""
+    """Sorted names of the methods that are safe only if all readers share one store."""
     return sorted(
         {
             method.name
@@ -48,7 +48,7 @@ def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
 
 
 def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[str]) -> str:
-    """What is wrong where *methods* need one store and *readers* keep to another: one sentence."""
+    """The message for *methods* that need one store, while *readers* use another."""
     others = {
         reader.label if reader.pid is None else f"{reader.label} (pid {reader.pid})"
         for reader in readers
@@ -75,13 +75,13 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class ForeignReaders:
-    """Looks at a start who else reads the shared queues, into another store.
+    """Looks for foreign readers of the shared queues when a service starts.
 
     Args:
-        announce: Says that this process reads them; returns who does so into another store.
-        store: As messages name it.
-        methods: What is served.
-        accepts: Whether methods that need one store may be served while others use another.
+        announce: Announces this process as a reader, and returns the foreign readers.
+        store: Our store's name, for messages.
+        methods: The methods that this service serves.
+        accepts: Whether to start even if there is a foreign reader and a method needs one store.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class ForeignReaders:
         self._accepts = accepts
 
     async def start(self) -> None:
-        """Announce ourselves, and log every foreign reader.
+        """Announce this process, and log every foreign reader.
 
         Raises:
-            ConfigError: there is one, and a method needs one store.
+            ConfigError: there is a foreign reader, and a method needs one store.
         """
         readers = await self._announce()
         methods = need_one_store(self._methods)
@@ -115,4 +115,4 @@ class ForeignReaders:
             )
 
     async def stop(self) -> None:
-        """Nothing: the announcement goes with the connection."""
+        """Does nothing: the announcement ends with the connection."""

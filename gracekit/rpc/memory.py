@@ -1,9 +1,9 @@
-"""Messages inside one process: for tests and simulation, in virtual time.
+"""The transport inside one process, for tests and simulation in virtual time.
 
-A `MemoryBroker` is the machine that outlives its clients; each
-`MemoryTransport` is one connection to it. No threads and no timers: deliveries
-are made by `call_soon`, expiry is looked at when a queue is touched, and the
-same calls always give the same order.
+A `MemoryBroker` stands for the broker, which outlives its clients; each
+`MemoryTransport` is one connection to it. There are no threads and no timers:
+deliveries are made by `call_soon`, expiry is checked when a queue is used, and the
+same calls always lead to the same order.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from gracekit.tracing.conventions import LOCAL_QUEUES
 
 @dataclass(slots=True, order=True)
 class _Stored:
-    """A message at its place.
+    """A message with its position in a queue.
 
     Attributes:
-        number: Its place; lower ones came earlier.
+        number: Its position; lower numbers were published earlier.
         expires_at: Loop time in seconds; None for never.
-        redelivered: It was in a consumer's hands before.
+        redelivered: Whether it was delivered before.
     """
 
     number: int
@@ -50,13 +50,13 @@ class _Stored:
     redelivered: bool = field(compare=False, default=False)
 
     def is_expired(self) -> bool:
-        """Whether its time was up before anybody took it."""
+        """Whether it expired before a consumer took it."""
         return self.expires_at is not None and _left(self.expires_at) == 0
 
 
 @dataclass(slots=True, eq=False)
 class _MemoryQueue:
-    """A queue, what waits in it, and who reads it (the next reader first)."""
+    """A queue, its waiting messages (a heap), and its readers (the next one first)."""
 
     queue: Queue
     owner: MemoryTransport | None
@@ -66,10 +66,10 @@ class _MemoryQueue:
 
 
 class MemoryBroker:
-    """The machine between `MemoryTransport`s.
+    """The broker that `MemoryTransport`s connect to.
 
     Attributes:
-        dead_letters: What consumers kept aside, oldest first.
+        dead_letters: Dead-lettered messages, oldest first.
         in_hand: How many deliveries consumers have not settled, by queue name.
     """
 
@@ -88,18 +88,18 @@ class MemoryBroker:
         return dict(self._expired)
 
     def waiting(self, queue: str) -> int:
-        """Messages in *queue* that nobody has taken; 0 if there is no such queue."""
+        """Messages in *queue* that no consumer has; 0 if there is no such queue."""
         if queue not in self._queues:
             return 0
         self._drop_expired(self._queues[queue])
         return len(self._queues[queue].waiting)
 
     def depth(self, queues: Iterable[str]) -> int:
-        """Messages in *queues* that nobody has settled."""
+        """Messages in *queues* that are not settled: waiting ones and those consumers have."""
         there = {queue for queue in queues if queue in self._queues}
         return sum(self.waiting(queue) + self.in_hand[queue] for queue in there)
 
-    # -- what transports do -------------------------------------------------------
+    # -- called by transports -----------------------------------------------------
 
     def declare(self, queue: Queue, transport: MemoryTransport) -> None:
         """Make a queue; fanout and reply queues belong to *transport*."""
@@ -118,7 +118,7 @@ class MemoryBroker:
         return True
 
     def put_back(self, queue: str, stored: _Stored) -> None:
-        """Return a message to its old place; a queue that is gone takes its messages with it."""
+        """Return a message to its old position; drop it if the queue does not exist any more."""
         if queue in self._queues:
             heapq.heappush(self._queues[queue].waiting, stored)
             self.pump_soon([queue])
@@ -132,13 +132,13 @@ class MemoryBroker:
         ]
 
     def drop_owned_by(self, transport: MemoryTransport) -> None:
-        """Remove the queues of a connection, with what is in them, and what it announced."""
+        """Remove the queues of a connection with their messages, and its announcement."""
         self._announced.pop(transport, None)
         for name in [name for name, entry in self._queues.items() if entry.owner is transport]:
             del self._queues[name]
 
     def announce(self, readers: list[QueueReader], transport: MemoryTransport) -> list[QueueReader]:
-        """Note who reads what into which store; returns those that keep to another one."""
+        """Record the readers of a connection; return readers of these queues with another store."""
         self._announced[transport] = readers
         mine = {(reader.queue, reader.store) for reader in readers}
         queues = {queue for queue, _ in mine}
@@ -155,7 +155,7 @@ class MemoryBroker:
         return [q for q in queues if q.kind is QueueKind.DIRECTED and q.topic in topics]
 
     def prune(self, queue: str, *, dry_run: bool) -> bool:
-        """Remove a queue if nobody reads it and it holds nothing; whether it was so."""
+        """Remove a queue without readers and waiting messages; return whether it was one."""
         entry = self._queues.get(queue)
         if entry is None or entry.readers or self.waiting(queue):
             return False
@@ -170,7 +170,7 @@ class MemoryBroker:
         self.pump_soon(consumer.queues)
 
     def remove_reader(self, consumer: _MemoryConsumer) -> None:
-        """Deliver nothing more to *consumer*; what it holds stays with it."""
+        """Deliver nothing more to *consumer*; it keeps its unsettled deliveries."""
         for queue in consumer.queues:
             if queue in self._queues and consumer in self._queues[queue].readers:
                 self._queues[queue].readers.remove(consumer)
@@ -183,12 +183,12 @@ class MemoryBroker:
             entry = self._queues.get(queue)
             if entry is not None and not entry.pump_due:
                 entry.pump_due = True
-                # In no context: it is the broker's work, whoever has moved a message.
+                # In an empty context: a broker must not inherit that of the code that published.
                 loop = asyncio.get_running_loop()
                 loop.call_soon(self._pump, entry, context=contextvars.Context())
 
     def _pump(self, entry: _MemoryQueue) -> None:
-        """Hand out what waits, oldest first, to readers in turn, as far as they have room."""
+        """Deliver waiting messages, oldest first, to the readers in turn, while they have room."""
         entry.pump_due = False
         while entry.waiting:
             reader = next((one for one in entry.readers if one.has_room), None)
@@ -211,7 +211,7 @@ class MemoryBroker:
 
 
 class _MemoryConsumer:
-    """One subscription; knows what is unsettled in its consumer's hands."""
+    """One consumer, and its unsettled deliveries."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _MemoryConsumer:
 
     @property
     def failure(self) -> ReadFailure | None:
-        """See `Consumer.failure`; memory can always be read."""
+        """See `Consumer.failure`; always None, as memory can always be read."""
         return None
 
     @property
@@ -251,11 +251,11 @@ class _MemoryConsumer:
     async def cancel(self) -> None:
         """See `Consumer.cancel`."""
         self._broker.remove_reader(self)
-        await asyncio.sleep(0)  # the round trip that a real broker needs
+        await asyncio.sleep(0)  # as for a real broker, other tasks run before the confirmation
 
     def deliver(self, queue: Queue, stored: _Stored) -> None:
         process = self._transport.process
-        # Before the points: a simulated crash there finds it and gives it back.
+        # Recorded before the points, so that a crash simulated there gives it back.
         self._unsettled[stored.number] = (queue.name, stored)
         self._broker.in_hand[queue.name] += 1
         process.reach(Point.DELIVER, "before")
@@ -278,7 +278,7 @@ class _MemoryConsumer:
         )
 
     def drop(self) -> None:
-        """The connection is gone: what is unsettled goes back, later settlements do nothing."""
+        """End with the connection: give back unsettled deliveries; later settlements do nothing."""
         self._broker.remove_reader(self)
         for number in list(self._unsettled):
             self._settle(number, Settlement.GIVE_BACK, "")
@@ -335,7 +335,7 @@ class MemoryTransport:
             consumer.drop()
 
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """Nothing in memory breaks."""
+        """Never calls *callback*: memory does not break."""
 
     async def declare(self, queues: Sequence[Queue]) -> None:
         """See `Transport.declare`."""
@@ -344,7 +344,7 @@ class MemoryTransport:
             self._broker.declare(queue, self)
 
     async def discard(self, queues: Sequence[Queue]) -> None:
-        """See `Transport.discard`; they went with their owner's connection."""
+        """See `Transport.discard`; does nothing, as queues end with their owner's connection."""
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
@@ -356,7 +356,7 @@ class MemoryTransport:
                 f"gone; start the service once or check the topic"
             )
         self.process.reach(Point.PUBLISH, "after")
-        await asyncio.sleep(0)  # the confirm of a real broker comes later than the message
+        await asyncio.sleep(0)  # as with a broker, the message may arrive before the confirm
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""
@@ -379,7 +379,7 @@ class MemoryTransport:
         return self._broker.announce(readers, self)
 
     async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
-        """See `Transport.keep_mark`; memory outlives no store."""
+        """See `Transport.keep_mark`; always 0, as memory keeps nothing longer than a store."""
         return 0
 
     async def directed(self, topics: Sequence[str]) -> list[Queue]:

@@ -1,6 +1,7 @@
-"""Requests and replies as values, independent of how a wire spells them.
+"""Requests and replies as values, independent of their wire format.
 
-Structs, not frozen dataclasses: one is made for every message, and those cost five times as much.
+They are msgspec structs because one is made for every message: frozen dataclasses cost five
+times as much.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ LEASE_KEY: Final = "gracekit_lease"
 """Context key under which a handler's requests carry its lease: {kind, id, token}."""
 
 CONTROL_NAMESPACE: Final = "gracekit"
-"""Of what gracekit itself is asked over an ops topic."""
+"""Namespace of gracekit's own methods on the ops topic."""
 
 TASKS_NAMESPACE: Final = "gracekit.tasks"
-"""Of what a service is asked about its tasks that wait for capacity, if it says `task_api=True`."""
+"""Namespace of the methods about parked tasks, which a service with `task_api=True` serves."""
 
 STATE_VERB: Final = "state"
-"""The one question there that anybody may ask: whether new requests are taken."""
+"""The method of CONTROL_NAMESPACE that any client may call: whether new requests are accepted."""
 
 carried_lease: Final[ContextVar[JsonObject | None]] = ContextVar("gracekit_lease", default=None)
-"""The lease of the task that runs here; a client adds it to each request it sends."""
+"""The lease of the task that runs in this context; a client adds it to each request it sends."""
 
 
 class ReplyAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the answer of a call goes.
+    """The address for the reply to a call.
 
     Attributes:
         queue: Name of the caller's reply queue.
         msg_id: Echoed in the reply, so that the caller finds its call.
-        knows_pending: Whether the caller has said that it knows the state PENDING: if its task is
-            parked, the call ends with Parked, else with NoCapacity.
+        knows_pending: Whether the caller asked for the state PENDING: if its task is parked, the
+            call then ends with Parked, otherwise with NoCapacity.
     """
 
     queue: str
@@ -48,15 +49,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request.
 
     Attributes:
-        request_id: The sender's unique id; empty if it sent none.
+        request_id: The unique id that the sender gave; empty if it gave none.
         method: Name of the method, as sent.
         args: Keyword arguments, plain JSON data.
         namespace: None for the default one.
         version: Interface version asked for, for example `"1.2"`.
-        context: The caller's context; secret by default, never logged.
-        reply: Where the answer goes; None for casts and fanouts.
-        monitor_timeout_s: Seconds after which a caller that asked for
-            heartbeats gives up waiting for one; None if it asked for none.
+        context: The caller's context; it may hold secrets and is never logged.
+        reply: The address for the reply; None for casts and fanouts.
+        monitor_timeout_s: Seconds without a heartbeat after which the caller gives
+            up; None if it wants no heartbeats.
     """
 
     request_id: str
@@ -93,11 +94,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a call: a result, or a failure.
 
     Attributes:
-        msg_id: The call's.
+        msg_id: The `msg_id` of the call.
         reply_id: Unique id of this reply message.
         result: Plain JSON data; None beside a failure.
-        failure: Why there is no result.
-        ending: False for heartbeats, true for the answer.
+        failure: The exception, if there is no result.
+        ending: False for heartbeats, True for the answer.
     """
 
     msg_id: str

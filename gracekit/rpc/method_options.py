@@ -11,26 +11,26 @@ from gracekit.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOptions:
-    """A method's policy.
+    """The options of a method.
 
     Attributes:
-        ops: Served on the ops topic to the end of a drain.
+        ops: Whether it is served on the ops topic, until the end of a drain.
         on_interrupt: What recovery does with a started, unfinished task.
-        resource: (kind, argument name) of the thing that it acts on; None for none.
-        timeout_s: Seconds a handler may run; None for no limit.
-        in_drain: Whether the ops server answers or refuses it in a drain.
-        anywhere: A directed request may be recovered by any host.
-        max_running: Handlers of this method at one time in one process; None for no limit.
-        max_attempts: Crashes since the last progress after which a task is
-            ERRORED, if it was alone in its process at the last one; None for the
+        resource: (kind, argument name) of the resource that it acts on; None for none.
+        timeout_s: Seconds that a handler may run; None for no limit.
+        in_drain: Whether the ops server answers or refuses it during a drain.
+        anywhere: Whether any host may recover a directed request.
+        max_running: How many of its handlers may run at a time in a process; None for no limit.
+        max_attempts: Crashes since its last progress after which a task is ERRORED,
+            if it was the only task of its process at the last crash; None for the
             service's setting.
-        settle_s: Seconds to wait before an unclean end is probed or retried;
-            None for the service's setting.
-        max_wait_s: Seconds that a probe may answer Wait in all.
-        probe_timeout_s: Seconds one probe may take; None for the service's setting.
-        pending_timeout_s: Seconds that its tasks may wait for capacity; None for the service's
+        settle_s: Seconds that recovery waits after an unclean end before it probes or
+            retries; None for the service's setting.
+        max_wait_s: Seconds in total that a probe may go on answering Wait.
+        probe_timeout_s: Timeout of one probe in seconds; None for the service's setting.
+        pending_timeout_s: Seconds that a task may wait for capacity; None for the service's
             setting.
-        version: Interface version that this method is served at.
+        version: Interface version of the method.
         namespace: Interface namespace; None for the default one.
     """
 

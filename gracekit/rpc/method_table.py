@@ -1,4 +1,4 @@
-"""How a request finds its method: by namespace and name, at a version that is served."""
+"""Finding the method of a request, by namespace, name and version."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class MethodTable:
         """Register *method*.
 
         Args:
-            method: What to serve.
-            beside: Its name may be taken at the same major version: of those that
-                serve a request the first is asked, as of oslo's endpoints.
+            method: The method to serve.
+            beside: Allow several methods of one name and major version: the first one
+                that serves a request is called, as with oslo's endpoints.
 
         Raises:
-            DeclarationError: the name is taken at the same major version.
+            DeclarationError: the name is taken at that major version, without *beside*.
         """
         served = self._methods.setdefault((method.namespace, method.name), [])
         if not beside and any(major(other.version) == major(method.version) for other in served):
@@ -43,19 +43,19 @@ class MethodTable:
         served.append(method)
 
     def resolve(self, namespace: str | None, name: str, version: str) -> Method[Any, Any]:
-        """The method that serves a request: same major version, asked minor not above.
+        """The method for a request: same major version, and at least the minor version asked for.
 
         Raises:
-            NoSuchMethodError: the namespace is served at that version, and
-                nothing of that name in it.
-            UnsupportedVersionError: nothing is served in the namespace at that
-                version; or the namespace is unknown.
+            NoSuchMethodError: the namespace is served at that version, but has no
+                method of that name.
+            UnsupportedVersionError: the namespace is unknown, or not served at that
+                version.
         """
         served = self._methods.get((namespace, name), ())
         for method in served:
             if serves(method.version, version):
                 return method
-        # Which of the two it is decides whether an oslo client tries an older version.
+        # Which error is raised matters: after one of them an oslo client tries an older version.
         places = {method.version for method in self if method.namespace == namespace}
         if any(serves(place, version) for place in places):
             hint = _elsewhere(version, served) if served else self._hint(namespace, name)

@@ -1,9 +1,9 @@
-"""RPC methods: what a service declares of each; options, hooks, resource.
+"""RPC methods: the declaration of each one, with its options, hooks and resource.
 
-A `Method` is a declaration, not a wrapper: it can be called like the function
-it was made from, passed to a client (which then knows arguments and result),
-and asked for its policy. Names, namespaces and versions from the wire are only
-ever looked up in a `MethodTable`, never used to reach an attribute.
+A `Method` can be called like the function that it was made from, and passed to a
+client, which then knows the types of arguments and result. Names, namespaces and
+versions from the wire are only looked up in a `MethodTable`, and never used to
+access an attribute.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
 MethodHook = Callable[..., Any]
 LONGEST_RESOURCE: Final = 255
-"""Characters of a resource's id: it is kept for as long as its store."""
+"""Most characters of a resource's id, as ids are kept for as long as the store exists."""
 _NO_RESOURCE: Final = (
     f"needs text or a number of 1 to {LONGEST_RESOURCE} characters, none of them NUL, for"
 )
 
 
 def resource_id_of(value: object) -> str | None:
-    """The id that an argument is; None for what cannot be one.
+    """The resource id for the value of an argument; None if it cannot be an id.
 
-    A client asks before the value is written as text, as a UUID is.
+    Clients also pass values that are not text yet, such as a UUID.
     """
     if value is None or isinstance(value, Mapping | list | tuple | set | frozenset):
         return None
@@ -49,13 +49,13 @@ def resource_id_of(value: object) -> str | None:
 def _has_whole_characters(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # a surrogate is half of one
+    except UnicodeEncodeError:  # a lone surrogate is half a character
         return False
     return True
 
 
 class MethodTarget(NamedTuple):
-    """Where a method is served, as an oslo Target has it; namespace None is the default one."""
+    """Namespace and version of a method, as in an oslo Target; None is the default namespace."""
 
     namespace: str | None
     version: str
@@ -68,13 +68,13 @@ class Method(Generic[P, R_co]):
     """One RPC method of a service.
 
     Attributes:
-        name: As requests name it.
-        handler: The function; the first argument is the Context.
-        options: Its policy.
-        signature: Of the handler, without `self` and the Context.
+        name: Its name in requests.
+        handler: The function; its first argument is the Context.
+        options: Its options.
+        signature: The handler's, without `self` and the Context.
         is_async: Whether the handler is a coroutine function; others run in threads.
-        probe_hook: Asks the truth for a started, unfinished task; None if none.
-        errored_hook: Told when recovery marks a task ERRORED; None if none.
+        probe_hook: Finds out what became of an interrupted task; None without one.
+        errored_hook: Called when recovery marks a task ERRORED; None without one.
     """
 
     def __init__(self, handler: Callable[..., Any], options: MethodOptions, *, skip: int) -> None:
@@ -97,7 +97,7 @@ class Method(Generic[P, R_co]):
 
     @property
     def ops(self) -> bool:
-        """Whether it is marked for the ops lane."""
+        """Whether it runs in the ops lane."""
         return self.options.ops
 
     @property
@@ -107,24 +107,24 @@ class Method(Generic[P, R_co]):
 
     @property
     def version(self) -> str:
-        """Interface version that it is served at. Raises as `target`."""
+        """Interface version. Raises as `target`."""
         return self.target().version if self._learnt else self.options.version
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the plain function, as in a unit test; nothing is tracked."""
+        """Call the function directly, as a unit test does; no task is made."""
         return self.handler(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<Method {self.name} on_interrupt={self.options.on_interrupt}>"
 
     def probe(self, hook: MethodHook) -> MethodHook:
-        """Register the probe: same arguments as the method; returns Done, Retry, Fail or Wait."""
+        """Register the probe, with the method's arguments; it returns Done, Retry, Fail or Wait."""
         _check_hook(self, hook, "probe", extra=0)
         self.probe_hook = hook
         return hook
 
     def errored(self, hook: MethodHook) -> MethodHook:
-        """Register the hook for ERRORED tasks: same arguments, plus `reason` (text)."""
+        """Register the hook for ERRORED tasks, with the method's arguments and `reason` (text)."""
         _check_hook(self, hook, "errored", extra=1)
         self.errored_hook = hook
         return hook
@@ -133,8 +133,9 @@ class Method(Generic[P, R_co]):
         """Check *args* against the signature.
 
         Args:
-            args: By name.
-            accepted: Whether they are on record, with the resource that they named then.
+            args: Arguments by name.
+            accepted: Whether the request is in the journal already. Its resource was checked at
+                acceptance and is not checked again.
 
         Raises:
             InvalidArgumentsError: one is missing or unknown, or the resource is empty.
@@ -154,7 +155,7 @@ class Method(Generic[P, R_co]):
             )
 
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
-        """(kind, id) of the resource that *args* name; None if the method, or *args*, have none."""
+        """(kind, id) of the resource in *args*; None without a resource or without an id."""
         if self.options.resource is None:
             return None
         kind, name = self.options.resource
@@ -164,11 +165,11 @@ class Method(Generic[P, R_co]):
     # -- methods of classes -------------------------------------------------------------
 
     def target(self, *, namespace: str | None = None, version: str | None = None) -> MethodTarget:
-        """Where to send a request; *namespace* and *version*, where given, stand.
+        """The target of a request: *namespace* and *version* if given, otherwise the method's.
 
         Raises:
-            DeclarationError: it is a class's method, served at several places
-                that fit.
+            DeclarationError: it is a method of a class whose objects are served at
+                several targets, and more than one fits.
         """
         if namespace is None and version is None and not self._learnt:
             return MethodTarget(self.options.namespace, self.options.version)
@@ -179,7 +180,7 @@ class Method(Generic[P, R_co]):
         return only
 
     def _places(self) -> set[MethodTarget]:
-        """Of a method of an object, where that object is served; else where any is, or was."""
+        """Where the method's object is served; or else, where any of its class is or was."""
         if not self._learnt:
             return {MethodTarget(self.options.namespace, self.options.version)}
         known = [(owner(), target) for owner, target in self._learnt]
@@ -188,21 +189,21 @@ class Method(Generic[P, R_co]):
         return mine or alive or {target for _, target in known}
 
     def learn(self, owner: object, target: MethodTarget) -> None:
-        """Note where an object's method is served, so that callers can be given the method."""
+        """Record where an object's method is served, so that clients can be passed the method."""
         self._learnt[:] = [known for known in self._learnt if known[0]() is not None]
         self._learnt.append((_reference(owner), target))
 
     def served(self, owner: object, target: MethodTarget) -> Method[P, R_co]:
-        """The method of an object at one place, as `Service.include` registers it."""
+        """A copy bound to *owner*, at one target, as `Service.include` registers it."""
         bound = self.attached(owner)
         bound.options = replace(self.options, namespace=target.namespace, version=target.version)
-        bound._learnt = []  # noqa: SLF001 - a Method of ours
+        bound._learnt = []  # noqa: SLF001 - also a Method
         return bound
 
     def attached(self, owner: object) -> Method[P, R_co]:
-        """The method bound to an object."""
+        """A copy of the method, bound to *owner*."""
         bound = copy.copy(self)
-        bound._owner = owner  # noqa: SLF001 - a Method of ours
+        bound._owner = owner  # noqa: SLF001 - also a Method
         bound.handler = self.handler.__get__(owner)
         for hook in ("probe_hook", "errored_hook"):
             function = getattr(self, hook)
@@ -210,10 +211,10 @@ class Method(Generic[P, R_co]):
         return bound
 
     def __get__(self, owner: object, kind: type | None = None) -> Method[P, R_co]:
-        """On the class the mark itself; on an object, bound to it."""
+        """On the class the Method itself; on an object, a copy bound to it."""
         return self if owner is None else self.attached(owner)
 
-    # -- the small print ----------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------
 
     def _explain(
         self, args: Mapping[str, Any], missing: Collection[str], unknown: Collection[str]
@@ -241,8 +242,8 @@ class Method(Generic[P, R_co]):
         return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {'; '.join(wrong)}"
 
 
-# A refusal is a short text, made quickly: anyone can send thousands of unknown names, and an
-# unknown method's many times a second.
+# Bounds on refusals, which must be short and quick to make: any client can send requests with
+# thousands of unknown names, many times a second.
 _MOST_NAMED: Final = 3
 _LONGEST_NAME: Final = 100
 _LONGEST_SIGNATURE: Final = 500
@@ -262,7 +263,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """What may have been meant; of many names only those that begin alike are compared."""
+    """The known name most like *name*; of many, only those with the same beginning are compared."""
     if len(name) > _LONGEST_NAME:
         return None
     if len(known) > _MOST_COMPARED:
@@ -273,7 +274,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 def _fitting(
     targets: set[MethodTarget], namespace: str | None, version: str | None
 ) -> set[MethodTarget]:
-    """Those that fit what is asked for, or all if none does; with it in its place."""
+    """The matching *targets*, or all if none matches, with the values asked for put in."""
     if namespace is not None:
         near = {target for target in targets if target.namespace == namespace} or targets
         targets = {target._replace(namespace=namespace) for target in near}
@@ -293,7 +294,7 @@ def _ambiguous(name: str, targets: set[MethodTarget]) -> str:
 
 
 def _reference(owner: object) -> Callable[[], object]:
-    """Weak, where the object's class permits: a class must not keep what it served alive."""
+    """A weak reference if the class permits one: a Method must not keep its objects alive."""
     try:
         return weakref.ref(owner)
     except TypeError:
@@ -301,14 +302,14 @@ def _reference(owner: object) -> Callable[[], object]:
 
 
 def check_no_generator(function: Callable[..., Any], what: str) -> None:
-    """Refuse a function with a `yield`: called, it only makes a generator, and nothing runs.
+    """Refuse a function with a `yield`: calling it only makes a generator, and runs nothing.
 
     Args:
-        function: Of the application.
-        what: What it was declared as, for the error.
+        function: A function of the application.
+        what: What it is declared as, for the error.
 
     Raises:
-        DeclarationError: it is one.
+        DeclarationError: it has a `yield`.
     """
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise DeclarationError(
@@ -346,7 +347,7 @@ def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
 
 
 def _names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that arguments must have, and those that they may have."""
+    """The names of the required arguments, and of all arguments."""
     parameters = signature.parameters.values()
     by_name = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     required = (p.name for p in parameters if p.kind in by_name and p.default is p.empty)
@@ -354,7 +355,7 @@ def _names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]
 
 
 def _takes_more(signature: inspect.Signature) -> bool:
-    """Whether it has `**more`."""
+    """Whether it takes arguments of any name, by `**`."""
     return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
@@ -391,7 +392,7 @@ def _check(method: Method[Any, Any]) -> None:
 
 
 def _check_resource(name: str, resource: object) -> None:
-    """Refuse what names no kind, such as the ResourceKind itself, which no module down here knows.
+    """Refuse a *resource* that names no kind, for example a ResourceKind object.
 
     Raises:
         DeclarationError: it is neither a name nor a pair of names.
@@ -421,10 +422,10 @@ def _check_hook(method: Method[Any, Any], hook: MethodHook, what: str, *, extra:
 
 
 def cut(text: str | None) -> str:
-    """A name from the wire as messages show it: quoted, and not for ever."""
+    """A name from the wire, quoted and shortened for messages."""
     return repr(text and text[:_LONGEST_NAME])[:120]
 
 
 def named(namespace: str | None) -> str:
-    """A namespace as messages name it."""
+    """A namespace, worded for messages."""
     return "the default namespace" if namespace is None else f"namespace {cut(namespace)}"

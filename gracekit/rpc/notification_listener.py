@@ -1,7 +1,7 @@
-"""A reader of notifications: one loop, at whose pace they are acknowledged.
+"""A reader of notifications: an `async for` loop, which acknowledges as it advances.
 
-A notification is acknowledged after the loop's body has ended, never before. So
-a program that dies in the body is sent it again, and one message may come twice.
+A notification is acknowledged only after the loop's body has ended. If the program
+dies in the body, the notification is delivered again, so it may arrive twice.
 """
 
 from __future__ import annotations
@@ -54,48 +54,49 @@ _MOST_PREFETCH: Final = 65_535  # RabbitMQ's field has two bytes
 
 
 class NotificationListener(AsyncOnly):
-    """Reads the notifications of one topic, from gracekit's services and from oslo.messaging's.
+    """Reads the notifications of one topic, sent by gracekit's services or by oslo.messaging.
 
         async with NotificationListener(url, "scheduler-notifications") as listener:
             async for notification in listener:
                 ...
 
-    Delivery is at least once: the same `message_id` may come again, and readers drop what they
-    have done already. A notification is acknowledged when the loop asks for the next one, or when
-    the listener is left after the body has ended. If an exception leaves the body, or it is
-    cancelled, the notification goes back to its queue. A loop that is begun anew on the same
-    listener gets first what the last one left in hand.
+    Delivery is at least once: a `message_id` may arrive again, and readers must ignore those that
+    they have handled. A notification is acknowledged when the loop asks for the next one, or when
+    the listener is closed after the body has ended. If the body raises or is cancelled, the
+    notification goes back to its queue. A new loop on the same listener first gets the
+    notification that the last loop left unacknowledged.
 
     Listeners of one topic and priority share a queue: each notification goes to one of them. The
-    queue outlives them; listening declares it, as publishing does. What is no notification is set
-    aside with the dead letters, where the transport keeps those of such queues (RabbitMQ does
-    not), is logged as `message.unreadable` and is never raised.
+    queue outlives them; both listening and publishing declare it. A message that is no
+    notification is dead-lettered, if the transport does that for such queues (RabbitMQ does
+    not), and logged as `message.unreadable`; nothing is raised.
 
-    With a misspelt topic, and with a priority that nobody uses, the loop waits for ever, on queues
-    that it has made. Where they are in a file and nobody had made them, that is logged once as
-    `notifications.awaited`; a broker does not say who made a queue. So take the topic from the
-    services' setting `notification_topic`.
+    A listener cannot tell whether there are publishers: with a misspelt topic, or a priority that
+    none of them uses, the loop waits for ever on queues that it declared itself. If the queues are
+    in a file and were not there before, that is logged once as `notifications.awaited`; a broker
+    does not say who declared a queue. So take the topic from the services' setting
+    `notification_topic`.
 
     Args:
-        transport: A started transport, which stays the caller's, or a URL, whose transport this
-            listener starts and stops.
-        topic: The notifications'.
+        transport: A started transport, which the caller stops, or a URL, for which the listener
+            makes, starts and stops a transport.
+        topic: The topic of the notifications.
         priorities: Which of oslo's priorities to read, in lower case. gracekit's services send
-            with `info` and `error` alone; the others are for publishers of oslo.messaging.
+            only `info` and `error`; the others are for publishers that use oslo.messaging.
         clock: Time and ids; None for the real ones.
-        process: Who this is; None for this process. Used with a URL.
-        max_body_bytes: Messages above this are unreadable.
-        exchange: Control exchange on RabbitMQ, where the URL names none.
-        declare_profile: How queues are declared there, where the URL does not say; the
-            publisher's, and that of its other listeners.
-        prefetch: Notifications that may be in this program's hands at one time; others of the
-            same queue do not get them meanwhile.
+        process: Stands for another process in tests; None for this one. Used with a URL.
+        max_body_bytes: Larger messages are unreadable.
+        exchange: Control exchange on RabbitMQ, if the URL names none.
+        declare_profile: Declare profile on RabbitMQ, if the URL names none; it must be that of
+            the publisher and of the other listeners.
+        prefetch: How many notifications this program may have unacknowledged; meanwhile other
+            listeners do not get them.
 
     Attributes:
-        unreadable: Messages that were no notifications.
+        unreadable: How many messages were no notifications.
 
     Raises:
-        ConfigError: the URL, the topic, a priority or *prefetch* cannot be.
+        ConfigError: the URL, the topic, a priority or *prefetch* is invalid.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class NotificationListener(AsyncOnly):
         self._opening = asyncio.Lock()
         self._consumer: Consumer | None = None
         self._waiting: deque[Delivery] = deque()
-        self._in_hand: Delivery | None = None  # the one that the loop's body has
+        self._in_hand: Delivery | None = None  # the one in the loop's body
         self._news = asyncio.Event()
         self._is_asked = False
 
@@ -150,7 +151,7 @@ class NotificationListener(AsyncOnly):
     async def start(self) -> None:
         """Connect, and begin to read; may be called twice.
 
-        A file of queues that no service has made yet is waited for by the loop.
+        If no service has created the file of queues yet, the loop waits for it.
 
         Raises:
             ConfigError: the file or the queues cannot be used, or no event loop of asyncio runs.
@@ -166,10 +167,10 @@ class NotificationListener(AsyncOnly):
             self._doubt(str(error))
 
     async def stop(self) -> None:
-        """Read no more, and give back what the loop has not done; may be called twice.
+        """Stop reading, and give back all unacknowledged notifications; may be called twice.
 
-        A loop that waits for the next notification ends. What its body has in hand goes back too,
-        and comes again.
+        A loop that waits for the next notification ends. The notification in a loop's body is
+        given back too, and will be delivered again.
         """
         self._is_started = False
         self._news.set()
@@ -197,7 +198,7 @@ class NotificationListener(AsyncOnly):
     # -- the loop -------------------------------------------------------------
 
     def __aiter__(self) -> Self:
-        """Begin a loop; what an earlier one has left in hand comes first."""
+        """Begin a loop; the notification that an earlier loop left unacknowledged comes first."""
         if self._in_hand is not None:
             self._waiting.appendleft(self._in_hand)
             self._in_hand = None
@@ -208,7 +209,8 @@ class NotificationListener(AsyncOnly):
 
         Raises:
             StopAsyncIteration: the listener is stopped.
-            RuntimeError: it was never started, or another task waits here already.
+            RuntimeError: the listener was never started, or another task waits for a notification
+                of it.
             StoreBrokenError: this process can no longer use the transport.
         """
         if not self._was_started:
@@ -244,7 +246,7 @@ class NotificationListener(AsyncOnly):
                 return notification
 
     async def _take(self) -> Notification | None:
-        """The next one that has come; None if it cannot be read, or the listener was stopped."""
+        """The next waiting notification; None if it cannot be read."""
         delivery = self._waiting.popleft()
         try:
             check_size(delivery.dropped, max_bytes=self._max_body_bytes)
@@ -298,7 +300,7 @@ class NotificationListener(AsyncOnly):
             self._telemetry.emit("notifications.awaited", topic=topic, text=Sentence(text))
 
     async def _open_patiently(self) -> None:
-        """Open, or pause where no service has made the file of queues yet."""
+        """Begin to read; if no service has created the file of queues yet, pause instead."""
         try:
             await self._open()
         except Undeliverable:
@@ -321,7 +323,7 @@ class NotificationListener(AsyncOnly):
             await _settled(delivery.ack())
 
     async def _give_back_all(self) -> None:
-        """In their order, the one in hand first."""
+        """Give back all unacknowledged notifications in order, the one in the body first."""
         held = [*filter(None, [self._in_hand]), *self._waiting]
         self._in_hand = None
         self._waiting.clear()
@@ -330,16 +332,16 @@ class NotificationListener(AsyncOnly):
 
 
 async def _settled(settlement: Coroutine[Any, Any, None]) -> None:
-    """Settle a delivery; where the transport cannot now, it is the transport that tries again."""
+    """Settle a delivery; if that fails now, the transport tries again by itself."""
     with contextlib.suppress(StoreError):
         await settlement
 
 
 def _check_topic(topic: object) -> None:
-    """See that queues can be named for it.
+    """Check that queues can be named for the topic.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot, or it is a pattern.
     """
     remedy = "give the one that its publishers have"
     if not isinstance(topic, str):
@@ -355,10 +357,10 @@ def _check_topic(topic: object) -> None:
 
 
 def _checked(priorities: Sequence[str]) -> list[str]:
-    """Each of *priorities* once.
+    """Check *priorities*; return each once.
 
     Raises:
-        ConfigError: one of them is none, or there is none.
+        ConfigError: one of them does not exist, or none was given.
     """
     if isinstance(priorities, str):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Notifications in the oslo.messaging wire: what a service says to whoever listens.
+"""Notifications in oslo.messaging's wire format: events that a service publishes for any reader.
 
     {"oslo.version":"2.0","oslo.message":"<JSON text of the notification>"}
 
@@ -29,20 +29,20 @@ from gracekit.rpc.message import JsonObject
 from gracekit.rpc.plain import plain
 
 PRIORITIES: Final = ("audit", "debug", "info", "warn", "error", "critical", "sample")
-"""As oslo.messaging names them, and as its queues end."""
+"""oslo.messaging's priorities, with which the names of notification queues end."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """One notification.
 
     Attributes:
-        message_id: The same each time that it is delivered; readers drop what they know by it.
-        publisher_id: `service.host`; empty if its publisher named none.
+        message_id: The same at each delivery, so that readers can ignore repetitions.
+        publisher_id: `service.host`; empty if the publisher gave none.
         event_type: Such as `task.update`.
         priority: In capitals: `INFO`, `ERROR`, ...
         payload: Plain JSON data.
         timestamp: UTC, as oslo.messaging writes it: `2026-11-25 03:54:31.123456`.
-        context: Of the request that it comes from; secret by default, never logged.
+        context: The context of the request behind it; it may hold secrets and is never logged.
     """
 
     message_id: str
@@ -55,7 +55,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timestamp_of(wall: float) -> str:
-    """A wall time as notifications have it."""
+    """A wall time in seconds, in the format of notifications."""
     moment = dt.datetime.fromtimestamp(wall, dt.UTC)
     return f"{moment:%Y-%m-%d %H:%M:%S.%f}"
 
@@ -64,8 +64,8 @@ def encode_notification(notification: Notification, *, unique_id: str) -> bytes:
     """Write a notification.
 
     Args:
-        notification: What to write.
-        unique_id: New for each send, as oslo.messaging's readers drop an id that they know.
+        notification: The notification to write.
+        unique_id: New for each send, as oslo.messaging's readers drop a repeated id.
 
     Raises:
         UnserialisableError: payload or context is no plain data.
@@ -84,16 +84,16 @@ def encode_notification(notification: Notification, *, unique_id: str) -> bytes:
 
 
 def decode_notification(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Notification:
-    """Read a notification, in oslo's format 2.0 or 1.0, which has no envelope.
+    """Read a notification, in oslo's format 2.0 or in 1.0, which has no envelope.
 
-    Only `publisher_id` may be missing or null, as an oslo notifier that was given none sends it.
+    Only `publisher_id` may be missing or null, as in messages of an oslo notifier without one.
 
     Raises:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
         BadMessageError: it is no notification.
     """
     message = open_message(body, max_bytes=max_bytes)
-    if "payload" not in message:  # `object_in` would read it as an empty one
+    if "payload" not in message:  # `object_in` would return an empty one
         raise BadMessageError("message has no payload")
     return Notification(
         message_id=required_in(message, "message_id"),

@@ -1,4 +1,7 @@
-"""What a run serves, as text in its row: siblings leave to it what only its version serves."""
+"""The methods of a run, written as text into its row.
+
+During a rolling upgrade siblings read it, and leave a request to the run that serves its version.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One method of a run.
 
     Attributes:
-        required: Arguments that it must have.
-        optional: Arguments that it may have.
+        required: Names of the required arguments.
+        optional: Names of the optional arguments.
         more: Whether it takes arguments of any other name.
-        resource: Argument that names its resource, and so must not be empty.
+        resource: The argument with the id of its resource, which must not be empty.
     """
 
     namespace: str | None = None
@@ -48,9 +51,9 @@ def written(methods: MethodTable) -> str:
 def can_serve(
     text: str | None, namespace: str | None, name: str, version: str, args: Mapping[str, Any]
 ) -> bool:
-    """Whether the run that has written *text* serves such a request.
+    """Whether the run that wrote *text* serves such a request.
 
-    None is of an older gracekit, which does not say: it may.
+    Also true if *text* is None: the run is of an older gracekit, which does not write it.
     """
     if text is None:
         return True
@@ -62,7 +65,7 @@ def can_serve(
 
 @lru_cache(maxsize=64)
 def _offers(text: str) -> Mapping[tuple[str | None, str], list[Offer]]:
-    """*text* as methods; remembered, because each request that is refused asks all versions."""
+    """Parse *text*; cached, because each refused request checks the methods of all runs."""
     offers: dict[tuple[str | None, str], list[Offer]] = {}
     for offer in msgspec.json.decode(text, type=list[Offer]):
         offers.setdefault((offer.namespace, offer.name), []).append(offer)

@@ -1,4 +1,4 @@
-"""What `prepare` takes: where a request goes, how long it may take, and what a peer can read."""
+"""The options of `prepare`: where a request goes, its timeouts, and which versions peers read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gracekit.rpc.versions import serves
 
 CALL_TIMEOUT_S: Final = 60.0
 SHORTEST_MONITOR_S: Final = 2.0
-"""A server beats every half of a monitor time-out, and not more often than once a second."""
+"""The shortest `monitor_timeout`. A server sends a heartbeat every half of it, and at most one a
+second."""
 
 _VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}(\.\d{1,9})?", re.ASCII)
 
@@ -27,28 +28,28 @@ AnyMethod = Method[..., Any] | str
 
 
 class PrepareOptions(TypedDict, total=False):
-    """What `prepare` takes.
+    """The options of `prepare`.
 
     Attributes:
         host: Send to this host only; None for any.
-        ops: Send to the ops topic; methods marked `ops` go there by themselves.
-        timeout: Seconds (or "5m") that a call waits for its reply. With 0 or less, as a
-            deadline that has passed leaves, a call ends with CallTimeoutError, unsent.
+        ops: Send to the ops topic; methods marked `ops` always go there.
+        timeout: Seconds (or "5m") that a call waits for its reply. With 0 or less, for
+            example the rest of a deadline in the past, it fails with CallTimeoutError, unsent.
         monitor_timeout: Seconds (or "1m", at least 2 s) without a heartbeat after which a
             call ends with HeartbeatTimeoutError; None to ask for none.
         version: Interface version asked for; None for the method's own, or 1.0.
         namespace: Interface namespace; None for the method's own, or the default.
-        version_cap: Newest interface version that the receiver is known to read, as "6.4":
-            what needs a newer one is refused before it is sent. None for no cap.
-        ops_since: Interface version in which the service got its ops server: with a lower
-            `version_cap`, ops requests go to the new-request topic. None for always.
-        context: Travels with the request; handlers read `ctx["user_id"]`.
-        request_id: An idempotency key of the caller's own: while the service
-            remembers it, a second send starts nothing. None for a new id each send.
-        fail_fast: Ask over the ops topic first, and raise Draining instead of letting a
-            request wait behind a closed topic.
-        pending: Say that this client knows the state PENDING: a call whose task is parked
-            for want of capacity ends with Parked; without it, with NoCapacity.
+        version_cap: Newest interface version that the receiver reads, such as "6.4"; a request
+            that needs a newer one is refused before sending. None for no cap.
+        ops_since: Interface version in which the service got its ops server. With a lower
+            `version_cap`, ops requests go to the new-request topic. None if it always had one.
+        context: Sent with the request; handlers read `ctx["user_id"]`.
+        request_id: An idempotency key chosen by the caller: while the service
+            remembers it, a second send starts nothing. None for a new id for each send.
+        fail_fast: Ask over the ops topic first, and raise Draining instead of sending a
+            request that would wait until the topic is read again.
+        pending: Whether the caller handles the state PENDING: a call whose task is parked
+            because there is no capacity then ends with Parked, otherwise with NoCapacity.
     """
 
     host: str | None
@@ -67,7 +68,7 @@ class PrepareOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """`PrepareOptions`, complete and checked."""
+    """`PrepareOptions` with all defaults, checked."""
 
     host: str | None = None
     ops: bool = False
@@ -83,11 +84,11 @@ class CallOptions:
     pending: bool = False
 
     def with_(self, changes: Mapping[str, Any]) -> CallOptions:
-        """These with *changes* over them.
+        """A copy with *changes*.
 
         Raises:
             TypeError: there is no such option.
-            ConfigError: a value cannot be.
+            ConfigError: a value is invalid.
         """
         for name in changes:
             if name not in CallOptions.__slots__:
@@ -102,8 +103,8 @@ class CallOptions:
         return replace(options, context=MappingProxyType(dict(options.context)))
 
     def check(self) -> None:
-        """Refuse what cannot be; see `with_`."""
-        _ = self.timeout_s  # refuses what is no duration
+        """Raise ConfigError for an invalid value."""
+        _ = self.timeout_s  # raises for text that is no duration
         monitor_s = self.monitor_timeout_s
         if monitor_s is not None and monitor_s < SHORTEST_MONITOR_S:
             raise ConfigError(
@@ -126,7 +127,7 @@ class CallOptions:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a call waits; 0 where its time is over."""
+        """Seconds that a call waits; 0 if its time is over."""
         left = self.timeout
         if isinstance(left, int | float) and not isinstance(left, bool) and left <= 0:
             return 0.0
@@ -134,14 +135,14 @@ class CallOptions:
 
     @property
     def monitor_timeout_s(self) -> float | None:
-        """Seconds of silence that a call bears; whole ones as the integers that oslo sends."""
+        """Seconds without a heartbeat before a call fails; an int if whole, as oslo sends it."""
         if self.monitor_timeout is None:
             return None
         seconds = parse_duration(self.monitor_timeout)
         return int(seconds) if seconds == int(seconds) else seconds
 
     def target(self, method: AnyMethod) -> MethodTarget:
-        """Namespace and version to ask for: what was prepared, else the method's own."""
+        """Namespace and version of the request: the prepared ones, or else the method's."""
         if isinstance(method, str):
             return MethodTarget(self.namespace, self.version or "1.0")
         return method.target(namespace=self.namespace, version=self.version)
@@ -152,20 +153,20 @@ class CallOptions:
 
     @property
     def has_ops_server(self) -> bool:
-        """Whether the receiver has an ops server, as far as its cap tells."""
+        """Whether the receiver has an ops server, judging by its `version_cap`."""
         if self.version_cap is None or self.ops_since is None:
             return True
-        # An order, unlike `can_send`: whatever came after it has the server too.
+        # Compared by order, unlike in `can_send`: all later versions have the server too.
         return _numbers(self.version_cap) >= _numbers(self.ops_since)
 
 
 def _is_storable(text: str) -> bool:
-    """Whether any store takes it: PostgreSQL refuses NUL, and no encoding has surrogates."""
+    """Whether every store accepts it: PostgreSQL refuses NUL, and UTF-8 has no surrogates."""
     return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _check_type(name: str, value: object) -> None:
-    """Refuse what cannot be checked further; durations and versions of peers say it themselves."""
+    """Check the types of values that `check` relies on; it checks durations and versions itself."""
     if name in _TEXTS and not isinstance(value, str | None):
         raise ConfigError(f"{name}={value!r} is no text; write {name}='...' or leave it out")
     if name in _TRUTHS and not isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""Endpoints of oslo.messaging, served as they are: `include_endpoints(svc, [Manager()])`.
+"""Serve unchanged endpoints of oslo.messaging: `include_endpoints(svc, [Manager()])`.
 
-The one module that needs oslo.messaging (`pip install gracekit[oslo]`); nothing of gracekit
-imports it. Which endpoint a request finds, what that is given and what its caller is answered is
-what oslo's own dispatcher would make of it, but that nothing private is ever served.
+Only this module needs oslo.messaging (`pip install gracekit[oslo]`); no other module of gracekit
+imports it. Requests are dispatched as by oslo's own dispatcher: to the same endpoint, with the same
+arguments, and with the same reply. The one difference: private names are never served.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from gracekit.rpc.methods import Method, MethodHook
 _HOOKS: Final = ("probe", "errored")
 _OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
 _NO_METHODS: Final = (
-    property,  # reading these may cost much
+    property,  # reading it may be expensive
     cached_property,
     MemberDescriptorType,  # of an object, by `__slots__`
     MethodType,  # of another object
 )
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_LOST: Final = frozenset({"msg_id", "reply_q"})  # keys that oslo takes for the message's own
+_LOST: Final = frozenset({"msg_id", "reply_q"})  # context keys that oslo removes
 
 Options = Mapping[str, Mapping[str, Any]]
 
 
 class EndpointError(DeclarationError, TypeError):
-    """What oslo.messaging raises a TypeError for: an endpoint's target, or an access policy."""
+    """A wrong target or access policy; also a TypeError, which oslo.messaging raises then."""
 
 
 class Declared(Protocol):
-    """What has methods: a Service."""
+    """An object with methods: a Service."""
 
     methods: MethodTable
 
@@ -57,24 +57,24 @@ def include_endpoints(
 ) -> None:
     """Serve endpoint objects, as `oslo_messaging.get_rpc_server` does.
 
-    Their methods run in worker threads, as `endpoint.method(ctxt, **args)`; in
-    them `Context.current()` is gracekit's own context. Several endpoints may
-    serve one name: the first whose namespace and version fit is asked. Which
-    methods there are is decided here; each request calls what the name means
-    then.
+    Their methods run in worker threads, as `endpoint.method(ctxt, **args)`, where
+    `Context.current()` is gracekit's context. Several endpoints may serve one
+    name: the first whose namespace and version fit is called. The set of methods
+    is fixed by this call, but each request looks up the attribute again, so a
+    patched method is called.
 
     Args:
-        service: Serves them beside its own methods.
-        endpoints: In the order in which they are asked.
+        service: Serves the endpoints beside its own methods.
+        endpoints: The objects, in order of precedence.
         serializer: An oslo Serializer; None for none.
-        access_policy: An oslo RPCAccessPolicyBase class, asked once for each
-            method; None for DefaultRPCAccessPolicy.
-        options: By method name what `@svc.rpc` takes (`on_interrupt`,
+        access_policy: A subclass of oslo's RPCAccessPolicyBase, asked once for
+            each method; None for DefaultRPCAccessPolicy.
+        options: Options of `@svc.rpc` by method name (`on_interrupt`,
             `resource`, …); also `ops=True`, and the hooks `probe` and `errored`.
 
     Raises:
         DeclarationError: an endpoint or option cannot work; the message says
-            why. Also a TypeError where oslo.messaging raises one.
+            why. It is also a TypeError if oslo.messaging would raise one.
     """
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
@@ -110,7 +110,10 @@ def _policy(kind: Any) -> Any:
 
 
 def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[str, MethodHook]]:
-    """The methods of its class by name; other functions only where options name them."""
+    """Yield name and function of each method to serve.
+
+    These are the public methods of the endpoint's class, and functions named in *options*.
+    """
     _check_mock(endpoint, "the endpoint")
     for name in sorted({*dir(endpoint), *options}):
         if name.startswith("_"):
@@ -137,10 +140,10 @@ def _check_mock(value: object, what: str) -> None:
 
 
 def _function(endpoint: object, name: str, *, named: bool) -> MethodHook | None:
-    """What *name* calls, if its class has it as a method, or options name it; else None.
+    """The function under *name*, if it is a method of the class or *named* in the options.
 
-    An attribute that can be called is no method: `conf = cfg.CONF` would let
-    callers read options.
+    A callable attribute is not served otherwise: through `conf = cfg.CONF` callers
+    could read settings.
     """
     _check_mock(inspect.getattr_static(endpoint, name, None), f"{type(endpoint).__name__}.{name}")
     kind = endpoint if isinstance(endpoint, type) else type(endpoint)
@@ -153,7 +156,7 @@ def _function(endpoint: object, name: str, *, named: bool) -> MethodHook | None:
 
 
 def _takes_a_context(function: MethodHook) -> bool:
-    """Whether there is a place for it; `start(self)` is no RPC method."""
+    """Whether it takes a positional argument; `start(self)` is no RPC method."""
     first = next(iter(_parameters(function)), None)
     return first is not None and first.kind in {
         first.POSITIONAL_ONLY,
@@ -165,7 +168,7 @@ def _takes_a_context(function: MethodHook) -> bool:
 def _parameters(function: MethodHook) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # of a builtin, which was not written for callers
+    except ValueError:  # a builtin without a signature, not meant for RPC
         return []
 
 
@@ -175,7 +178,7 @@ def _parameters(function: MethodHook) -> list[inspect.Parameter]:
 def _methods(
     handler: MethodHook, endpoint: object, function: MethodHook, options: Mapping[str, Any]
 ) -> Iterator[Method[Any, Any]]:
-    """It at each of the endpoint's places: its namespace, and those that it once had."""
+    """The method in each namespace that the endpoint's target accepts."""
     for option in options:
         known = (*_OPTIONS, *_HOOKS)
         if option not in known:
@@ -206,10 +209,10 @@ def _target(endpoint: object) -> Any:
 
 
 def _signature(function: MethodHook, resource: tuple[str, str] | None) -> inspect.Signature:
-    """What requests may name, after a context.
+    """The signature for requests: a context, then keyword arguments.
 
-    Decorators hide names behind `*args, **kwargs` (as `expected_exceptions` does);
-    the resource's is put back, so that a request without it is refused.
+    Decorators such as `expected_exceptions` hide the names behind `*args, **kwargs`.
+    The resource's argument is added again, so that a request without it is refused.
     """
     context = inspect.Parameter("ctxt", inspect.Parameter.POSITIONAL_ONLY)
     first, *others = _parameters(function)
@@ -225,7 +228,7 @@ def _handler(
 ) -> Callable[..., Any]:
     def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
         known = {key: value for key, value in ctx.items() if key not in _LOST}
-        # oslo's key for the monitor timeout of a call, which its own dispatcher alone uses.
+        # oslo's key for the monitor timeout of a call, read only by its own dispatcher.
         monitor_s = getattr(ctx, "monitor_timeout", None)
         if isinstance(monitor_s, float) and monitor_s.is_integer():
             monitor_s = int(monitor_s)  # as callers of oslo write it
@@ -240,7 +243,7 @@ def _handler(
 
 
 def _call(function: MethodHook, ctxt: Any, args: Mapping[str, Any]) -> Any:
-    """Call it; in the log only what it did not declare as expected is a warning."""
+    """Call it; mark a declared exception as expected, so that it is not logged as a warning."""
     try:
         return function(ctxt, **args)
     except oslo_messaging.ExpectedException as wrapped:

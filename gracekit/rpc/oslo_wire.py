@@ -1,8 +1,8 @@
 """The oslo.messaging 2.0 wire: bytes to requests and replies, and back.
 
-Their envelope is that of `gracekit.rpc.envelope`. Decoding goes size, envelope,
-JSON with limits, shape, and raises nothing but BadMessageError. Names from the
-wire stay data; errors show at most 256 escaped characters of them.
+The envelope is that of `gracekit.rpc.envelope`. Decoding checks size, envelope, JSON
+limits and shape, in that order, and raises only BadMessageError. Names from the wire
+are only data; errors show at most 256 escaped characters of them.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ __all__ = [
     "write_result",
 ]
 
-MAX_RESULT_BYTES: Final = MAX_BODY_BYTES - 4096  # beside it a reply has two ids of any text
-_SURELY_FITS: Final = 4096  # characters of a result
+MAX_RESULT_BYTES: Final = MAX_BODY_BYTES - 4096  # leaves room for a reply's two ids
+_SURELY_FITS: Final = 4096  # characters of a result that needs no size check
 MAX_VERSION: Final = 32  # characters
-MAX_SECONDS: Final = 1e9  # anybody may send an integer that no timer takes
+MAX_SECONDS: Final = 1e9  # a sender may give an integer too large for timers
 
-_PENDING: Final = "_gracekit_pending"  # oslo's servers pass over it; handlers pass a context on
+_PENDING: Final = "_gracekit_pending"  # not in the context, which handlers pass on; oslo ignores it
 
 
 # -- requests -----------------------------------------------------------------
 
 
 def encode_request(request: Request) -> bytes:
-    """Write a request; its keys come in a fixed order.
+    """Write a request, with its keys in a fixed order.
 
     Raises:
         UnserialisableError: an argument or context value is no plain data.
@@ -94,10 +94,10 @@ def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
 
 
 def request_in(message: JsonObject) -> Request:
-    """The request that an opened message is.
+    """The request in an opened message.
 
     Raises:
-        BadMessageError: it is none.
+        BadMessageError: it is no request.
     """
     return Request(
         request_id=name_in(message, "_unique_id") or "",
@@ -112,7 +112,7 @@ def request_in(message: JsonObject) -> Request:
 
 
 def caller_in(message: JsonObject) -> ReplyAddress | None:
-    """Whom to tell that an opened message is no request; None where nobody can be found in it."""
+    """The reply address in a message that may be no valid request; None if it has none."""
     try:
         return _address(message)
     except BadMessageError:
@@ -123,7 +123,7 @@ def _address(message: JsonObject) -> ReplyAddress | None:
     msg_id, queue = name_in(message, "_msg_id"), name_in(message, "_reply_q")
     if not msg_id or not queue:
         return None
-    knows_pending = message.get(_PENDING) is True  # any other value is not understood
+    knows_pending = message.get(_PENDING) is True  # any other value means no
     return ReplyAddress(queue=queue, msg_id=msg_id, knows_pending=knows_pending)
 
 
@@ -140,7 +140,7 @@ def _seconds(message: JsonObject, key: str) -> float | None:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Write a reply with all five keys, which oslo clients insist on.
+    """Write a reply with all five keys, as oslo clients require them.
 
     Raises:
         UnserialisableError: the result is no plain data.
@@ -156,11 +156,11 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def write_result(result: object) -> str:
-    """A result as JSON text that fits into a reply, whoever asks for it.
+    """A result as JSON text, checked to fit into a reply to any caller.
 
     Raises:
-        UnserialisableError: it is no plain data, or more than callers read.
-        MessageTooLargeError: a reply with it is above what callers read.
+        UnserialisableError: it is no plain data, or beyond the limits of JSON in `plain`.
+        MessageTooLargeError: the reply would exceed the size that callers read.
     """
     text = dumps(plain(result, "result"), "result")
     if len(text) <= _SURELY_FITS:
@@ -177,10 +177,10 @@ def write_result(result: object) -> str:
 
 
 def decode_reply(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Reply:
-    """Read a reply; everything but `_msg_id` may be missing, and then it is an ending.
+    """Read a reply; all keys but `_msg_id` may be missing. Without `ending` it is the answer.
 
-    A failure that cannot be read becomes one without a name, because its
-    caller is better served by an odd error than by silence.
+    An unreadable failure becomes one without a class name: for the caller an
+    unclear error is better than a timeout.
 
     Raises:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
@@ -210,7 +210,7 @@ def _write_failure(failure: Failure) -> str:
 
 
 def _words(value: object) -> str:
-    """Text as it is; of anything else an excerpt."""
+    """Text unchanged; an excerpt of any other value."""
     if isinstance(value, str):
         return value
     return "" if value is None else excerpt(value)

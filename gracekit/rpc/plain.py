@@ -1,8 +1,8 @@
-"""Plain data: what may stand in a message, and JSON with limits.
+"""Plain data: the values that a message may contain, and JSON with limits.
 
-Outgoing values are turned into None, bool, int, float, str, list and dict, or
-refused with the path to the culprit. Incoming text is parsed strictly; of two
-equal keys in one object the last wins.
+Outgoing values are converted to None, bool, int, float, str, list and dict, or
+refused with the path of the wrong value. Incoming text is parsed strictly; if an
+object has a key twice, the last value counts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import msgspec
 from gracekit.errors import BadMessageError, UnserialisableError
 
 MAX_DEPTH: Final = 32  # nested lists and objects, the message itself being the first
-MAX_KEYS: Final = 10_000  # of all objects of one message together
+MAX_KEYS: Final = 10_000  # in all objects of one message together
 MAX_NODES: Final = 30_000  # lists and objects of one message together
-MAX_FAR_NUMBERS: Final = 300  # with an exponent of three digits, which take up to 10 us to read
-MAX_LONG_DIGITS: Final = 50_000  # of all numbers with `_LONG` digits or more together
+MAX_FAR_NUMBERS: Final = 300  # with a 3-digit exponent, which take up to 10 us to parse
+MAX_LONG_DIGITS: Final = 50_000  # in all numbers of at least `_LONG` digits
 _LONG: Final = 300
-_FEW: Final = 4_096  # bytes of text that nobody is long busy with, whatever it holds
+_FEW: Final = 4_096  # bytes of text that is always quick to parse
 MAX_SHOWN: Final = 256  # characters of wire text that may reach a log
 
 
 def excerpt(value: object) -> str:
-    """Text from the wire, escaped and cut, so that it can be shown or logged."""
+    """A value from the wire, escaped and shortened, so that it can be shown or logged."""
     if isinstance(value, dict | list):
         return "[...]" if isinstance(value, list) else "{...}"  # it may be long, and secret
     try:
@@ -47,7 +47,7 @@ def loads(text: str | bytes, what: str) -> Any:
     """Parse JSON; integers of more than 4300 digits, NaN and Infinity are refused.
 
     Args:
-        text: At most as long as the transport's limit; checked by the caller.
+        text: The caller has checked that it is within the size limit of messages.
         what: Names the text in errors.
 
     Raises:
@@ -62,13 +62,13 @@ def loads(text: str | bytes, what: str) -> Any:
 
 
 def excess_of(text: str | bytes) -> str | None:
-    """What of JSON *text* is beyond the limits; None if nothing.
+    """Which limit the JSON *text* exceeds, as words; None if none.
 
-    Counted in the text before anything is parsed, because one message must not hold the event
-    loop for more than some 50 ms: 1 MiB has room for 350,000 lists.
+    This is counted before parsing, because one message must not block the event loop for more than
+    about 50 ms: 1 MiB can hold 350,000 lists.
     """
     if isinstance(text, str):
-        # Nearly all are short, and need no copy in bytes.
+        # Nearly all texts are short; they need no conversion to bytes.
         if len(text) <= _FEW and text.count("[") + text.count("{") <= MAX_DEPTH:
             return None
         text = text.encode(errors="surrogatepass")
@@ -86,9 +86,9 @@ def excess_of(text: str | bytes) -> str | None:
 
 
 def _is_small(raw: bytes) -> bool:
-    """Whether nothing can be beyond the limits, wherever its strings begin and end.
+    """A quick check, which nearly all messages pass, that no limit can be exceeded.
 
-    Nearly every message passes.
+    It also counts characters inside strings, so it may be false for a message within the limits.
     """
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         return False
@@ -122,7 +122,7 @@ def _excess_of_numbers(raw: bytes) -> str | None:
 
 
 def _outside_strings(raw: bytes) -> bytes:
-    """*raw* without what stands between quotes; right up to where it is no JSON any more."""
+    """*raw* without its strings; correct up to the first byte that is no valid JSON."""
     return b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
@@ -148,12 +148,12 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
     """Turn *value* into plain data, as oslo.messaging does.
 
     Tuples and sets become lists (sets in a fixed order, so that a repeated
-    request has equal content), integer keys, UUIDs, decimals, IP addresses and
-    bytes text, and dates and datetimes ISO text.
+    request has equal content). Integer keys, UUIDs, decimals, IP addresses and
+    bytes become text, and dates and datetimes become ISO text.
 
     Args:
         value: The value.
-        path: How errors name it, for example `result.vm`.
+        path: Names the value in errors, for example `result.vm`.
         depth: Levels of nesting around it.
 
     Raises:
@@ -180,7 +180,7 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
             items = [plain(item, f"{path}{{}}", depth + 1) for item in value]
             return sorted(items, key=msgspec.json.encode)
         case dt.datetime():
-            return value.isoformat(timespec="microseconds")  # oslo's readers insist on them
+            return value.isoformat(timespec="microseconds")  # required by oslo's readers
         case dt.date():
             return value.isoformat()
         case uuid.UUID() | decimal.Decimal() | ipaddress.IPv4Address() | ipaddress.IPv6Address():
@@ -218,7 +218,7 @@ def _text(value: str, path: str) -> str:
         value.isascii() or value.encode()
     except UnicodeEncodeError:
         raise UnserialisableError(f"{path}: text with a lone surrogate is not Unicode") from None
-    return str.__str__(value)  # the plain text of a StrEnum member too
+    return str.__str__(value)  # turns a StrEnum member into a str
 
 
 def _number(value: float, path: str) -> float:

@@ -1,7 +1,7 @@
-"""A client's ear: one reply queue, and the calls that wait at it.
+"""The reply queue of a client, and the calls that wait for replies.
 
-The queue's name and each call's id are 128 random bits. What answers no
-waiting call (late, repeated, foreign) is acked, counted and otherwise ignored.
+The queue's name and each call's id contain 128 random bits. A reply for which no
+call waits (late, repeated, foreign) is acked and counted, but otherwise ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PREFETCH: Final = 100
 
 
 class Replies:
-    """The reply queue of one client; made when the first call needs it.
+    """The reply queue of one client, declared when the first call needs it.
 
     Attributes:
-        ignored: Replies that no call waited for, and unreadable ones.
+        ignored: How many replies matched no waiting call or were unreadable.
     """
 
     def __init__(self, transport: Transport, clock: Clock, *, max_body_bytes: int) -> None:
@@ -48,33 +48,33 @@ class Replies:
         return address, future
 
     async def hear(self) -> tuple[ReplyAddress, asyncio.Queue[Reply]]:
-        """An address for one question that several may answer, and what they say; see `forget`."""
+        """An address for a question with several answers, and the queue of these; see `forget`."""
         queue = await self._open()
         address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id())
         heard = self._hearing[address.msg_id] = asyncio.Queue()
         return address, heard
 
     def monitor(self, address: ReplyAddress, timeout_s: float, silence: str) -> None:
-        """End a call that waits with a HeartbeatTimeoutError when it hears nothing for so long.
+        """Fail a waiting call with HeartbeatTimeoutError if no heartbeat comes in time.
 
         Args:
-            address: The call's, from `expect`.
+            address: The call's address, from `expect`.
             timeout_s: Seconds from now, and from each heartbeat.
-            silence: What the error says.
+            silence: Message of the error.
         """
         future = self._waiting.get(address.msg_id)
         if future is not None:
             self._monitors[address.msg_id] = _Monitor(future, timeout_s, silence)
 
     def forget(self, address: ReplyAddress) -> None:
-        """The call is over; a later reply to it is ignored."""
+        """Stop waiting for replies to *address*; later ones are ignored."""
         self._waiting.pop(address.msg_id, None)
         self._hearing.pop(address.msg_id, None)
         if (monitor := self._monitors.pop(address.msg_id, None)) is not None:
             monitor.stop()
 
     async def stop(self) -> None:
-        """Read no more replies; calls that still wait end with an RpcError."""
+        """Stop reading replies; waiting calls fail with RpcError."""
         async with self._opening:
             consumer, self._consumer, self._queue = self._consumer, None, None
         if consumer is not None:
@@ -90,7 +90,7 @@ class Replies:
 
     async def _open(self) -> Queue:
         async with self._opening:
-            if self._queue is None:  # one whose opening fails is opened under the same name
+            if self._queue is None:  # kept if the opening below fails
                 self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
             if self._consumer is None:
                 self._consumer = await self._transport.consume(
@@ -126,7 +126,7 @@ class Replies:
 
 
 class _Monitor:
-    """Ends a call whose server falls silent; a heartbeat costs it no timer."""
+    """Fails a call whose server sends no heartbeats. A heartbeat only stores a time, no timer."""
 
     def __init__(self, future: asyncio.Future[Reply], timeout_s: float, silence: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,11 +137,11 @@ class _Monitor:
         self._timer = self._loop.call_at(self._heard_at + timeout_s, self._look)
 
     def renew(self) -> None:
-        """A sign of life came."""
+        """Record a heartbeat."""
         self._heard_at = self._loop.time()
 
     def stop(self) -> None:
-        """The call is over."""
+        """Stop monitoring, as the call has ended."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,8 +1,8 @@
-"""An RPC server: takes deliveries from its queues while there are places, and stops on request.
+"""An RPC server: takes deliveries from its queues while its lane has free places.
 
-It neither decodes nor runs anything: each delivery with a place is given to
-`handle`, the others wait for one. Closing intake is proven by the
-transport's cancel-ok, and everything not yet taken goes back at once.
+It neither decodes messages nor runs handlers. A delivery that gets a place is passed
+to `handle`; the others wait for a place. Intake is closed when the transport has
+confirmed it (cancel-ok), and deliveries without a place are given back at once.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from gracekit import backoff
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
 
 READ_AGAIN_WITHIN_S: Final = 5.0
-"""Within which what was given back is read again, so that it is the same pause of reading."""
+"""Seconds in which deliveries that were given back are read again: a pause of reading that begins
+within this time after the last one counts as the same pause."""
 WIDEN_S: Final = 1.0
-"""Seconds until a consumer that is too narrow is replaced: more places may become free."""
+"""Seconds until a consumer with too low a prefetch is replaced, as more places may become free."""
 
 
 class Capacity:
-    """How much one lane may have in flight at a time; shared by its intakes.
+    """The places of one lane: how many deliveries it may have in flight. Its servers share it.
 
     Attributes:
-        total: Places in all.
-        free: Places that nobody holds.
+        total: Number of places.
+        free: Number of free places.
     """
 
     def __init__(self, total: int) -> None:
@@ -37,20 +38,20 @@ class Capacity:
         self._listeners: list[Callable[[], None]] = []
 
     def take(self) -> bool:
-        """Take a place if one is free."""
+        """Take a place; return whether one was free."""
         if self.free == 0:
             return False
         self.free -= 1
         return True
 
     def give(self) -> None:
-        """Give a place back; whoever waits for one is told."""
+        """Give a place back, and call the listeners."""
         self.free += 1
         for listener in self._listeners:
             listener()
 
     def on_free(self, listener: Callable[[], None]) -> None:
-        """Call *listener* after each place that becomes free."""
+        """Call *listener* each time a place becomes free."""
         self._listeners.append(listener)
 
 
@@ -58,7 +59,7 @@ Handle = Callable[[Delivery], None]
 
 
 class _Held:
-    """How many deliveries of one consumer may be unsettled, and how many are."""
+    """The prefetch of one consumer, and how many of its deliveries are unsettled."""
 
     __slots__ = ("limit", "number")
 
@@ -68,29 +69,29 @@ class _Held:
 
 
 class RpcServer:
-    """One topic's server: the shared queue, the directed ones and the fanout copy.
+    """The server of one topic: reads its shared, directed and fanout queues.
 
     `start`, `close_intake`, `wait` and `stop` may each be called twice, and in
-    the wrong order: what is not open is not closed.
+    any order.
 
     Args:
-        transport: Where the queues are.
-        queues: What it reads.
-        handle: Starts one delivery's life; called with a place taken, which its
-            task gives back. Must not block.
-        capacity: The lane's.
-        prefetch: Deliveries that may be unsettled at one time.
-        prefetch_bytes: Bytes of those that were read and are no tasks yet, above which reading
-            pauses; where they wait for places, they are given back at once instead.
+        transport: Carries the queues.
+        queues: The queues to read.
+        handle: Called with each delivery that got a place; the task made of it gives
+            the place back. Must not block.
+        capacity: The places of the lane.
+        prefetch: How many deliveries may be unsettled at a time.
+        prefetch_bytes: Most bytes of deliveries that are read but no tasks yet. Above this,
+            reading pauses; if deliveries wait for places, they are given back instead.
         wait_s: Seconds after which a delivery that got no place is given back.
-        cancel_ok_timeout_s: Bound of the wait for cancel-ok.
+        cancel_ok_timeout_s: Seconds to wait for cancel-ok.
 
     Attributes:
-        returned: Deliveries that were given back because they got no place.
-        fresh: By the name of their queue, deliveries that came for the first time (not
-            `redelivered`), less those of them that were given back because they got no place.
-        kept: By the name of their queue, deliveries that became tasks and stay unsettled until
-            those have ended; of a local transport alone, whose queues count them.
+        returned: How many deliveries were given back because they got no place.
+        fresh: By queue name, how many deliveries came for the first time (not `redelivered`),
+            without those that were given back because they got no place.
+        kept: By queue name, how many deliveries became tasks but stay unsettled until these
+            have ended. Only for a local transport, whose `depth` counts them.
     """
 
     def __init__(
@@ -114,24 +115,24 @@ class RpcServer:
         self._wait_s = wait_s
         self._cancel_ok_timeout_s = cancel_ok_timeout_s
         self._waiting: deque[Delivery] = deque()
-        self._bytes = 0  # read, and no tasks yet
-        self._held: ReadFailure | None = None  # reading pauses for their sake
-        self._stuck_since: float | None = None  # it pauses again and again, and nothing is accepted
-        self._eased_at = 0.0  # the last pause ended
-        self._ending = False  # consuming ends, as too much waits or for too long
+        self._bytes = 0  # of deliveries that are read and no tasks yet
+        self._held: ReadFailure | None = None  # set while reading pauses because of them
+        self._stuck_since: float | None = None  # start of pauses without an acceptance
+        self._eased_at = 0.0  # when the last pause ended
+        self._ending = False  # consuming is being ended: too many or too long waits
         self._consumer: Consumer | None = None
-        self._here = _Held(prefetch)  # by the present consumer
+        self._here = _Held(prefetch)  # of the present consumer
         self._widening: asyncio.TimerHandle | None = None
-        self._failure: ReadFailure | None = None  # of making a consumer; also while it is made
+        self._failure: ReadFailure | None = None  # why there is no consumer (yet)
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
-        self._changing = asyncio.Lock()  # consuming starts and ends one after the other
+        self._changing = asyncio.Lock()  # serialises starts and ends of consuming
         self._background: set[asyncio.Task[None]] = set()
         self._resuming = False
         self.returned = 0
         self.fresh: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
-        self._counts_kept = transport.is_local  # a broker does not count what it has sent
+        self._counts_kept = transport.is_local  # a broker's count lacks delivered messages
         capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
@@ -141,18 +142,18 @@ class RpcServer:
         await self._consume(self._prefetch)
 
     async def open_intake(self) -> None:
-        """Begin again to take deliveries; what fails is tried again."""
+        """Take deliveries again; if that fails, it is retried in the background."""
         self._open = True
-        if self._consumer is None:  # a broker that is away makes us wait for many seconds
+        if self._consumer is None:  # if the broker is away, this takes many seconds
             since = asyncio.get_running_loop().time()
             self._failure = ReadFailure(since=since, why="it is not read yet")
         await self._consume_again()
 
     async def close_intake(self) -> int:
-        """Take nothing more; returns how many deliveries were given back.
+        """Stop taking deliveries; return how many were given back.
 
-        When it returns the transport has confirmed the end of delivery, and
-        everything that had no place is back in its queue.
+        When it returns, the transport has confirmed the end of delivery (or did not within
+        `cancel_ok_timeout_s`), and all deliveries without a place are given back.
         """
         self._open = False
         before = self.returned
@@ -160,37 +161,37 @@ class RpcServer:
         return self.returned - before
 
     async def wait(self) -> None:
-        """Wait until a pause or resumption that is under way has ended."""
+        """Wait until pauses and resumptions that are under way have ended."""
         while self._background:
             await asyncio.wait(tuple(self._background))
 
     async def stop(self) -> None:
-        """Close intake and end."""
+        """Close intake, and wait for background work."""
         await self.close_intake()
         await self.wait()
 
     @property
     def is_open(self) -> bool:
-        """Whether intake is open; it may still pause for want of places."""
+        """Whether intake is open; it may be pausing because no place is free."""
         return self._open
 
     @property
     def is_held(self) -> bool:
-        """Whether reading pauses because too many bytes are read and not accepted yet."""
+        """Whether reading pauses because too many bytes are read but not accepted yet."""
         return self._open and self._held is not None
 
     @property
     def failure(self) -> ReadFailure | None:
-        """Why an open intake reads nothing now; None also while it pauses for want of places."""
+        """Why an open intake reads nothing now; None if it only waits for a free place."""
         if not self._open:
             return None
         return self._held or self.lost
 
     @property
     def lost(self) -> ReadFailure | None:
-        """Why an open intake cannot read its queues; None also while reading pauses.
+        """Why an open intake cannot read its queues; a mere pause does not count.
 
-        May be asked from any thread.
+        Any thread may read this.
         """
         if not self._open:
             return None
@@ -199,12 +200,12 @@ class RpcServer:
 
     @property
     def queues(self) -> tuple[Queue, ...]:
-        """What it reads."""
+        """The queues that it reads."""
         return self._queues
 
     @property
     def has_waiting(self) -> bool:
-        """Whether deliveries are here that have no place yet."""
+        """Whether deliveries wait for a place."""
         return bool(self._waiting)
 
     async def depth(self, queue: Queue | None = None) -> int:
@@ -218,11 +219,11 @@ class RpcServer:
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        # Noted here: a task may let go of the body before it says that it has taken it.
+        # The size is taken here, as a task may drop the body before it calls `taken`.
         size = len(delivery.body)
         self._bytes += size
         delivery.on_taken = partial(self._taken, delivery, size)
-        if self._here.limit < self._prefetch:  # of others nothing need be known
+        if self._here.limit < self._prefetch:  # others need no counting
             delivery.on_settled = partial(self._settled, self._here)
             self._here.number += 1
         if not delivery.redelivered:
@@ -233,9 +234,10 @@ class RpcServer:
             self._read_less()
 
     def _read_less(self) -> None:
-        """Pause while what was read becomes tasks; who has no place for it cannot wait for that.
+        """Pause reading until the bytes read so far belong to tasks, or end consuming.
 
-        Reading pauses for all that comes on the connection, ops requests too: it must be short.
+        A pause stops everything on the connection, ops requests too, so it must be short. If
+        deliveries wait for places it would not be, so consuming ends and they are given back.
         """
         if not self._waiting:
             if self._consumer is not None:
@@ -243,7 +245,7 @@ class RpcServer:
                 self._consumer.pause()
         elif self._consumer is not None and not self._ending:
             self._waited_too_long()
-        else:  # it comes while consuming ends
+        else:  # it arrived while consuming is being ended
             self._spawn(self._return([self._waiting.pop()]))
 
     def _hold(self) -> None:
@@ -294,7 +296,7 @@ class RpcServer:
             self._timer = loop.call_later(self._wait_s, self._waited_too_long)
 
     def _waited_too_long(self) -> None:
-        """Other hosts may have places: give back what waits, and pause until we have one."""
+        """Give back the waiting deliveries, as other hosts may have places; pause until we have."""
         self._end_timer()
         self._ending = True
         self._spawn(self._pause())
@@ -304,7 +306,7 @@ class RpcServer:
             await self._end_consuming()
         finally:
             self._ending = False
-            self._resume()  # a place may have become free meanwhile
+            self._resume()  # if a place became free meanwhile
 
     def _place_is_free(self) -> None:
         self._pump()
@@ -313,10 +315,10 @@ class RpcServer:
             self._widening = asyncio.get_running_loop().call_later(WIDEN_S, self._widen)
 
     def _is_narrow(self) -> bool:
-        """Whether the consumer, made when fewer places were free, cannot fill those that are.
+        """Whether the consumer's prefetch is too low to fill the free places.
 
-        A request that is acked when it has ended, as that of a `requeue` method, counts towards
-        the consumer's prefetch until then.
+        It was set when fewer places were free. A request that is acked only at its end, as that of
+        a `requeue` method, counts towards the prefetch until then.
         """
         left = max(0, self._here.limit - self._here.number)
         room = min(self._prefetch, self._capacity.free)
@@ -355,14 +357,14 @@ class RpcServer:
                 self._failure = None
                 if self._bytes > self._prefetch_bytes:
                     self._read_less()
-                if not self.is_open:  # closed meanwhile, by somebody whose wait for us was cut
+                if not self.is_open:  # a close was cancelled while it waited for the lock
                     self._spawn(self._end_consuming())
 
     async def _consume_again(self) -> None:
-        """Consume after a pause; what fails is tried again while intake is open."""
+        """Consume after a pause; if that fails, retry while intake is open."""
         try:
             await self._consume(min(self._prefetch, self._capacity.free))
-        except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+        except Exception as error:  # noqa: BLE001 - no other task would try again
             loop = asyncio.get_running_loop()
             since = loop.time() if self._failure is None else self._failure.since
             self._failure = ReadFailure(since=since, why=str(error) or repr(error))
@@ -375,7 +377,7 @@ class RpcServer:
             consumer, self._consumer = self._consumer, None
             self._ease()
             if consumer is not None:
-                # Without a cancel-ok the deliveries still go back; `handle` is closed already.
+                # Without a cancel-ok the deliveries are still given back, and none is handled.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._cancel_ok_timeout_s):
                         await consumer.cancel()
@@ -383,18 +385,18 @@ class RpcServer:
             await self._return(waiting)
 
     def _return(self, deliveries: Collection[Delivery]) -> Coroutine[Any, Any, None]:
-        """Give back what got no place; it is counted at once."""
+        """Give back deliveries that got no place; they are counted at once."""
         self.returned += len(deliveries)
         self.fresh.subtract(one.queue.name for one in deliveries if not one.redelivered)
         return self._give_back(deliveries)
 
     async def _give_back(self, deliveries: Iterable[Delivery]) -> None:
-        # One that fails is tried again by its transport; it must not keep us from going on.
+        # If one fails, its transport retries it; the others must not wait for that.
         await asyncio.gather(
             *(delivery.give_back() for delivery in deliveries), return_exceptions=True
         )
 
     def _spawn(self, step: object) -> None:
-        task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine of ours
+        task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine
         self._background.add(task)
         task.add_done_callback(self._background.discard)

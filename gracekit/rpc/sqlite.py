@@ -1,10 +1,11 @@
-"""Messages through one SQLite file: processes of one machine, up or down.
+"""The transport in one SQLite file, for the processes of one machine.
 
-Senders may enqueue while no process reads. Each connection has a named pipe, by which publishers
-wake it after their commit; so it need not poll for messages. A slow safety poll covers missed
-wake-ups and gives back what dead readers held.
-Death is proved, never timed, by `gracekit.life`; a connection of which nothing
-is proven keeps what it has.
+Messages can be sent while no process reads. Each connection has a named pipe, by which publishers
+wake it after their commit, so it need not poll for messages. A slow safety poll covers missed
+wake-ups and gives back the messages of dead readers.
+
+`gracekit.life` proves that a connection is dead; a timeout never does. Without proof a
+connection keeps its messages.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 
 
 class _Connection:
-    """One life of a transport: its row, its wake-up pipe and its proof of life."""
+    """One connection of a transport: its row, its wake-up pipe and its lock, the proof of life."""
 
     def __init__(self, directory: Path, connection_id: str) -> None:
         self.id: Final = connection_id
@@ -57,7 +58,7 @@ class _Connection:
         self.consumers: list[SqliteConsumer] = []
 
     def as_peer(self, process: Process) -> rows.Peer:
-        """What others read of it; its lock is taken."""
+        """What other processes read about it; its lock must be held."""
         return rows.Peer(
             connection_id=self.id,
             identity=process.identify(),
@@ -70,8 +71,8 @@ class _Connection:
         """Remove the wake-up pipe and the lock.
 
         Args:
-            is_gone: Whether its row is. Otherwise the lock file stays, so that others can prove
-                this connection dead.
+            is_gone: Whether its row was deleted. If not, the lock file stays, so that others can
+                prove this connection dead.
         """
         self.wakeup.stop()
         self.lock.release(remove=is_gone)
@@ -81,13 +82,13 @@ class SqliteTransport:
     """One connection to a file of queues; see `Transport`.
 
     Args:
-        path: The database; beside it live `-wal`, `-shm`, `-turn` and `-bells/`.
-        process: Who this is, and who else lives.
+        path: The database; beside it are `-wal`, `-shm`, `-turn` and `-bells/`.
+        process: This process; it also judges whether others are alive.
         clock: Wall time and ids.
-        creates: Whether it makes a file that is missing. A client does not: it waits until a
-            service has made it, and until then whatever it sends is Undeliverable.
-        poll_s: Seconds between two safety polls, about.
-        telemetry: Hears of faults in the background; None for the log alone.
+        creates: Whether to create a missing file. A client does not: until a service has created
+            it, sending raises Undeliverable.
+        poll_s: About how many seconds are between two safety polls.
+        telemetry: Receives events about faults in the background; None to only log them.
     """
 
     is_local: Final = True
@@ -119,7 +120,7 @@ class SqliteTransport:
         self._poll: asyncio.Task[None] | None = None
 
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """See `Transport.on_broken`: the file breaks as that of a store."""
+        """See `Transport.on_broken`: called for the same errors that break a store."""
 
         def look(status: StoreStatus) -> None:
             if isinstance(status.error, StoreBrokenError):
@@ -133,23 +134,23 @@ class SqliteTransport:
         """See `Transport.start`.
 
         Raises:
-            ConfigError: the place, the file or its schema cannot be used.
-            DependencyError: the disk did not do it.
+            ConfigError: the path, the file or its schema cannot be used.
+            DependencyError: it cannot be opened, for example by an I/O error.
         """
         async with self._changing:
             if not self._is_started:
-                await self._close()  # what a start or a stop that was cancelled has left
+                await self._close()  # clean up after a cancelled start or stop
             if self._connection is None and not self._is_missing():
                 await self._open()
             self._is_started = True
 
     def _is_missing(self) -> bool:
-        """Whether a service has to make the file first; a missing directory it does not make."""
+        """Whether to wait for a service to create the file; no service creates its directory."""
         try:
             self.path.stat()
         except FileNotFoundError:
             return not self._creates and self.path.parent.is_dir()
-        except OSError:  # the engine says what is wrong
+        except OSError:  # the engine's start reports it
             return False
         return False
 
@@ -160,8 +161,8 @@ class SqliteTransport:
         except BaseException as error:
             connection.close(is_gone=False)
             self._leaving = asyncio.create_task(self._engine.stop())
-            # A start that is cancelled ends at once: its threads may wait for the lock of a writer
-            # that is frozen. They end when they get it, and a stop waits for them.
+            # If cancelled, end at once: the engine's threads may be waiting for a lock that a
+            # frozen writer holds. They end when they get it; `stop` waits for them.
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.wait({self._leaving})
             raise
@@ -180,7 +181,7 @@ class SqliteTransport:
             await self._close()
 
     async def _close(self) -> None:
-        """The connection is forgotten when it has ended: if this is cancelled, it is taken up."""
+        """End the connection; if this is cancelled, the next call continues it."""
         if (connection := self._connection) is not None:
             if self._poll is not None:
                 self._poll.cancel()
@@ -197,7 +198,7 @@ class SqliteTransport:
 
     async def _connect(self, connection: _Connection) -> None:
         await self._engine.start()
-        # Pipe and lock before the row: a process that reads the row finds both.
+        # Make pipe and lock before the row, so that a process that reads the row finds both.
         connection.wakeup.start(lambda: _wake(connection))
         if not connection.lock.acquire():
             raise DependencyError(f"{connection.lock.path} is locked by another process")
@@ -214,10 +215,10 @@ class SqliteTransport:
         await self._engine.commit(rows.declare(queues, connection.id))
 
     async def discard(self, queues: Sequence[Queue]) -> None:
-        """See `Transport.discard`; they went with their owner's connection."""
+        """See `Transport.discard`; does nothing, as queues end with their owner's connection."""
 
     async def publish(self, queue: Queue, message: Message) -> None:
-        """See `Transport.publish`; what it confirms is on disk."""
+        """See `Transport.publish`; when it returns, the message is synced to the disk."""
         connection = await self._reached()
         try:
             results = await self._engine.commit(
@@ -330,13 +331,13 @@ class SqliteTransport:
     # -- looking after the file -----------------------------------------------
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """What consumers kept aside, oldest first."""
+        """The dead letters, oldest first."""
         self._connected()
         found = await self._engine.query(rows.DEAD_LETTERS)
         return [rows.dead_letter_of(row) for row in found]
 
     async def removed_letters(self) -> Mapping[str, int]:
-        """How many dead letters were removed for their number or age, by queue name."""
+        """How many dead letters were deleted by retention, by queue name."""
         self._connected()
         found = await self._engine.query("SELECT queue, number FROM removed_letter")
         return {str(queue): int(str(number)) for queue, number in found}
@@ -352,8 +353,8 @@ class SqliteTransport:
         while not self._engine.status.is_final:
             await asyncio.sleep(self._clock.jitter(self._poll_s))
             self._engine.look_at_files()
-            with contextlib.suppress(StoreError):  # the next round tries again
-                # Messages first: they must be found, whatever looking after the dead meets.
+            with contextlib.suppress(StoreError):  # the next poll tries again
+                # Messages first: an error while cleaning up must not prevent their delivery.
                 await self._look_after_consumers(connection)
                 await self._look_after(connection)
 
@@ -381,7 +382,7 @@ class SqliteTransport:
             await self._engine.commit(rows.remove_old_letters(now=now))
 
     async def _release_dead(self, connection: _Connection) -> None:
-        """Give back what dead connections held, and remove what was theirs."""
+        """Give back the messages of dead connections, and remove their rows and files."""
         for row in await self._engine.query(rows.PEERS, connection.id):
             peer = rows.peer_of(row)
             if self._judge(peer).is_dead:
@@ -397,10 +398,10 @@ class SqliteTransport:
         wake_all(results[-1], self._wakeups)
 
     async def _reached(self) -> _Connection:
-        """Our connection; made now, if the file was missing at the start.
+        """Our connection; opened now if the file was missing at the start.
 
         Raises:
-            Undeliverable: it still is.
+            Undeliverable: the file is still missing.
         """
         if self._connection is None:
             await self._open_late()

@@ -1,8 +1,8 @@
-"""One subscription on the SQLite transport: claims on being woken, and settles.
+"""One consumer of the SQLite transport: when woken, it claims messages and delivers them.
 
-A claim is one statement that takes as many messages as there is room for. What
-was claimed but not delivered, because of a cancel or a commit of unknown
-outcome, goes back as if it had not been claimed.
+A claim is one statement, which takes as many messages as the prefetch allows. Messages
+that were claimed but not delivered, because of a cancel or a commit of unknown
+outcome, are unclaimed, as if they had never been claimed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from gracekit.store.wakeup import wake
 from gracekit.telemetry.telemetry import Telemetry
 
 OTHERS_FIRST_S: Final = 0.25
-"""What a reader gives back is for the other readers first: it may be of a version that only one of
-them serves."""
+"""Seconds for which a reader does not claim messages that it gave back itself, so that other
+readers get them first: perhaps only one of them serves the version of the request."""
 
 
 def wake_all(wakeups: Sequence[Row], directory: Path) -> bool:
-    """Wake the owner of each (path,) row; false if one did not get it, and may be dead.
+    """Wake the owner of each (path,) row; return False if one could not be woken, and may be dead.
 
-    A path is as its owner sees it, so the pipe is found by its name in *directory*.
+    Paths are as their owners see them, perhaps in another container, so only the file name is used,
+    in *directory*.
     """
     names = [Path(str(path)).name for (path,) in wakeups]
     return all([wake(directory / name) for name in names])  # noqa: C419 - all must be woken
 
 
 class SqliteConsumer:
-    """See `Consumer`; its rows of consumer and subscription exist before `start`."""
+    """See `Consumer`; its rows in `consumer` and `subscription` must exist before `start`."""
 
     def __init__(
         self,
@@ -64,11 +65,11 @@ class SqliteConsumer:
         self._clock = clock
         self._telemetry = telemetry
         self._unsettled: dict[int, rows.Claimed] = {}
-        self._given_back: set[int] = set()  # a moment ago: others may want them
+        self._given_back: set[int] = set()  # within the last OTHERS_FIRST_S
         self._woken = asyncio.Event()
-        self._may_have_more = True  # false once a claim found less than there was room for
-        self._in_doubt = False  # a claim may hold messages that nobody has seen
-        self._asking_since: float | None = None  # loop time at which the file was asked
+        self._may_have_more = True  # False after a claim that got fewer than it asked for
+        self._in_doubt = False  # there may be claimed messages that were not delivered
+        self._asking_since: float | None = None  # loop time at which a claim began
         self._failure: ReadFailure | None = None
         self._owed: list[tuple[rows.Claimed, Settlement, str]] = []
         self._paused = False
@@ -77,7 +78,7 @@ class SqliteConsumer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to deliver what waits already."""
+        """Begin to deliver, including messages that wait already."""
         self._woken.set()
         self._task = background.start(
             self._claim_when_woken,
@@ -88,7 +89,7 @@ class SqliteConsumer:
 
     @property
     def failure(self) -> ReadFailure | None:
-        """See `Consumer.failure`; also while the file does not answer."""
+        """See `Consumer.failure`; also set while a claim is being made."""
         if self._failure is None and self._asking_since is not None:
             return ReadFailure(since=self._asking_since, why="the queue file does not answer")
         return self._failure
@@ -103,23 +104,23 @@ class SqliteConsumer:
         self.wake()
 
     def wake(self) -> None:
-        """Look for messages soon: somebody rang."""
+        """Look for messages soon."""
         self._may_have_more = True
         self._woken.set()
 
     @property
     def is_done(self) -> bool:
-        """Whether it is cancelled and everything that it held is settled."""
+        """Whether it is cancelled and all its deliveries are settled."""
         return self._cancelled.is_set() and not self._unsettled and not self._in_doubt
 
     async def look_again(self) -> None:
-        """Find messages whose wake-up was missed; reads, and claims only if there are any.
+        """Find messages whose wake-up was missed: query first, and claim only if there are any.
 
-        What could not be settled, or may have been claimed unseen, is put right first.
+        Failed settlements are retried first, and claims of unknown outcome are undone.
         """
         owed, self._owed = self._owed, []
         for message, how, reason in owed:
-            with contextlib.suppress(StoreError):  # owed again
+            with contextlib.suppress(StoreError):  # `_settle` adds it to `_owed` again
                 await self._settle(message, how, reason)
         if self._cancelled.is_set():
             if self._in_doubt:
@@ -141,11 +142,11 @@ class SqliteConsumer:
         """See `Consumer.cancel`."""
         await self._stop_claiming()
         if not self._closed:
-            with contextlib.suppress(StoreError):  # at worst it is woken for nothing
+            with contextlib.suppress(StoreError):  # at worst it is woken in vain
                 await self._engine.commit(rows.unsubscribe(self.id))
 
     async def halt(self) -> None:
-        """The connection ends: claim nothing more, and let later settlements do nothing."""
+        """End with the connection: claim nothing more; later settlements do nothing."""
         await self._stop_claiming()
         self._closed = True
 
@@ -153,7 +154,7 @@ class SqliteConsumer:
         self._cancelled.set()
         self._woken.set()
         if self._task is not None:
-            # Not cancelled: a claim whose commit is under way must be seen, to be put back.
+            # Wait, do not cancel: messages claimed by a commit under way must be put back.
             await asyncio.wait({self._task})
 
     # -- claiming -------------------------------------------------------------
@@ -167,11 +168,11 @@ class SqliteConsumer:
             except StoreBrokenError:
                 return
             except StoreError as error:
-                # Not known, or not now: the safety poll wakes this consumer again.
+                # Unknown outcome, or a passing error: the safety poll wakes this consumer again.
                 self._in_doubt = True
                 self._note_failure(error)
             except Exception as error:
-                # What was claimed and not delivered goes back, and is claimed once more.
+                # Messages that were claimed and not delivered are put back and claimed again.
                 self._in_doubt = True
                 self._note_failure(error)
                 self.wake()
@@ -190,13 +191,13 @@ class SqliteConsumer:
         self._failure = ReadFailure(since=since, why=str(error) or repr(error))
 
     async def _fill(self) -> None:
-        """Claim and deliver until there is no room or nothing more waits."""
+        """Claim and deliver until the prefetch is used up or no message waits."""
         if self._in_doubt:
             await self._put_back_unseen()
             self._in_doubt = False
         while not self._cancelled.is_set() and self._may_have_more and self._room > 0:
             room = self._room
-            self._may_have_more = False  # a wake-up during the claim makes it true again
+            self._may_have_more = False  # a wake-up during the claim sets it again
             batch = rows.claim(
                 list(self._queues),
                 self.id,
@@ -218,7 +219,7 @@ class SqliteConsumer:
                     self._deliver(message)
 
     async def _set_aside(self, message: rows.Claimed) -> None:
-        """Nobody can use it: to the dead letters, or it would be claimed for ever."""
+        """Dead-letter an unusable message, which would otherwise be claimed again for ever."""
         self._unsettled[message.message_id] = message
         self._telemetry.emit("message.unreadable", queue=message.queue, error=message.fault)
         await self._settle(message, Settlement.DEAD_LETTER, message.fault)
@@ -261,9 +262,9 @@ class SqliteConsumer:
         try:
             results = await self._commit_settlement(self._settlement(message, how, reason))
         except StoreError:
-            self._owed.append((message, how, reason))  # tried again at each safety poll
+            self._owed.append((message, how, reason))  # retried at each safety poll
             raise
-        # Given back, it may have been claimed again before this line.
+        # After a give-back, a new claim may have replaced the entry already.
         if self._unsettled.get(message.message_id) is message:
             del self._unsettled[message.message_id]
         if self._may_have_more:
@@ -271,11 +272,11 @@ class SqliteConsumer:
         if how is Settlement.GIVE_BACK:
             wakeups = results[rows.WAKEUPS] if results else []
             if len(wakeups) <= 1:
-                self._given_back.discard(message.message_id)  # there are no others
+                self._given_back.discard(message.message_id)  # there are no other readers
             wake_all(wakeups, self._wakeups)
 
     def _leave_to_others(self, message_id: int) -> None:
-        """Others may claim first what we give back; our own claims leave it out for a moment."""
+        """Leave a message that we give back out of our own claims for `OTHERS_FIRST_S`."""
         self._given_back.add(message_id)
         asyncio.get_running_loop().call_later(OTHERS_FIRST_S, self._claim_too, message_id)
 
@@ -293,9 +294,9 @@ class SqliteConsumer:
                 return rows.dead_letter(message.message_id, self.id, reason, now=self._clock.wall())
 
     async def _commit_settlement(self, batch: Batch) -> Rows:
-        """Commit, and once more if that failed: whether the first try held does not matter.
+        """Commit, and try once more if that fails; settling twice does no harm.
 
-        With the file broken nothing is settled; the message is delivered again after a restart.
+        If the file is broken, nothing is settled: the message is redelivered after a restart.
         """
         for _ in range(2):
             try:

@@ -1,7 +1,7 @@
-"""What the SQLite transport commits: every statement on the queues, as batches.
+"""The SQL of the SQLite transport, as batches.
 
-Each function builds one batch and touches nothing. The index of the statement
-whose rows the caller needs is a constant beside it.
+Each function only builds a batch; its caller commits it. If the caller needs the rows
+of a statement, a constant beside the function holds the statement's index.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _INSERT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A connection as others see it.
+    """A connection, as recorded for other processes.
 
     Attributes:
-        lock_path: As the connection itself sees it; others find the file by its name.
-        lock_file: Which file that is; None where an older gracekit wrote the row.
-        bell_path: As `lock_path`.
+        lock_path: Path as the connection itself sees it; others use only the file name.
+        lock_file: Identity of that file; None if an older gracekit wrote the row.
+        bell_path: The wake-up pipe; a path like `lock_path`.
     """
 
     connection_id: str
@@ -51,9 +51,9 @@ class Peer:
     bell_path: Path
 
     def life(self, directory: Path) -> RecordedLife:
-        """What it is judged alive or dead by, where its files are in *directory*."""
-        # The name is drawn anew for each connection. So of one whose row does not say which file
-        # it has locked, the file of that name is the one.
+        """The data by which to judge it alive or dead; *directory* holds its files."""
+        # If the row does not identify the lock file, take the present file of that name: each
+        # connection uses a new random name, so there was no other.
         file = self.lock_file or LockFile.at(directory / self.lock_path.name)
         return RecordedLife(identity=self.identity, lock_name=self.lock_path.name, lock_file=file)
 
@@ -62,7 +62,7 @@ class Peer:
 
 
 def connect(me: Peer, *, now: float) -> Batch:
-    """A connection begins."""
+    """Insert the row of a new connection."""
     batch = Batch(Point.CONNECT, durable=False)
     who = me.identity
     batch.add(
@@ -82,7 +82,7 @@ PEERS: Final = f"SELECT {PEER} FROM connection WHERE connection_id <> ?"  # noqa
 
 
 def peer_of(row: Row) -> Peer:
-    """A row of the columns of `PEER` as a value."""
+    """A Peer from a row with the columns `PEER`."""
     connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, bell_path = row
     return Peer(
         connection_id=str(connection_id),
@@ -100,9 +100,10 @@ def peer_of(row: Row) -> Peer:
 
 
 def disconnect(connection_id: str) -> Batch:
-    """A connection ends, by itself or found dead: its claims go back, its own queues go.
+    """End a connection, our own or a dead one: give back its claims, delete its own queues.
 
-    Rows of the last statement: the wake-up pipes of all others, who may now find work.
+    The last statement returns the wake-up pipes of all other connections, which may now find
+    messages.
     """
     batch = Batch(Point.GIVE_BACK)
     mine = "(SELECT consumer_id FROM consumer WHERE connection_id = ?)"
@@ -121,7 +122,7 @@ def disconnect(connection_id: str) -> Batch:
 
 
 def declare(queues: Sequence[Queue], connection_id: str) -> Batch:
-    """Queues begin to exist; those that do already stay as they are."""
+    """Create queues; existing ones stay unchanged."""
     outlives_power = any(queue.kind not in OWNED for queue in queues)
     batch = Batch(Point.CONNECT, durable=outlives_power)
     for queue in queues:
@@ -135,7 +136,7 @@ def declare(queues: Sequence[Queue], connection_id: str) -> Batch:
 
 
 def subscribe(queues: Sequence[Queue], consumer_id: str, connection_id: str) -> Batch:
-    """A consumer begins to be woken for *queues*, which exist from now on."""
+    """Create *queues* if missing, and subscribe a consumer, so that publishers wake it."""
     batch = declare(queues, connection_id)
     batch.add("INSERT INTO consumer VALUES (?, ?)", consumer_id, connection_id)
     for queue in queues:
@@ -147,9 +148,10 @@ def subscribe(queues: Sequence[Queue], consumer_id: str, connection_id: str) -> 
 
 
 def announce(queues: Sequence[Queue], connection_id: str, *, store: str, label: str) -> Batch:
-    """A connection says what it will read and where it keeps that; last, readers elsewhere.
+    """Record which queues a connection reads with which store.
 
-    One transaction, so that of two that come together the second sees the first.
+    The last statement returns readers of these queues with another store. It is the same
+    transaction, so that of two simultaneous announcements the second sees the first.
     """
     batch = Batch(Point.CONNECT, durable=False)
     for queue in queues:
@@ -167,7 +169,7 @@ def announce(queues: Sequence[Queue], connection_id: str, *, store: str, label: 
 
 
 def keep_mark(name: str, mark: int) -> Batch:
-    """The mark of a name rises to *mark*, or stays; last, (mark,)."""
+    """Raise the mark of *name* to *mark*, never lower it; the last statement returns (mark,)."""
     batch = Batch(Point.CONNECT, durable=False)
     batch.ask(
         "INSERT INTO mark VALUES (?, ?) "
@@ -179,7 +181,7 @@ def keep_mark(name: str, mark: int) -> Batch:
 
 
 def directed(topics: Sequence[str]) -> str:
-    """A query for (name, topic) of the directed queues of *topics*, its parameters."""
+    """A query for (name, topic) of directed queues, with *topics* as its parameters."""
     places = ", ".join("?" * len(topics))
     return f"SELECT name, topic FROM queue WHERE kind = 'directed' AND topic IN ({places})"  # noqa: S608 - placeholders
 
@@ -190,11 +192,11 @@ IS_IDLE: Final = (
     "name = ?1 AND NOT EXISTS (SELECT 1 FROM message WHERE queue = ?1) "
     "AND NOT EXISTS (SELECT 1 FROM subscription WHERE queue = ?1)"
 )
-"""Of a queue: nobody reads it, and it holds nothing that waits or is in somebody's hands."""
+"""True for a queue without readers and without messages, waiting or claimed."""
 
 
 def prune(queues: Sequence[Queue]) -> Batch:
-    """Idle queues go; a statement for each, with its (name,) if it went."""
+    """Delete those of *queues* that are idle; each statement returns (name,) if it was deleted."""
     batch = Batch(Point.CONNECT)
     for queue in queues:
         batch.ask(f"DELETE FROM queue WHERE {IS_IDLE} RETURNING name", queue.name)  # noqa: S608 - a constant
@@ -207,7 +209,7 @@ READERS: Final = (
 
 
 def reader_of(row: Row) -> tuple[QueueReader, Peer]:
-    """A row of `READERS` as values."""
+    """The values of a row of `READERS`."""
     queue, store, label, *rest = row
     peer = peer_of(tuple(rest))
     reader = QueueReader(
@@ -217,7 +219,7 @@ def reader_of(row: Row) -> tuple[QueueReader, Peer]:
 
 
 def unsubscribe(consumer_id: str) -> Batch:
-    """A consumer is not woken any more, and is forgotten if it holds nothing."""
+    """Stop waking a consumer; delete its row if it holds no messages."""
     batch = Batch(Point.CONNECT, durable=False)
     batch.add("DELETE FROM subscription WHERE consumer_id = ?", consumer_id)
     batch.add(
@@ -232,7 +234,7 @@ def unsubscribe(consumer_id: str) -> Batch:
 
 
 def publish(queue: str, message: Message, *, now: float) -> Batch:
-    """A message enters a queue; a missed `expect` at `INSERTED` means that there is none."""
+    """Insert a message into a queue; a conflict at `INSERTED` means that the queue is missing."""
     batch = Batch(Point.PUBLISH)
     batch.add(f"{_INSERT} name = ?", *_values(message, now), queue, expect=1)
     batch.ask(_BELLS_OF_QUEUE, queue)
@@ -240,9 +242,9 @@ def publish(queue: str, message: Message, *, now: float) -> Batch:
 
 
 def publish_fanout(topic: str, message: Message, *, now: float) -> Batch:
-    """A copy of the message enters each fanout queue of *topic*.
+    """Insert a copy of the message into each fanout queue of *topic*.
 
-    Not synced: a power cut ends the readers, and their queues with them.
+    It is not synced, as a power cut ends the readers and so their fanout queues.
     """
     batch = Batch(Point.PUBLISH, durable=False)
     batch.add(f"{_INSERT} kind = 'fanout' AND topic = ?", *_values(message, now), topic)
@@ -262,12 +264,12 @@ def claim(
     now: float,
     without: Collection[int] = (),
 ) -> Batch:
-    """Take the oldest *limit* messages that wait; rows are in no order, see `CLAIMED`.
+    """Claim the oldest *limit* waiting messages; `claimed_of` sorts the rows.
 
-    Messages *without*, by their ids, are left to others.
+    Messages with ids in *without* are left to other consumers.
     """
-    # One short walk of the index for each queue: a single query over all of them would sort
-    # everything that waits.
+    # One short index scan for each queue: a single query over all queues would sort all waiting
+    # messages.
     oldest = (
         "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "
         "AND (expires_at IS NULL OR expires_at > ?) "
@@ -287,7 +289,7 @@ def claim(
 
 
 def unclaim(consumer_id: str, keep: Sequence[int]) -> Batch:
-    """Put back what a consumer claimed and never saw, as if it had not been claimed."""
+    """Undo claims of a consumer, other than those of *keep*, as if they had not been made."""
     batch = Batch(Point.GIVE_BACK, durable=False)
     batch.add(
         "UPDATE message SET claimed_by = NULL WHERE claimed_by = ? "
@@ -299,14 +301,14 @@ def unclaim(consumer_id: str, keep: Sequence[int]) -> Batch:
 
 
 def ack(message_id: int, consumer_id: str) -> Batch:
-    """A message is done with."""
+    """Delete a message that is done with."""
     batch = Batch(Point.ACK, durable=False)
     batch.add(_DELETE, message_id, consumer_id)
     return batch
 
 
 def give_back(message_id: int, consumer_id: str, queue: str) -> Batch:
-    """A message returns to its place; rows at `WAKEUPS` are its readers'."""
+    """Unclaim a message, at its old position; rows at `WAKEUPS` are the pipes of its readers."""
     batch = Batch(Point.GIVE_BACK, durable=False)
     batch.add(
         "UPDATE message SET claimed_by = NULL, redelivered = 1 "
@@ -318,7 +320,7 @@ def give_back(message_id: int, consumer_id: str, queue: str) -> Batch:
 
 
 def dead_letter(message_id: int, consumer_id: str, reason: str, *, now: float) -> Batch:
-    """A message is set aside."""
+    """Move a message to the dead letters."""
     batch = Batch(Point.DEAD_LETTER)
     batch.add(
         "INSERT INTO dead_letter (queue, reason, published_at, died_at, headers, body) "
@@ -332,9 +334,9 @@ def dead_letter(message_id: int, consumer_id: str, reason: str, *, now: float) -
 
 
 KEPT_LETTERS: Final = 1_000
-"""Dead letters of a file; with the largest messages that is 1 GiB."""
+"""How many dead letters a file keeps; at the largest size of messages they take 1 GiB."""
 KEPT_LETTERS_S: Final = 7 * 86400.0
-# Only the oldest ones ever go, so what is left has its numbers in a row.
+# Counted by id: only the oldest are ever deleted, so the ids of the others have no gaps.
 _TOO_MANY: Final = "dead_letter_id <= (SELECT max(dead_letter_id) FROM dead_letter) - ?"
 _TOO_OLD: Final = "died_at < ?"
 HAS_OLD_LETTERS: Final = (
@@ -344,7 +346,7 @@ HAS_OLD_LETTERS: Final = (
 
 
 def remove_old_letters(*, now: float) -> Batch:
-    """Dead letters above their age are counted and dropped."""
+    """Count and delete dead letters older than `KEPT_LETTERS_S`."""
     batch = Batch(Point.TALLY, durable=False)
     _add_removal(batch, _TOO_OLD, now - KEPT_LETTERS_S, now=now)
     return batch
@@ -366,10 +368,10 @@ DEAD_LETTERS: Final = (
 
 
 def dead_letter_of(row: Row) -> DeadLetter:
-    """A row of `DEAD_LETTERS` as a value."""
+    """A DeadLetter from a row of `DEAD_LETTERS`."""
     queue, body, headers, reason = row
     assert isinstance(body, bytes)
-    texts, _ = _headers_of(headers)  # what is wrong with them the reason says
+    texts, _ = _headers_of(headers)  # if they are faulty, the reason says so
     return DeadLetter(queue=str(queue), body=body, headers=texts, reason=str(reason))
 
 
@@ -382,7 +384,7 @@ HAS_EXPIRED: Final = (
 
 
 def expire(*, now: float) -> Batch:
-    """Messages whose time is up are counted and dropped."""
+    """Count and delete expired messages."""
     batch = Batch(Point.TALLY, durable=False)
     due = "claimed_by IS NULL AND expires_at IS NOT NULL AND expires_at <= ?"
     batch.add(
@@ -396,19 +398,19 @@ def expire(*, now: float) -> Batch:
 
 
 def has_waiting(queues: Sequence[str]) -> str:
-    """A query that finds a row if anything waits in *queues*, its parameters."""
+    """A query that finds a row if a message waits in *queues*, which are its parameters."""
     places = ", ".join("?" * len(queues))
     return f"SELECT 1 FROM message WHERE claimed_by IS NULL AND queue IN ({places}) LIMIT 1"  # noqa: S608 - placeholders
 
 
 def depth(queues: Sequence[str]) -> str:
-    """A query for (number,) of what *queues* hold; its parameters are they, and the wall time.
+    """A query for the (number,) of messages in *queues*; parameters: the names and the wall time.
 
-    Three counts, each by an index of its own, so that no waiting message is read: those that
-    wait, those that consumers hold, and less those that have expired and were not removed yet.
+    It adds the waiting and the claimed messages, and subtracts the expired ones that were not
+    removed yet. Each count uses a separate index, so that no message is read.
     """
     places = ", ".join(f"?{number}" for number in range(1, len(queues) + 1))
-    # The `+` keeps SQLite from the index of all that waits, of which it would read each message.
+    # The `+` keeps SQLite from using the index of waiting messages, by which it would read each.
     return (
         "SELECT (SELECT count(*) FROM message WHERE claimed_by IS NULL "  # noqa: S608 - placeholders
         f"AND queue IN ({places})) + (SELECT count(*) FROM message "
@@ -420,11 +422,11 @@ def depth(queues: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A message that was taken.
+    """A claimed message.
 
     Attributes:
         expires_at: Wall-clock seconds; None for never.
-        fault: Why nobody can use it; empty if it can be delivered.
+        fault: Why it cannot be delivered; empty if it can.
     """
 
     message_id: int
@@ -457,9 +459,9 @@ def _claimed(row: Row) -> Claimed:
 
 
 def _headers_of(value: Value) -> tuple[dict[str, str], str]:
-    """The headers column as a mapping, and what is wrong with it; empty if nothing is.
+    """The headers as a mapping, and what is wrong with them; empty if nothing is.
 
-    It is read as bytes: another program may have written what is not even text.
+    The column is read as bytes, as another program may have written something that is no text.
     """
     if not isinstance(value, bytes):
         return {}, ""

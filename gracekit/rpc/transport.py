@@ -1,8 +1,8 @@
-"""What every transport does: carry bytes between named queues, and nothing more.
+"""The interface of all transports, which carry bytes between named queues.
 
-A transport never decodes a body, never runs a handler and remembers nothing of
-what was settled. Delivery is at least once: a consumer that dies gives its
-unsettled deliveries back, in their old order.
+A transport never decodes a body, runs no handlers, and forgets settled messages.
+Delivery is at least once: the unsettled deliveries of a consumer that dies go back
+to the queue, in their old order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gracekit.tracing.conventions import Messaging
 
 
 class QueueKind(enum.Enum):
-    """Who reads a queue, and therefore who may run its requests later."""
+    """The kind of a queue: who reads it, and so who may recover its requests."""
 
     SHARED = "shared"  # any host of the service
     DIRECTED = "directed"  # one host, or one instance
-    FANOUT = "fanout"  # every running instance has its own copy
+    FANOUT = "fanout"  # one run; each run has such a queue
     REPLY = "reply"  # one client
-    NOTIFICATION = "notification"  # whoever wants to know, oslo.messaging's listeners too
+    NOTIFICATION = "notification"  # any listener, also oslo.messaging's
 
 
-# They belong to the transport that declared them, and go with it.
+# Queues of these kinds belong to the transport that declared them, and end with it.
 OWNED: Final = frozenset({QueueKind.FANOUT, QueueKind.REPLY})
 
 
@@ -65,23 +65,23 @@ def directed_queue(topic: str, host: str) -> Queue:
 
 
 def fanout_queue(topic: str, run_id: str) -> Queue:
-    """The queue of one run's copies; who knows that the run is dead can remove it."""
+    """The queue of one run's fanout copies; after the run's death another run can remove it."""
     return Queue(f"{topic}_fanout_{run_id}", QueueKind.FANOUT, topic)
 
 
 REPLY: Final = "reply_"
-"""How names of reply queues begin: of our clients, and of oslo.messaging's."""
+"""Prefix of the names of reply queues, of gracekit's and of oslo.messaging's clients."""
 
 
 def is_for_replies(name: str, also: Sequence[str]) -> bool:
-    """Whether answers may go to a queue of that name.
+    """Whether replies may be sent to a queue of that name.
 
-    Anything else may be the queue of a service, which whoever names it may not be allowed to
-    send to.
+    A caller could give the name of a service's queue, to which it may have no permission to send,
+    and let our server send there.
 
     Args:
-        name: From the wire.
-        also: Patterns of further names.
+        name: The name in the request.
+        also: Patterns of further permitted names.
     """
     return name.startswith(REPLY) or any(fnmatchcase(name, pattern) for pattern in also)
 
@@ -89,13 +89,13 @@ def is_for_replies(name: str, also: Sequence[str]) -> bool:
 def notification_queue(topic: str, priority: str) -> Queue:
     """The queue of one topic's notifications of one *priority*, in lower case.
 
-    Their publisher declares it, so that they wait there for readers yet to come.
+    The publisher declares it too, so that it keeps notifications until a reader starts.
     """
     return Queue(f"{topic}.{priority}", QueueKind.NOTIFICATION, topic)
 
 
 def reply_queue(name: str) -> Queue:
-    """The queue that one client reads, under the name that it sent along."""
+    """The reply queue of one client, by the name that its requests give."""
     return Queue(name, QueueKind.REPLY)
 
 
@@ -104,8 +104,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         body: The enveloped message.
-        expires_in_s: Seconds after which a message that nobody has taken is
-            dropped and counted; None for never.
+        expires_in_s: Seconds after which the message is dropped and counted if no
+            consumer has taken it; None for never.
         headers: Short text pairs beside the body.
     """
 
@@ -115,13 +115,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settlement(enum.Enum):
-    """What a consumer tells the transport about one delivery."""
+    """What the transport should do with a delivery."""
 
     __hash__ = object.__hash__  # Enum's own is a call into Python, once a message
 
-    ACK = "ack"  # forget it
-    GIVE_BACK = "give_back"  # put it back where it was
-    DEAD_LETTER = "dead_letter"  # keep it aside, with a reason
+    ACK = "ack"  # delete it
+    GIVE_BACK = "give_back"  # requeue it at its old position
+    DEAD_LETTER = "dead_letter"  # keep it for operators, with a reason
 
 
 _POINTS: Mapping[Settlement, Point] = {
@@ -131,31 +131,32 @@ _POINTS: Mapping[Settlement, Point] = {
 }
 
 DEPTH_TIMEOUT_S: Final = 5.0
-"""For a transport to count what its queues hold."""
+"""Timeout in seconds of `Transport.depth`."""
 
 Settle = Callable[[Settlement, str], Awaitable[None]]
 OnDelivery = Callable[["Delivery"], None]
 
 
 class Delivery(msgspec.Struct, kw_only=True, eq=False):
-    """One message in a consumer's hands, to be settled exactly once.
+    """One message delivered to a consumer, which must settle it once.
 
-    A second settlement, or one on a connection that is gone, does nothing:
-    the message is then delivered again and the journal's dedupe covers it.
-    Each is a coroutine, and raises StoreError where the transport could not do
-    it now; it is the transport that tries again, so the caller only tells it.
+    A second settlement does nothing. Neither does one after the connection was lost:
+    the message is delivered again, and the journal recognises the duplicate.
+    Settlements are coroutines. They raise StoreError if the transport cannot do it
+    now; the transport itself tries again, so the caller need only report the error.
 
     Attributes:
         body: The enveloped message, of any size and content.
-        queue: Where it came from.
-        redelivered: It was delivered before and not settled.
+        queue: The queue that it came from.
+        redelivered: Whether it was delivered before without being settled.
         expires_in_s: Seconds that its sender will still wait; None if unknown.
         headers: Short text pairs beside the body.
-        dropped: Bytes of a body that was too large to be kept: it is empty here. 0 of all others.
-        sent_to: The address that a stray bears, in the place of its queue's; empty of all others.
-        on_taken: Called once, when the body is a task's own, or of no interest any more; with
-            whether it goes back.
-        on_settled: Called once, before the transport hears of it.
+        dropped: Size in bytes of a body that was too large and was dropped (`body` is empty);
+            otherwise 0.
+        sent_to: The routing key of a stray, which is not the name of its queue; otherwise empty.
+        on_taken: Called once, when a task owns the body or it is settled; its argument is
+            whether the message goes back.
+        on_settled: Called once, before the transport settles it.
     """
 
     body: bytes
@@ -172,7 +173,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     settled: bool = False
 
     def taken(self) -> None:
-        """Say that it is a task's now, whenever it will be settled."""
+        """Report that a task owns the message now; it may be settled later."""
         self._let_go(goes_back=False)
 
     def _let_go(self, *, goes_back: bool) -> None:
@@ -181,7 +182,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
             on_taken(goes_back)
 
     def ack(self) -> Coroutine[Any, Any, None]:
-        """Tell the transport that it may forget the message."""
+        """Have the transport delete the message."""
         return self._settle_once(Settlement.ACK)
 
     def give_back(self) -> Coroutine[Any, Any, None]:
@@ -189,7 +190,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         return self._settle_once(Settlement.GIVE_BACK)
 
     def dead_letter(self, reason: str) -> Coroutine[Any, Any, None]:
-        """Keep the message aside for people, with *reason* as text."""
+        """Move the message to the dead letters, with *reason* as text."""
         return self._settle_once(Settlement.DEAD_LETTER, reason)
 
     async def _settle_once(self, how: Settlement, reason: str = "") -> None:
@@ -206,13 +207,13 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message kept aside for people.
+    """A dead-lettered message, kept for operators.
 
     Attributes:
-        queue: Name of the queue that it was taken from.
-        body: As it was sent.
-        headers: As they were sent.
-        reason: Why its consumer could not use it.
+        queue: Name of the queue that it came from.
+        body: The body as sent.
+        headers: The headers as sent.
+        reason: Why the consumer could not process it.
     """
 
     queue: str
@@ -226,8 +227,8 @@ class ReadFailure:
     """Why queues cannot be read now.
 
     Attributes:
-        since: Loop time from which on they could not.
-        why: A sentence for people.
+        since: Loop time since which they cannot be read.
+        why: A sentence for operators.
     """
 
     since: float
@@ -235,15 +236,15 @@ class ReadFailure:
 
 
 class Consumer(Protocol):
-    """A running subscription."""
+    """A running consumer of one or more queues."""
 
     @property
     def failure(self) -> ReadFailure | None:
-        """Why it delivers nothing now, whatever is in its queues; None if it would."""
+        """Why it cannot deliver now, whether or not messages wait; None if it can."""
         ...
 
     def pause(self) -> None:
-        """Deliver nothing more for now; what is on its way may still come. A cancel ends it."""
+        """Pause delivery; messages on their way may still arrive. A cancel ends the pause."""
         ...
 
     def resume(self) -> None:
@@ -251,18 +252,19 @@ class Consumer(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Stop delivery; returns when the transport has confirmed it (cancel-ok).
+        """Stop delivery; return when the transport has confirmed it (cancel-ok).
 
-        Deliveries made before that moment stay with the consumer, who settles
-        them. May be called twice.
+        Earlier deliveries are not given back; they must still be settled. May be called
+        twice.
         """
         ...
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """A way to carry messages. One object a process and URL; both calls of
-    `start` and `stop` may be repeated, and `stop` gives back what is unsettled.
+    """A way to carry messages; a process has one object for each URL.
+
+    `start` and `stop` may each be called twice.
     """
 
     @property
@@ -272,12 +274,12 @@ class Transport(Protocol):
 
     @property
     def messaging(self) -> Messaging:
-        """Its system and exchange, as traces name them."""
+        """Messaging system and exchange, for traces."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether only who may use the files of this machine can send by it."""
+        """Whether only users with access to files of this machine can send on it."""
         ...
 
     async def start(self) -> None:
@@ -297,19 +299,19 @@ class Transport(Protocol):
         ...
 
     async def declare(self, queues: Sequence[Queue]) -> None:
-        """Make queues exist, so that they take messages before anybody reads them."""
+        """Create queues, so that they take messages before a consumer starts."""
         ...
 
     async def discard(self, queues: Sequence[Queue]) -> None:
-        """Remove queues whose owner is dead, whatever is in them.
+        """Delete queues whose owner is dead, with their messages.
 
         Raises:
-            DependencyError: not now; they go by themselves some day.
+            DependencyError: it is not possible now; the queues expire later.
         """
         ...
 
     async def publish(self, queue: Queue, message: Message) -> None:
-        """Put *message* into *queue*; returns when it is safe there.
+        """Put *message* into *queue*; return when the transport has confirmed it.
 
         Raises:
             Undeliverable: no such queue was ever declared, or its owner is gone.
@@ -317,45 +319,43 @@ class Transport(Protocol):
         ...
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
-        """Give every running instance that reads *topic* its own copy; possibly nobody."""
+        """Send a copy to every running instance that reads *topic*; there may be none."""
         ...
 
     async def announce(
         self, queues: Sequence[Queue], *, store: str, label: str
     ) -> list[QueueReader]:
-        """Say, before reading shared *queues*, in which store their deliveries are kept.
+        """Announce, before reading shared *queues*, which store this process uses.
 
         Args:
             queues: Shared queues.
-            store: Identity of the store.
-            label: Who says so, for people.
+            store: Identity of our store.
+            label: Names this process, for display.
 
         Returns:
-            Living readers of these queues that have announced another store.
+            Living readers of these queues with another store.
         """
         ...
 
     async def keep_mark(self, name: str, mark: int) -> int:
-        """Keep *mark* under *name* beside the queues if it is the highest so far.
+        """Store *mark* under *name* beside the queues, if it is the highest so far.
 
         Returns:
-            The highest of that name; 0 where nothing is kept.
+            The highest mark of that name; 0 if the transport cannot store marks.
         """
         ...
 
     async def directed(self, topics: Sequence[str]) -> list[Queue]:
-        """The directed queues of *topics*; none where a broker does not list its queues."""
+        """The directed queues of *topics*; empty if the broker cannot list its queues."""
         ...
 
     async def depth(self, queues: Sequence[Queue]) -> int:
-        """How many messages *queues* hold in all; a queue that does not exist holds none.
+        """How many messages *queues* hold together; a queue that does not exist holds none.
 
-        Those that wait, and those in consumers' hands that are not settled yet. RabbitMQ reports
-        the waiting ones alone: a message that it has sent to a consumer is not counted, even if
-        it has not arrived there. And of a quorum queue without a leader it reports 0.
-
-        Expired messages that were not removed yet count on RabbitMQ only. The call takes about
-        `DEPTH_TIMEOUT_S` at most.
+        Waiting messages count, and delivered ones that are not settled. RabbitMQ counts only
+        waiting messages: one that it has sent to a consumer does not count, even if it has not
+        arrived. For a quorum queue without a leader it reports 0. Expired messages that were not
+        removed yet count on RabbitMQ only. The call takes at most about `DEPTH_TIMEOUT_S`.
 
         Raises:
             DependencyError: the broker or file cannot be asked now.
@@ -363,13 +363,13 @@ class Transport(Protocol):
         ...
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
-        """Remove those of *queues* that nobody reads and that hold no message.
+        """Delete those of *queues* that have no reader and no message.
 
         Returns:
-            What was removed, or would be.
+            The queues that were deleted, or with *dry_run* would be.
 
         Raises:
-            ConfigError: the broker cannot remove such queues only if they are empty.
+            ConfigError: the broker cannot delete such queues on the condition that they are empty.
         """
         ...
 
@@ -379,8 +379,8 @@ class Transport(Protocol):
         """Declare *queues* and deliver from them, oldest first in each queue.
 
         Args:
-            queues: Queues to read with one consumer.
-            on_delivery: Called on the event loop; must not block, must not raise.
-            prefetch: Deliveries that may be unsettled at one time.
+            queues: The queues to read with one consumer.
+            on_delivery: Called on the event loop; must not block or raise.
+            prefetch: How many deliveries may be unsettled at a time.
         """
         ...

@@ -1,4 +1,4 @@
-"""Versions of interfaces: which serves which."""
+"""Versions of interfaces: which version serves a request for which."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 def major(version: str) -> int:
-    """The number before the first dot; -1 of what is no version."""
+    """The number before the first dot; -1 if the text is no version."""
     return _parts(version)[0]
 
 
@@ -20,8 +20,8 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def serves(served: str, asked: str) -> bool:
-    """Whether an interface at version *served* fits one asked for: same major, minor not above."""
-    # Anyone can send a version: what is kept is small and of a known number.
+    """Whether version *served* can answer a request for *asked*: same major, minor not lower."""
+    # Cache only short versions, as any client can send any text: this bounds the cache's memory.
     return _short_serves(served, asked) if len(asked) <= _SHORT else _serves(served, asked)
 
 
@@ -35,6 +35,6 @@ _short_serves: Final = functools.lru_cache(256)(_serves)
 
 
 def _steps(parts: tuple[int, ...]) -> tuple[int, int]:
-    """Minor version and revision; a revision that is not said is 0, and a fourth part nothing."""
+    """Minor version and revision; a missing revision is 0, and a fourth part is ignored."""
     minor, revision, *_ = (*parts[1:], 0, 0)
     return minor, revision

@@ -1,5 +1,5 @@
-"""Rows: one schema, one way to change it.
+"""The store: one database schema, and one way to change its rows.
 
-`batch` says what a commit is, `engine` carries batches out on SQLite, and
+`batch` describes a commit, `engine` executes batches on SQLite, and
 `migrations/` holds the schema as numbered SQL files.
 """

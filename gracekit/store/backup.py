@@ -1,9 +1,9 @@
-"""A copy of a store, taken while services write it: SQLite's own backup.
+"""Back up a store while services write it, by SQLite's own backup API.
 
-`cp` of the main file is none: what was committed lately is in the `-wal`, and closing the
-copied descriptor would drop the locks of a process that has the store open. The copy is one
-file without `-wal`; it says of itself that it is a copy, so that its first start gives tokens
-above all that the original may have given since.
+Copying the main file does not work: recent commits are in the `-wal`, and closing the copied
+descriptor would drop the locks of a process that has the store open. The copy is a single
+file without `-wal`. It is marked as a copy, so that the first start on it grants fencing tokens
+above any that the original may have granted since.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A copy that was made and found whole.
+    """A finished copy that passed the integrity check.
 
     Attributes:
         size: In bytes.
@@ -46,13 +46,13 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
     """Copy *store*, as of one moment, to the new file *target*, and check it.
 
     Args:
-        store: A store of this gracekit's schema; services may go on with it.
-        target: Must not exist; it appears when it is whole, with mode 0600.
-        now: Wall time, for the mark of a copy.
+        store: A store of this gracekit's schema; services may keep using it.
+        target: Must not exist; it appears once it is complete, with mode 0600.
+        now: Wall time in seconds, written into the copy to mark it as one.
 
     Raises:
-        ConfigError: there is something at *target*, or nothing may be made there.
-        DependencyError: the disk did not do it, or the copy is damaged.
+        ConfigError: *target* exists, or no file can be created there.
+        DependencyError: the copy failed (a full disk, an I/O error), or it is damaged.
     """
     if os.path.lexists(target):
         raise _taken(target)
@@ -62,7 +62,7 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
         made = _copy(store, part, now)
         publish(part, target)
     except (apsw.Error, OSError) as error:
-        # SQLite's own text for a full disk is about the last statement, which was none.
+        # For a full disk SQLite's message describes the last statement; there was none here.
         why = "the disk is full" if isinstance(error, apsw.FullError) else str(error)
         raise DependencyError(f"{store} could not be copied to {target}: {why}") from error
     finally:
@@ -73,21 +73,21 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
 
 def _create(part: Path) -> None:
     try:
-        part.unlink(missing_ok=True)  # of one that was cut short
+        part.unlink(missing_ok=True)  # left by a backup that was interrupted
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise ConfigError(f"{part} cannot be created: {error.strerror}") from error
 
 
 def _copy(store: Path, part: Path, now: float) -> tuple[int, int]:
-    """Rows of requests, and version of the schema."""
+    """Copy and check; return the number of requests, and the version of the schema."""
     real = store.parent.resolve() / store.name
     with (
         contextlib.closing(files.connect_reader(real, busy_timeout_s=BUSY_TIMEOUT_S)) as source,
         contextlib.closing(apsw.Connection(str(part))) as copy,
     ):
         with copy.backup("main", source, "main") as copying:
-            copying.step()  # all at once: a store that is written meanwhile would begin it anew
+            copying.step()  # all at once: in steps, each write to the store would restart the copy
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
         copy.execute("UPDATE epoch SET copied_at = ?", (now,))
         found = [str(line) for (line,) in copy.execute("PRAGMA integrity_check(10)")]
@@ -98,10 +98,10 @@ def _copy(store: Path, part: Path, now: float) -> tuple[int, int]:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Give the copy *part* its name *target*, on the disk too.
+    """Rename the copy *part* to *target*, and sync both to the disk.
 
     Raises:
-        ConfigError: the name has been taken meanwhile.
+        ConfigError: *target* was created by another program meanwhile.
     """
     _sync(part)
     try:
@@ -112,13 +112,13 @@ def publish(part: Path, target: Path) -> None:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Not by a rename alone, which writes over what is there."""
+    """Rename without overwriting: `rename` alone would replace an existing file."""
     try:
         os.link(part, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # The name is ours from here on: whoever comes later finds it taken.
+        # Reserve the name first: another backup to it then finds that the file exists.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             part.rename(target)

@@ -1,9 +1,9 @@
-"""What travels to the store: a batch of statements that succeed or fail as one.
+"""A batch: statements that are committed together or not at all.
 
-Journal and leases each add statements to one batch, so that an outcome, the
-end of its lease and the reply that is due are one commit. A statement may say
-how many rows it must touch; any other number rolls the whole batch back. That
-is the compare-and-set on which every change of a row rests.
+Journal and leases add their statements to the same batch, so that an outcome,
+the end of its lease and the reply to send are one commit. A statement may say
+how many rows it must touch; any other number rolls the whole batch back. Every
+change of a row relies on this compare-and-set.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Statement(NamedTuple):
 
     Attributes:
         sql: Text with `?` placeholders.
-        params: One value a placeholder.
-        expect: Rows that it must return (RETURNING, SELECT) or, for a statement
-            that returns none, change; None for any number.
+        params: One value for each placeholder.
+        expect: How many rows it must return (RETURNING, SELECT) or, if it returns
+            none, how many it must change; None for any number.
         returns: Whether *expect* counts returned rows instead of changed ones.
-        inserts: It inserts a row, and its row id is what it is said to return.
-        after: Carried out only if the statement of this index returned a row; None for always.
+        inserts: It inserts one row, and the row id is reported as its result.
+        after: Run it only if the statement with this index returned a row; None for always.
     """
 
     sql: str
@@ -42,8 +42,8 @@ class Batch:
     """Statements of one commit, in order.
 
     Args:
-        point: Names this commit for the crash matrix.
-        durable: False for commits that a power cut may take back (SQLite's
+        point: Names this commit, so that tests can crash before or after it.
+        durable: False for commits that may be lost in a power cut (SQLite's
             `synchronous=NORMAL`); a killed process loses neither kind.
     """
 
@@ -62,9 +62,9 @@ class Batch:
 
         Args:
             sql: Text with `?` placeholders.
-            params: One value a placeholder.
+            params: One value for each placeholder.
             expect: See `Statement`.
-            after: Index of a statement before it; it is left out if that one returned nothing.
+            after: Index of an earlier statement; skip this one if that one returned no row.
 
         Returns:
             Its index: `rows[index]` of the commit holds the rows it returned.
@@ -78,7 +78,7 @@ class Batch:
         return len(self.statements) - 1
 
     def insert(self, sql: str, *params: Value) -> int:
-        """As `ask`, for an INSERT that must insert one row; RETURNING would take longer.
+        """As `ask`, for an INSERT of exactly one row; faster than RETURNING.
 
         Returns:
             Its index: `rows[index]` of the commit holds the one row `(row id,)`.
@@ -87,12 +87,14 @@ class Batch:
         return len(self.statements) - 1
 
     def add_up(self, sql: str, key: str, number: int) -> None:
-        """Add *number* to a sum, once for all batches of the transaction that pass.
+        """Add *number* to a sum that all batches of one transaction share.
+
+        One statement adds up the numbers of all batches that are committed.
 
         Args:
-            sql: Text with two placeholders, the key and the number, in which two
-                executions do the same as one with the sum of their numbers.
-            key: Which sum.
-            number: What is added.
+            sql: Text with two placeholders, the key and the number. Running it twice must
+                have the same effect as running it once with the sum of both numbers.
+            key: Names the sum.
+            number: The amount to add.
         """
         self.sums.append((sql, key, number))

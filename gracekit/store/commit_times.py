@@ -1,7 +1,8 @@
 """How long commits take: for metrics, and to notice a store that has become slow.
 
-A group counts once: from the submission of its first batch to the answer, including waits for
-other groups and other processes. The thread that commits notes it; any thread may ask.
+A group of batches counts once, from the submission of its first batch to the answer. Waits for
+other groups and other processes are included. The committing thread records the times; any
+thread may read them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ RECENT_S: Final = 5.0
 
 
 class _Recent(NamedTuple):
-    """The longest commits of the span of `RECENT_S` that ends at *until*, and of the one before."""
+    """The longest commit of the `RECENT_S` seconds up to *until*, and of those before them."""
 
     until: float
     longest_s: float
     before_s: float
 
     def at(self, now: float) -> _Recent:
-        """The longest commits that are still recent at that moment."""
+        """The record as of *now*, without commits that are older than two spans."""
         if now < self.until:
             return self
         follows = now < self.until + RECENT_S
@@ -43,11 +44,11 @@ class CommitTimes:
         self._listeners: tuple[Callable[[float], None], ...] = ()
 
     def on_commit(self, listener: Callable[[float], None]) -> None:
-        """Call *listener* with the seconds of each group, in the thread that commits."""
+        """Call *listener* with the duration of each group in seconds, in the committing thread."""
         self._listeners = (*self._listeners, listener)
 
     def begin(self, submitted_at: float) -> None:
-        """Note that the commit of a group begins.
+        """Record that the commit of a group begins.
 
         Args:
             submitted_at: When its first batch was submitted, by `now`.
@@ -55,7 +56,7 @@ class CommitTimes:
         self._under_way = submitted_at
 
     def end(self) -> None:
-        """Note that the group is committed or refused; its answers come next."""
+        """Record that the group was committed or refused; its batches are answered next."""
         begun, self._under_way = self._under_way, None
         if begun is None:
             return
@@ -71,14 +72,14 @@ class CommitTimes:
                 pass
 
     def longest_s(self) -> float:
-        """Seconds of the longest commit of the last moments (`RECENT_S`); from any thread.
+        """Seconds that the longest recent commit took (see `RECENT_S`); from any thread.
 
-        One that is still under way counts with the time that it has taken so far.
+        A commit that is still running counts with its time so far.
         """
         recent = self._recent.at(self.now())
         return max(recent.longest_s, recent.before_s, self.under_way_s())
 
     def under_way_s(self) -> float:
-        """Seconds for which the commit under way has taken; 0 without one; from any thread."""
+        """Seconds since the running commit was submitted, 0 if none runs; from any thread."""
         begun = self._under_way
         return 0.0 if begun is None else self.now() - begun

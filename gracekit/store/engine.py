@@ -1,8 +1,8 @@
-"""`Engine`, the contract of all engines; and two of them: a SQLite file, and the same in memory.
+"""`Engine`, the interface of all engines, and two engines: SQLite in a file and in memory.
 
-The file has one writer thread and one reader thread per process; a commit is
-answered after its COMMIT. The engine in memory does the same inline on the
-loop's thread, so that virtual time and simulations see no threads.
+The file engine has one writer thread and one reader thread per process; a commit is
+answered after its COMMIT. The memory engine does the same inline on the loop's
+thread, so that tests in virtual time and simulations need no threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rows = list[list[Row]]
 
 
 class Queries(Protocol):
-    """What answers queries: an `Engine`, or a `StoreReader`."""
+    """Anything that answers queries: an `Engine` or a `StoreReader`."""
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`."""
@@ -49,20 +49,20 @@ class Queries(Protocol):
 
 
 class Engine(Protocol):
-    """Where rows are kept."""
+    """A database that commits batches and answers queries."""
 
     @property
     def status(self) -> StoreStatus:
-        """Whether the store can be used; a file is never unreachable, and nobody fences its runs.
+        """Whether the store can be used; a file is never UNREACHABLE or FENCED.
 
-        While it cannot be used, every commit fails at once with the same words.
+        While it cannot be used, every commit fails at once with the same message.
         """
         ...
 
     def on_status(self, callback: OnStatus) -> None:
-        """Call *callback* once on the loop for each change, in their order.
+        """Call *callback* on the loop, once for each change of the status, in order.
 
-        A store that is not reachable now counts as changed: the first call comes soon.
+        If the store is not reachable now, *callback* is soon called with the present status.
         """
 
     @property
@@ -71,59 +71,60 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Open and migrate.
+        """Open the database and migrate it to the newest schema.
 
         Raises:
-            ConfigError: the place, the file or its schema cannot be used.
-            DependencyError: the disk did not do it.
+            ConfigError: the path, the file or its schema cannot be used.
+            DependencyError: opening failed, for example by an I/O error.
         """
 
     async def stop(self) -> None:
-        """Answer what was submitted, then close; may be called twice or before `start`."""
+        """Answer all submitted jobs, then close; may be called twice or before `start`."""
 
     async def commit(self, batch: Batch) -> Rows:
         """Commit *batch*, and return what each statement returned, in their order.
 
         Raises:
-            ConflictError: an `expect` was missed; nothing of the batch was done.
-            UnknownCommitError: it may or may not have been done.
-            StoreUnreachableError: nothing of the batch was done, and later it may be.
-            StoreFinalError: broken or fenced; nothing of the batch was done, or ever will be.
+            ConflictError: a statement touched another number of rows than its `expect`; nothing
+                was done.
+            UnknownCommitError: it is not known whether the batch was committed.
+            StoreUnreachableError: nothing was done; a later try may succeed.
+            StoreFinalError: broken or fenced; nothing was done, and no later try can succeed.
             StoreError: refused, or the database stayed locked; nothing was done.
         """
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
-        """As `commit`, and already in line, in the order of calls, when it returns.
+        """As `commit`, but the batch is queued, in the order of calls, when this returns.
 
-        Who cancels the future loses the answer; the commit goes on.
+        Cancelling the future does not stop the commit; only its answer is lost.
         """
 
     def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:
-        """As `commit`, for a thread that cannot wait for the loop.
+        """As `commit`, for a thread that must not wait for the loop.
 
         Raises:
-            UnknownCommitError: also after *timeout_s* seconds.
+            UnknownCommitError: also if there is no answer within *timeout_s* seconds.
         """
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
-        """Read what is committed.
+        """Run a SELECT on the committed rows.
 
         Raises:
             StoreError: the SQL is wrong, or writes.
         """
 
     def look_at_files(self) -> None:
-        """Break if the files are not those any more that `start` has opened."""
+        """Become BROKEN if the files that `start` opened were removed or replaced."""
 
 
 class _Current:
-    """Which process this is: to ask the kernel twice a request is 1.5 % of it."""
+    """The id of this process, cached: two calls of `getpid` cost 1.5 % of a request."""
 
     pid = os.getpid()
 
     @classmethod
     def look(cls) -> None:
-        """In a forked child, before its code goes on."""
+        """Refresh it; called in a forked child before its own code runs."""
         cls.pid = os.getpid()
 
 
@@ -131,15 +132,15 @@ os.register_at_fork(after_in_child=_Current.look)
 
 
 class SqliteEngine(StatusSource):
-    """Rows in a file of this machine, which several processes may share.
+    """A SQLite file on this machine, which several processes may share.
 
     Args:
-        path: The database; beside it live `-wal`, `-shm` and `-turn`.
+        path: The database file; `-wal`, `-shm` and `-turn` are beside it.
         migrations: SQL texts in order, see `load_migrations`.
-        process: Passes the points around each commit.
-        synchronous: Level of durable commits; NORMAL lets a power cut take the last ones.
-        busy_timeout_s: How long a lock of another program is waited for.
-        max_page_count: Pages of 4096 bytes after which the disk counts as full.
+        process: Its `reach` is called before and after each commit.
+        synchronous: Level of durable commits; with NORMAL a power cut may lose the last ones.
+        busy_timeout_s: Seconds to wait for another program's lock on the file.
+        max_page_count: Pages of 4096 bytes after which the disk is treated as full.
     """
 
     def __init__(
@@ -161,12 +162,12 @@ class SqliteEngine(StatusSource):
         self._busy_timeout_s = busy_timeout_s
         self._max_page_count = max_page_count
         self._pid = _Current.pid
-        self._started = False  # there are threads
-        self._open = False  # they take jobs
+        self._started = False  # the threads exist
+        self._open = False  # jobs are accepted
         self._changing = asyncio.Lock()
-        self._files: dict[Path, str] = {}  # those that are open, and what tells each from others
+        self._files: dict[Path, str] = {}  # the open files, and the identity of each
         self._ending: list[Worker[Any, Any]] = []
-        self._writer: Worker[Batch, Rows]  # both from start to start
+        self._writer: Worker[Batch, Rows]  # both are replaced by each start
         self._reader: Worker[Query, list[Row]]
 
     async def start(self) -> None:
@@ -193,14 +194,14 @@ class SqliteEngine(StatusSource):
     async def stop(self) -> None:
         """See `Engine.stop`."""
         if _Current.pid != self._pid:
-            return  # the threads stayed in the parent
+            return  # in a forked child: the threads exist only in the parent
         async with self._changing:
             self._open = False
             if self._started:
-                # The writer last: it empties the WAL, which an open reader would prevent.
+                # Stop the writer last: it empties the WAL, which an open reader prevents.
                 self._ending += [self._reader, self._writer]
                 self._started = False
-            while self._ending:  # also those of a start that was cancelled
+            while self._ending:  # includes the threads of a start that failed
                 await self._ending[0].stop()
                 del self._ending[0]
 
@@ -229,21 +230,24 @@ class SqliteEngine(StatusSource):
             ) from error
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
-        """See `Engine.query`; on a connection of its own that can only read."""
+        """See `Engine.query`; runs on a separate read-only connection."""
         if (refusal := self._closed()) is not None:
             raise refusal
         return await self._reader.ask((sql, params))
 
     def look_at_files(self) -> None:
-        """See `Engine.look_at_files`; by name, as opening them would drop SQLite's locks."""
+        """See `Engine.look_at_files`.
+
+        It compares by `stat`: opening and closing the files would drop SQLite's locks.
+        """
         found = self._open_files()
         for path, identity in self._files.items():
             if self._open and found.get(path) != identity:
                 how = "replaced" if path in found else "removed"
                 self._break(
                     StoreBrokenError(
-                        f"{path} was {how} while this process had it open: nobody else sees what "
-                        "is written to the old file"
+                        f"{path} was {how} while this process had it open: no other process "
+                        "sees what is written to the old file"
                     )
                 )
         self._files = found
@@ -267,7 +271,7 @@ class SqliteEngine(StatusSource):
         return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self._break)
 
     def _refusal(self) -> StoreError | None:
-        """Why nothing can be committed now; None if it can."""
+        """The error for a commit at this moment; None if commits are possible."""
         return self.status.refusal() or self._closed()
 
     def _closed(self) -> StoreError | None:
@@ -282,19 +286,19 @@ class SqliteEngine(StatusSource):
 
 
 class MemoryEngine(StatusSource):
-    """Rows in memory, changed inline on the loop's thread.
+    """A SQLite database in memory, changed inline on the loop's thread.
 
-    A commit is done, and its future answered, when `submit` returns; awaiting
-    it does not let other tasks run.
+    When `submit` returns, the batch is committed and its future is done; awaiting
+    the future does not let other tasks run.
 
     Args:
         migrations: SQL texts in order, see `load_migrations`.
-        process: Passes the points around each commit; what it raises there comes
-            out of `submit`.
-        synchronous: Accepted for likeness; memory has nothing to sync.
-        max_page_count: Pages of 4096 bytes after which the memory counts as full.
-        connection: A database to share with other engines and to outlive this one,
-            as a disk outlives a process; None for a database of its own.
+        process: Its `reach` is called before and after each commit; `submit` raises
+            what `reach` raises.
+        synchronous: Accepted as by `SqliteEngine`; it has no effect in memory.
+        max_page_count: Pages of 4096 bytes after which the memory is treated as full.
+        connection: A database that is shared with other engines and stays open after
+            `stop`, as a disk outlives a process; None for a private database.
     """
 
     def __init__(
@@ -315,7 +319,7 @@ class MemoryEngine(StatusSource):
         self._shared = connection
         self._connection: apsw.Connection | None = None
         self._group: GroupCommit | None = None
-        self._lock = threading.Lock()  # commit_from_thread may meet the loop here
+        self._lock = threading.Lock()  # commit_from_thread and the loop may commit at once
 
     async def start(self) -> None:
         """See `Engine.start`; a second call does nothing."""
@@ -332,7 +336,7 @@ class MemoryEngine(StatusSource):
         self._connection = connection
 
     async def stop(self) -> None:
-        """See `Engine.stop`; a database of its own is gone after it."""
+        """See `Engine.stop`; a private database is deleted."""
         connection, self._connection = self._connection, None
         if connection is not None and connection is not self._shared:
             connection.close()
@@ -353,7 +357,7 @@ class MemoryEngine(StatusSource):
         return outcome
 
     def look_at_files(self) -> None:
-        """See `Engine.look_at_files`; there are none."""
+        """See `Engine.look_at_files`; does nothing, as there are no files."""
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`."""
@@ -387,7 +391,7 @@ _NOT_OPEN: Final = "the database in memory is not open; start the store before u
 def _answered(
     outcome: BatchOutcome, loop: asyncio.AbstractEventLoop | None
 ) -> asyncio.Future[Rows]:
-    # The engine's own loop where it has one: in a forked child none is running.
+    # Prefer the engine's own loop: in a forked child no loop is running.
     future: asyncio.Future[Rows] = (loop or asyncio.get_running_loop()).create_future()
     if isinstance(outcome, StoreError):
         future.set_exception(outcome)

@@ -1,15 +1,15 @@
-"""Opening the store's file: what is checked, created and set before the first row.
+"""Opening the store's file: the checks, files and settings before the first row is read.
 
-Closing any descriptor of a database file, except one of O_PATH, drops every lock
-that this process holds on it. So the file is created before SQLite connects, and
-from then on nothing here opens it, its `-wal` or its `-shm` otherwise; checks go by
-name, before SQLite opens them and after.
+When a process closes any descriptor of a database file, other than one opened with
+O_PATH, it loses every lock it holds on the file. So the file is created before SQLite
+connects, and later only SQLite opens the file, its `-wal` and its `-shm`. All checks
+use `stat` by name, before SQLite opens the files and after.
 
-Whoever owns a directory can take away what is in it. So a database, and the
-directories of locks and wake-up pipes beside it, must belong to this process's user; the
-directory that they are in may also be root's. What only the group may do is no
-reason to refuse: a volume of a pod belongs to root and to the pod's group, and
-Kubernetes (fsGroup) gives the group all bits again at each start.
+The owner of a directory can remove the files in it. So a database, and the directories
+of locks and wake-up pipes beside it, must belong to this process's user; their parent
+directory may also belong to root. Permissions of the group are no reason to refuse: the
+volume of a pod belongs to root and to the pod's group, and Kubernetes (fsGroup) sets
+all bits of the group again at each start.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Synchronous = Literal["FULL", "NORMAL"]
 Database = apsw.Connection
 
 SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
-"""What is beside a database and must be as private as it."""
+"""The database and the files beside it; all must belong to this user alone."""
 OPEN_SUFFIXES: Final = ("", "-wal", "-shm")
-"""What SQLite keeps open; it removes them only when its last connection closes."""
+"""The files that SQLite keeps open; it removes `-wal` and `-shm` with its last connection."""
 DIRECTORIES: Final = ("-runs", "-bells")
-"""What processes that use a database put beside it."""
+"""Directories that the processes using a database create beside it."""
 
 _ROOT: Final = 0
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _OLDEST_LIBRARY: Final = (3, 51, 3)
 _STATEMENT_CACHE: Final = 256
-"""Statements that a connection keeps prepared; the package has about 130."""
+"""Prepared statements that a connection caches; the package has about 130."""
 
 
 def check_library(version: str) -> None:
-    """Refuse a SQLite whose WAL can be corrupted by two connections at work together.
+    """Refuse a SQLite with the bug by which two connections can corrupt a WAL.
 
     Raises:
         ConfigError: *version*, for example `"3.50.1"`, is older than the fix.
@@ -68,8 +68,8 @@ def prepare_file(path: Path) -> Path:
         The path with every symbolic link of its directory resolved.
 
     Raises:
-        ConfigError: the place or an existing file is not safe; the message names the remedy.
-        DependencyError: the disk did not do it.
+        ConfigError: the directory or an existing file is not safe; the message names the remedy.
+        DependencyError: the file cannot be created or opened, for example by an I/O error.
     """
     real = check_place(path)
     try:
@@ -82,7 +82,7 @@ def prepare_file(path: Path) -> Path:
 
 
 def check_place(path: Path) -> Path:
-    """As `prepare_file`, and nothing is created or changed."""
+    """As `prepare_file`, but create and change nothing."""
     try:
         directory = path.parent.resolve(strict=True)
         _check_directory(directory)
@@ -97,11 +97,11 @@ def check_place(path: Path) -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory at *path* for this user alone, or close the one that is there to others.
+    """Make the directory *path* with mode 0700, or set that mode if it exists.
 
     Raises:
-        ConfigError: something else is there, or it is somebody else's.
-        DependencyError: the disk did not do it.
+        ConfigError: *path* is no directory, or it belongs to another user.
+        DependencyError: it cannot be created or opened, for example by an I/O error.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -111,7 +111,7 @@ def make_directory(path: Path) -> None:
     except OSError as error:
         raise _refusal(path, error) from error
     try:
-        info = os.fstat(fd)  # of what is there now, and stays there while we hold it
+        info = os.fstat(fd)  # of the opened directory, which cannot be swapped under us
         _check_owner_beside(path, info)
         if info.st_uid == os.geteuid() and info.st_mode & _OTHERS:
             os.fchmod(fd, 0o700)
@@ -120,12 +120,12 @@ def make_directory(path: Path) -> None:
 
 
 def identity_of(path: Path) -> str | None:
-    """What tells this database from every other one of this boot, by whatever path it is known.
+    """A string that identifies this file until the next boot, whatever path it is opened by.
 
     A copy has another identity. None if there is no such file.
     """
     try:
-        info = path.stat()  # by name: opening it would cost this process its locks
+        info = path.stat()  # by name: opening and closing it would drop this process's locks
     except OSError:
         return None
     return f"file {info.st_dev:x}:{info.st_ino}"
@@ -134,17 +134,17 @@ def identity_of(path: Path) -> str | None:
 def connect_writer(
     path: Path, *, synchronous: Synchronous, busy_timeout_s: float
 ) -> apsw.Connection:
-    """Open the one connection of this process that writes, with its settings proved.
+    """Open the one connection of this process that writes, and verify its settings.
 
     Raises:
-        ConfigError: not a database, not writable, it cannot be set to WAL, or its -wal or -shm
-            is not this process's own.
+        ConfigError: the file is no database, is not writable, cannot be set to WAL, or its -wal
+            or -shm belongs to another user.
         DependencyError: SQLite cannot open it.
     """
     connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, busy_timeout_s)
     try:
         _set_up(connection, path, synchronous)
-        for suffix in OPEN_SUFFIXES:  # SQLite takes a log that is there, whoever made it
+        for suffix in OPEN_SUFFIXES:  # SQLite would use an existing log of any owner
             _check_file(path.with_name(path.name + suffix))
     except apsw.NotADBError as error:
         connection.close()
@@ -165,11 +165,11 @@ def connect_reader(path: Path, *, busy_timeout_s: float) -> apsw.Connection:
 
 
 def open_writer_lock(path: Path) -> WriterLock:
-    """The lock of the processes that write the database at *path*, which takes them in turn.
+    """Open the `-turn` file, by which processes that write the database at *path* take turns.
 
     Raises:
-        ConfigError: what stands there is not this process's own file.
-        DependencyError: the disk did not do it.
+        ConfigError: the file at its path is not a plain file of this user.
+        DependencyError: it cannot be created or opened, for example by an I/O error.
     """
     place = path.with_name(path.name + "-turn")
     try:
@@ -185,37 +185,37 @@ def open_writer_lock(path: Path) -> WriterLock:
 
 
 def open_memory() -> Database:
-    """A database in memory, for one process or for those that a test plays."""
+    """A database in memory, for one process or for several that a test simulates."""
     connection = apsw.Connection(":memory:", statementcachesize=_STATEMENT_CACHE)
     _plan_once(connection)
     return connection
 
 
 def look_up(database: Database, sql: str, *params: Value) -> list[dict[str, Value]]:
-    """What a query finds in a database of `open_memory`, by column."""
+    """The rows of a query on a database of `open_memory`, as dictionaries by column name."""
     cursor = database.cursor()
     found = cursor.execute(sql, params)
     try:
         names = [column[0] for column in cursor.get_description()]
-    except apsw.ExecutionCompleteError:  # it has found nothing
+    except apsw.ExecutionCompleteError:  # no rows
         return []
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def set_common(connection: apsw.Connection) -> None:
-    """Settings of every writing connection, in memory or on disk."""
-    # A purged argument is a secret: its bytes are overwritten, not only unlinked.
+    """Apply the settings of every writing connection, in memory or on disk."""
+    # Deleted arguments may hold secrets: overwrite their bytes, do not only unlink the page.
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=OFF")
-    # Savepoints spill to a temporary file otherwise, on a disk that may be full.
+    # Otherwise savepoints spill to a temporary file, on a disk that may be full.
     connection.execute("PRAGMA temp_store=MEMORY")
 
 
 def _plan_once(connection: apsw.Connection) -> None:
-    """Keep the plan of a prepared statement, whatever is bound to it.
+    """Keep the plan of a prepared statement, whatever values are bound to it.
 
-    Else SQLite looks at values, a LIMIT's for one, and so prepares the statement anew at each
-    execution, which costs many times what the statement itself does.
+    By default SQLite looks at bound values such as a LIMIT, and prepares the statement again
+    at each execution, which costs many times what the statement itself does.
     """
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
@@ -271,10 +271,10 @@ def _check_directory(directory: Path) -> None:
 
 
 def _shared(directory: Path) -> ConfigError:
-    """As /tmp, which must stay as it is."""
+    """The error for a directory like /tmp, whose mode the user must not change."""
     return ConfigError(
-        f"{directory} can be written by everyone: whoever is first to make a file there owns it "
-        f"and reads what is in it; give the file a path in a directory of its own: "
+        f"{directory} can be written by everyone: another user who is first to make a file there "
+        f"owns it and can read it; give the file a path in a directory of its own: "
         f"mkdir -m 700 {shlex.quote(str(directory / 'gracekit'))}"
     )
 
@@ -287,7 +287,7 @@ def _writable(directory: Path) -> ConfigError:
 
 
 def _check_beside(path: Path) -> None:
-    """One of `DIRECTORIES`, if it is there."""
+    """Check one of the `DIRECTORIES`, if it exists."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -295,7 +295,8 @@ def _check_beside(path: Path) -> None:
     quoted = shlex.quote(str(path))
     if stat.S_ISLNK(info.st_mode):
         raise ConfigError(
-            f"{path} is a symbolic link, and locks that prove who lives would be made elsewhere; "
+            f"{path} is a symbolic link, and the locks that prove which runs are alive would be "
+            f"made elsewhere; "
             f"remove it: rm {quoted}"
         )
     if not stat.S_ISDIR(info.st_mode):
@@ -307,26 +308,27 @@ def _check_owner_beside(path: Path, info: os.stat_result) -> None:
     if info.st_uid not in {_ROOT, os.geteuid()}:
         raise ConfigError(
             f"{path} belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}: its "
-            f"owner decides which locks, that prove who lives, are in it; {run_as(info.st_uid)}, "
-            f"or, if no service has made it, remove it: rm -r {shlex.quote(str(path))}"
+            f"owner could remove the locks that prove which runs are alive; "
+            f"{run_as(info.st_uid)}, or, if no service has made it, remove it: "
+            f"rm -r {shlex.quote(str(path))}"
         )
     if info.st_uid != os.geteuid() and info.st_mode & stat.S_IWOTH:
         raise _writable(path)
 
 
 def run_as(uid: int) -> str:
-    """How to become the owner of a file, which is the way out that harms nobody."""
+    """Advise the user to run as the file's owner, the remedy that changes no file."""
     return f"run as uid {uid}, for example by: sudo -u '#{uid}'"
 
 
 def close_to_group(path: Path) -> None:
-    """Take back what only the group was given; see the module.
+    """Remove the group's permissions on the file *path*; see the module.
 
-    What is judged is what is changed, whatever its name leads to by then. A descriptor that is
-    only a path (O_PATH) reads nothing, and no lock goes when it is closed.
+    The check and the change go by one descriptor, so they concern the same file even if the
+    name is replaced meanwhile. Closing an O_PATH descriptor drops no lock.
 
     Raises:
-        ConfigError: it is not this process's own plain file.
+        ConfigError: it is not a plain file of this user, or others can access it.
     """
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -359,7 +361,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_own(path: Path, info: os.stat_result) -> None:
-    """What is at *path* is a plain file of ours, under one name and closed to others."""
+    """Check for a plain file of this user, with a single name, that others cannot access."""
     if not stat.S_ISREG(info.st_mode):
         raise ConfigError(f"{path} is no regular file; give the store another path")
     if info.st_uid != os.geteuid():
@@ -381,7 +383,7 @@ def _check_own(path: Path, info: os.stat_result) -> None:
 
 
 def _or_be_given(path: Path) -> str:
-    """The other way out. Not for root, whose file the service could not open any more."""
+    """The other remedy, chown. Not for root: the service could not open the file afterwards."""
     me = os.geteuid()
     return "" if me == _ROOT else f", or, as root: chown {me} {shlex.quote(str(path))}"
 
@@ -393,7 +395,7 @@ def _create(path: Path) -> None:
     except FileExistsError:
         if path.lstat().st_size:
             return
-    # Also for an empty file: who created it may have died before this line.
+    # Also for an empty file that exists: its creator may have died before this sync.
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

@@ -1,8 +1,8 @@
 """Group commit: one transaction for many batches, each of which may fail alone.
 
-A batch that misses what it expects, or that SQLite refuses, is rolled back to
-its own savepoint and the others go on. What concerns the disk concerns all:
-then the whole group fails and the store is broken for good.
+A batch that touches an unexpected number of rows, or that SQLite refuses, is rolled
+back to its own savepoint, and the others are committed. After a disk error the whole
+group fails and the store is broken for good.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from gracekit.store.files import Synchronous
 
 BatchOutcome = list[list[Row]] | StoreError
 
-# After one of these Linux may have dropped the pages, and a second try would lie.
+# After one of these Linux may have dropped the dirty pages: a second try would report success
+# for data that is not on the disk.
 DISK_ERRORS: Final = (
     apsw.IOError,
     apsw.FullError,
@@ -36,21 +37,21 @@ DISK_ERRORS: Final = (
     apsw.ReadOnlyError,
 )
 
-# What one batch can do wrong: its SQL, its rows, or a value that SQLite cannot hold.
+# Errors of a single batch: its SQL, its rows, or a value that SQLite cannot store.
 _BATCH_ERRORS: Final = (apsw.Error, TypeError, ValueError, OverflowError)
 
 
 class GroupCommit:
-    """Carries groups of batches out on one connection, from one thread at a time.
+    """Commits groups of batches on one connection, from one thread at a time.
 
     Args:
-        connection: Of its own; nobody else may begin a transaction on it.
-        process: Passes the points of each batch, around the commit.
+        connection: Used by this object alone.
+        process: Its `reach` is called with each batch's point, before and after the commit.
         synchronous: Level of durable commits; the others are NORMAL.
-        on_broken: Called once, before the group that met the error is answered.
+        on_broken: Called once, before the batches of the group with the error are answered.
 
     Attributes:
-        broken: The disk error that ended all commits.
+        broken: The disk error after which every commit is refused; None before.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class GroupCommit:
         self.broken: StoreBrokenError | None = None
 
     def run(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
-        """Commit all that can be; one outcome for each batch, in their order."""
+        """Commit every batch that can be; return one outcome for each, in order."""
         if self.broken is not None:
             return [StoreBrokenError(str(self.broken)) for _ in batches]
         try:
@@ -82,7 +83,7 @@ class GroupCommit:
             self._roll_back()
             return self._refuse(batches, error)
         except BaseException:
-            # A simulated crash: on disk it must look like a real one.
+            # A test raises this to simulate a crash: it must leave the disk as a real one does.
             self._roll_back()
             raise
         return self._commit(batches, passed, outcomes)
@@ -95,7 +96,8 @@ class GroupCommit:
             self._level = level
         self._cursor.execute("BEGIN IMMEDIATE")
         try:
-            # Nearly every batch passes, and savepoints would cost a third of the rate.
+            # First try without savepoints, which would cost a third of the throughput: nearly
+            # every batch succeeds.
             outcomes: list[BatchOutcome] = [self._apply(batch) for batch in batches]
             self._add_up(batches)
         except DISK_ERRORS:
@@ -187,7 +189,7 @@ class GroupCommit:
         return outcomes
 
     def _refuse(self, batches: Sequence[Batch], error: apsw.Error) -> list[BatchOutcome]:
-        """The outcomes of a group that was rolled back as a whole."""
+        """Return the outcomes of a group that was rolled back as a whole."""
         broken = self._judge(error)
         if broken is not None:
             return [_caused(StoreBrokenError(str(broken)), error) for _ in batches]
@@ -195,24 +197,24 @@ class GroupCommit:
         return [_caused(kind(f"nothing was committed: {error}; try again"), error) for _ in batches]
 
     def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
-        """Declare the store broken if *error* is final."""
+        """If *error* is a disk error, mark the store as broken; return that error."""
         if isinstance(error, DISK_ERRORS):
             self.broken = broken_by(error, self._connection)
             self._on_broken(self.broken)
         return self.broken
 
     def _roll_back(self) -> None:
-        # SQLite itself ends the transaction after some errors.
+        # After some errors SQLite has already ended the transaction.
         if self._connection.in_transaction:
             with contextlib.suppress(apsw.Error):
                 self._cursor.execute("ROLLBACK")
 
 
 def broken_by(error: apsw.Error, file: apsw.Connection | Path) -> StoreBrokenError:
-    """The final error that a disk error becomes; it may be the store's file, or the queues'."""
+    """The final error to raise for a disk error of *file*, the store or the sqlite transport."""
     name = file.filename or "the database in memory" if isinstance(file, apsw.Connection) else file
     return StoreBrokenError(
-        f"{name} cannot be trusted any more ({type(error).__name__}: {error}); look after its disk "
+        f"{name} cannot be trusted any more ({type(error).__name__}: {error}); check its disk "
         f"and start the service again"
     )
 
@@ -224,6 +226,9 @@ def _passed(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[
 
 
 def _caused(outcome: StoreError, cause: Exception) -> StoreError:
-    """*outcome*, one of its own for each waiter, because each raises it in its own stack."""
+    """Set the cause of *outcome*, an error made for one waiter.
+
+    Waiters do not share an error, as each raises it and so adds its own traceback.
+    """
     outcome.__cause__ = cause
     return outcome

@@ -1,4 +1,4 @@
-"""From the URL of a store to its engine, its reader, and what stands beside its file."""
+"""From the URL of a store to its engine, its reader, its backup and its wake-up pipes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class StoreLocation(StorePlace):
 
     @property
     def schema(self) -> int:
-        """Version of the tables that this gracekit works with."""
+        """Schema version of this gracekit."""
         return len(load_migrations(MIGRATIONS))
 
     def engine(self, process: Process) -> Engine:
-        """The engine of the store; not started."""
+        """A new engine for the store, not started."""
         migrations = load_migrations(MIGRATIONS)
         if self.path is None:
             return MemoryEngine(migrations, process=process)
         return SqliteEngine(self.path, migrations, process=process)
 
     def reader(self) -> StoreReader | None:
-        """One that only looks; None for a store in memory."""
+        """A new read-only view of the store, not started; None for a store in memory."""
         if self.path is None:
             return None
         return StoreReader(self.path, schema=self.schema)
@@ -40,20 +40,20 @@ class StoreLocation(StorePlace):
         """Copy the store to the new file *target*, see `store.backup.back_up`.
 
         Raises:
-            ConfigError: it is in memory, or nothing may be made at *target*.
-            DependencyError: the disk did not do it, or the copy is damaged.
+            ConfigError: the store is in memory, or *target* exists or cannot be created.
+            DependencyError: the copy failed, or it is damaged.
         """
         if self.path is None:
-            raise ConfigError(f"{self.url} is the memory of one process, which nobody can copy")
+            raise ConfigError(f"{self.url} is the memory of one process, and cannot be copied")
         return back_up(self.path, target, now=now)
 
     def wakeups(self, run_id: str | None = None) -> Wakeups:
-        """Wakes the store's runs; *run_id* can listen by it."""
+        """The wake-up pipes of the store's runs; *run_id* names the run that listens, if any."""
         return Wakeups(self.run_directory, run_id)
 
     def identity(self) -> str | None:
-        """What tells the store from others on this machine.
+        """A string that identifies the store's file on this machine, see `files.identity_of`.
 
-        None for one in memory, or not made yet.
+        None for a store in memory, and for one that does not exist yet.
         """
         return None if self.path is None else identity_of(self.path)

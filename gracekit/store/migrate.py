@@ -1,7 +1,7 @@
-"""Numbered SQL texts, and the version that a database has reached.
+"""Migrations: numbered SQL files, and the number that a database has reached.
 
-`PRAGMA user_version` counts the migrations applied. All that are missing are
-applied in one transaction, so that several processes may start at once.
+`PRAGMA user_version` counts the migrations applied. The missing ones are applied
+in one transaction, so that several processes may start at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import apsw
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 
 MIGRATIONS: Final = "gracekit.store.migrations"
-"""The schema of the store; the queue of the sqlite transport has one of its own."""
+"""The package with the store's schema; the sqlite transport has a separate schema."""
 
 _PURPOSES: Final = (
     ("task", "a store", "of the service's store (GRACEKIT_STORE_URL)"),
@@ -56,7 +56,7 @@ def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Pat
 
     Raises:
         ConfigError: it is a database of gracekit for another purpose.
-        SchemaTooNewError: a newer gracekit has written it.
+        SchemaTooNewError: a newer gracekit has migrated it.
         StoreError: a migration failed.
     """
     connection.execute("BEGIN IMMEDIATE")

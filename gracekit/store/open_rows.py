@@ -1,7 +1,7 @@
-"""The condition for open rows: words that a query shares with an index of the schema.
+"""The SQL condition for open rows, shared by queries and the partial indexes of the schema.
 
-SQLite uses a partial index only for a query that repeats the index's condition
-word for word; one that merely implies it reads the whole table, history and all.
+SQLite uses a partial index only for a query that repeats the index's condition word
+for word. A query that merely implies the condition reads the whole table, with its history.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from __future__ import annotations
 from typing import Final
 
 IS_OPEN: Final = "finished_at IS NULL"
-"""Of a row that is not in its last state: the condition of `task_open`, and half of that of
-`task_open_resource`."""
+"""True for rows that are not in a terminal state. It is the condition of the index `task_open`,
+and half of that of `task_open_resource`."""

@@ -1,4 +1,4 @@
-"""Where a store is, and what stands beside it; `store.location` opens it."""
+"""Where a store is; `store.location` opens it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
 
 
 class StorePlace:
-    """Where a store is, and what stands beside it. Imports no engine.
+    """Where a store is. This class imports no engine.
 
     Attributes:
-        url: As messages show it: without secrets.
-        name: Its name on this machine, also in the marks that queues keep; None for one in
-            memory.
-        path: Its file, through no symbolic link of its directory; None for one in memory.
-        run_directory: Where its runs have their locks, doors and wake-up pipes; None for one in
-            memory, which no other process sees.
+        url: Its URL without secrets, for messages.
+        name: Its absolute path as text; None for a store in memory. The transport keeps a mark of
+            the store's epoch under this name, which shows when an older copy is put back.
+        path: Its absolute path; None for a store in memory.
+        run_directory: The directory of its runs' locks, doors and wake-up pipes; None for a store
+            in memory, which no other process can open.
     """
 
     def __init__(self, url: str) -> None:

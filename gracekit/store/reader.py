@@ -1,7 +1,7 @@
-"""A store that is only looked at: by the command line, while its service is up or down.
+"""A read-only view of a store, for the command line; the service may be up or down.
 
-It creates no database and migrates none. Next to a store that was closed in
-good order SQLite puts an empty `-wal` and a `-shm`, which the next start uses.
+It neither creates nor migrates a database. If the service is down, SQLite creates an
+empty `-wal` and a `-shm` beside the store, which the next start of the service uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gracekit.store.status import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
 ASK_STEPS: Final = 100_000
-"""Steps of SQLite, about a millisecond, after which a query asks whether it is given up."""
+"""SQLite steps, about a millisecond's worth, between two calls of `given_up` during a query."""
 
 
 class StoreReader:
@@ -32,24 +32,24 @@ class StoreReader:
 
     Args:
         path: The database; it must exist.
-        schema: The newest schema version that the caller understands.
-        option: What names the file, for messages: `--store`.
+        schema: The schema version that it must have.
+        option: The command-line option that names the file, for error messages.
     """
 
-    status: Final = StoreStatus()  # a failed read is reported to who asked
+    status: Final = StoreStatus()  # a failed read raises, and does not change it
 
     def __init__(self, path: Path, *, schema: int, option: str = "--store") -> None:
         self.path: Final = path.absolute()
-        self.commits: Final = CommitTimes()  # there are none
+        self.commits: Final = CommitTimes()  # stays empty
         self._schema = schema
         self._option = option
         self._connection: apsw.Connection | None = None
 
     async def start(self) -> None:
-        """See `Engine.start`; nothing is created or migrated.
+        """See `Engine.start`; creates and migrates nothing.
 
         Raises:
-            ConfigError: there is no such file, or it is no store of this version.
+            ConfigError: there is no such file, or it is not a store of this schema version.
             DependencyError: it cannot be opened.
         """
         self.open()
@@ -58,7 +58,8 @@ class StoreReader:
         """As `start`, outside a loop.
 
         Args:
-            given_up: Asked again and again while a query runs; when it is true, the query fails.
+            given_up: Called about every millisecond while a query runs; if it returns True, the
+                query is aborted and fails.
         """
         if self._connection is not None:
             return
@@ -89,8 +90,8 @@ class StoreReader:
             raise ConfigError(f"{self.path} cannot be read as a store: {error}") from error
         if not tables and version == 0:
             raise ConfigError(
-                f"{self.path} is empty: what a young store holds is in its -wal, which is gone, or "
-                "no service has started with it yet; see docs/backup.md"
+                f"{self.path} is empty: either its -wal, which holds all data of a new store, was "
+                "removed, or no service has started with it yet; see docs/backup.md"
             )
         if not {"run", "task", "tally"} <= tables:
             raise ConfigError(
@@ -120,11 +121,11 @@ class StoreReader:
                 connection.close()
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
-        """See `Engine.query`; one statement sees one moment."""
+        """See `Engine.query`; each statement sees its own snapshot."""
         return self.read(sql, *params)
 
     def read(self, sql: str, *params: Value) -> list[Row]:
-        """As `query`, outside a loop; in the thread that has opened it."""
+        """As `query`, outside a loop; only in the thread that called `open`."""
         if self._connection is None:
             raise StoreError(f"{self.path} is not open; start the reader before using it")
         try:
@@ -148,7 +149,9 @@ class StoreReader:
         """See `Engine.on_status`; a reader's status does not change."""
 
     def look_at_files(self) -> None:
-        """Does nothing: a reader lives shortly, and loses nothing."""
+        """Does nothing: a reader is short-lived, and has no commits to lose."""
 
     def _refuse(self, batch: Batch) -> NoReturn:
-        raise StoreError(f"{self.path} is open for reading only: no {batch.point.value} here")
+        raise StoreError(
+            f"{self.path} is open for reading only: {batch.point.value} is not possible"
+        )

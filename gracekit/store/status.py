@@ -1,4 +1,4 @@
-"""Whether a store can be used: four states, their legal steps, and who is notified of a change.
+"""Whether a store can be used: four states, their legal steps, and notification of changes.
 
 `_NEXT` is the only place that says which state may follow which.
 """
@@ -20,8 +20,8 @@ class StoreState(enum.Enum):
     """Whether a process can use its store."""
 
     REACHABLE = "reachable"
-    UNREACHABLE = "unreachable"  # for now: the engine goes on trying by itself
-    FENCED = "fenced"  # for good: others have declared this run dead, and act in its place
+    UNREACHABLE = "unreachable"  # for now: the engine keeps trying to reconnect
+    FENCED = "fenced"  # for good: other runs declared this one dead, and act in its place
     BROKEN = "broken"  # for good: I/O error, full or read-only disk, corruption
 
 
@@ -35,12 +35,12 @@ _NEXT: Final[Mapping[StoreState, frozenset[StoreState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The state of a store since its last change.
+    """The present state of a store.
 
     Attributes:
         state: Whether it can be used.
-        since: Loop time in seconds of the change; None if there was none yet.
-        error: What a commit fails with now; None if it can be used.
+        since: Loop time in seconds of the last change; None if there was none yet.
+        error: The error with which commits fail now; None if the store can be used.
     """
 
     state: StoreState = StoreState.REACHABLE
@@ -49,11 +49,11 @@ class StoreStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether no other state follows: this process commits nothing any more."""
+        """Whether no other state can follow, so that this process can never commit again."""
         return not _NEXT[self.state]
 
     def refusal(self) -> StoreError | None:
-        """The error for one more commit, with the same words as all others; None if it may."""
+        """A new error for one commit, a copy of `error`; None if commits are possible."""
         return None if self.error is None else type(self.error)(str(self.error))
 
 
@@ -61,12 +61,12 @@ OnStatus = Callable[[StoreStatus], None]
 
 
 class StatusSource:
-    """The part of an engine that knows the state of its store, and notifies of each change."""
+    """The base of engines: holds the status of the store and notifies of each change."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # set by the engine's start
         self._status = StoreStatus()
-        self._stepping = threading.Lock()  # the engine's threads take steps, too
+        self._stepping = threading.Lock()  # the engine's threads change the status too
         self._callbacks: list[OnStatus] = []
         self._notices: deque[tuple[OnStatus, StoreStatus]] = deque()
 
@@ -83,9 +83,10 @@ class StatusSource:
                 self._notify_soon(callback)
 
     def _become(self, state: StoreState, error: StoreError | None = None) -> None:
-        """Take a step, from any thread; one that does not follow the present state is ignored.
+        """Change the state, from any thread; ignore a change that `_NEXT` does not allow.
 
-        Two threads may meet the same fault, and a connection may come back to a fenced run.
+        Such changes are normal: two threads may meet the same fault, and a connection may come
+        back after the run was fenced.
         """
         with self._stepping:
             if state not in _NEXT[self._status.state]:
@@ -99,8 +100,8 @@ class StatusSource:
         self._become(StoreState.BROKEN, error)
 
     def _notify_soon(self, callback: OnStatus) -> None:
-        # By a queue of our own: a loop that plays other orders of events must not show a
-        # subscriber the return of a store before its loss.
+        # The queue keeps the order: simulation runs callbacks of the loop in random order, and a
+        # subscriber must not see the return of a store before its loss.
         self._notices.append((callback, self._status))
         try:
             (self._loop or asyncio.get_running_loop()).call_soon_threadsafe(self._notify_next)
@@ -108,6 +109,6 @@ class StatusSource:
             self._notices.clear()
 
     def _notify_next(self) -> None:
-        # One at a time, so that a callback that raises does not silence the next.
+        # One notice for each call, so that a callback that raises does not prevent the next.
         callback, status = self._notices.popleft()
         callback(status)

@@ -1,8 +1,8 @@
-"""What the two threads of a SQLite file do: one writes in turn, one only reads.
+"""The handlers of an engine's two threads: one writes, one only reads.
 
-The connections live in these objects, which live on their thread: a forked
-child then never closes them, which would drop nothing but could checkpoint a
-database that its parent is writing.
+Only the threads refer to these objects and their connections. So a forked child, which
+has no such threads, never closes a connection, which could checkpoint a database that
+its parent is writing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WriteHandler:
         self._group = group
 
     def await_turn(self) -> None:
-        """Wait until no other process is committing; what comes meanwhile joins the group."""
+        """Wait until no other process is committing; batches submitted meanwhile join the group."""
         self._writer_lock.take()
 
     def run(self, batches: Sequence[Batch], /) -> Sequence[BatchOutcome]:
@@ -51,13 +51,14 @@ class WriteHandler:
             self._writer_lock.give()
 
     def close(self) -> None:
-        """Empty the WAL if nobody is in the way for long, then close."""
+        """Empty the WAL, unless another connection prevents it for 1 s; then close."""
         with contextlib.suppress(apsw.Error):
             if self._group.broken is None:
                 self._connection.set_busy_timeout(_CLOSING_TIMEOUT_MS)
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             else:
-                # Doubtful pages stay in the WAL, where the next start can judge them.
+                # After a disk error pages may be bad: leave them in the WAL, where the next start
+                # verifies their checksums.
                 self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         with contextlib.suppress(apsw.Error):
             self._connection.close()
@@ -74,11 +75,13 @@ def open_writer(
     max_page_count: int | None,
     on_broken: OnBroken,
 ) -> WriteHandler:
-    """Check or create the file, connect, migrate; all in turn, so that starts do not collide.
+    """Check or create the file, connect and migrate, holding the writer lock.
+
+    Without the lock several processes that start at once would get in each other's way.
 
     Raises:
-        ConfigError: the place, the file or its schema cannot be used.
-        DependencyError: the disk did not do it.
+        ConfigError: the path, the file or its schema cannot be used.
+        DependencyError: it cannot be opened, for example by an I/O error.
         StoreError: it is locked, or a migration failed.
     """
     files.check_library(apsw.sqlite_lib_version())
@@ -108,10 +111,10 @@ class ReadHandler:
         self._on_broken = on_broken
 
     def await_turn(self) -> None:
-        """Readers wait for nobody."""
+        """Readers never wait: WAL lets them read beside a writer."""
 
     def run(self, queries: Sequence[Query], /) -> Sequence[list[Row] | StoreError]:
-        """Each query sees all that was committed before it."""
+        """Run the queries; each sees all commits that were made before it."""
         return [read(self._connection, query, self._on_broken) for query in queries]
 
     def close(self) -> None:
@@ -121,19 +124,19 @@ class ReadHandler:
 
 
 def open_reader(path: Path, *, busy_timeout_s: float, on_broken: OnBroken) -> ReadHandler:
-    """Connect to a file that a writer of this process holds open."""
+    """Connect to a file that this process's writer has opened already."""
     real = path.parent.resolve() / path.name
     with _translated(real, on_broken):
         return ReadHandler(files.connect_reader(real, busy_timeout_s=busy_timeout_s), on_broken)
 
 
 def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list[Row] | StoreError:
-    """The rows of one query; errors are returned, not raised."""
+    """Run one query; return its rows, or the error, which is not raised."""
     sql, params = query
     try:
         return connection.execute(sql, params).fetchall()
     except (apsw.Error, TypeError, ValueError, OverflowError) as error:
-        # A read-only connection that is asked to write says so of itself, not of its disk.
+        # ReadOnlyError here means that the SQL writes, not that the disk is read-only.
         if isinstance(error, DISK_ERRORS) and not isinstance(error, apsw.ReadOnlyError):
             broken = broken_by(error, connection)
             on_broken(broken)
@@ -144,14 +147,14 @@ def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list
 
 
 def limit_pages(connection: apsw.Connection, max_page_count: int | None) -> None:
-    """Let the disk be full after so many pages, or after the size reached if that is more."""
+    """Have SQLite report a full disk above so many pages, or above the present size if larger."""
     if max_page_count is not None:
         connection.execute(f"PRAGMA max_page_count={max_page_count}")
 
 
 @contextlib.contextmanager
 def _translated(path: Path, on_broken: OnBroken) -> Iterator[None]:
-    """Turn what SQLite says during an open into errors of ours."""
+    """Turn SQLite's errors while opening into gracekit's."""
     try:
         yield
     except DISK_ERRORS as error:

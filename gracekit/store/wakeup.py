@@ -1,8 +1,8 @@
-"""Wake-ups between processes: a named pipe that wakes its owner's loop at once.
+"""Wake-ups between processes: each process has a named pipe that wakes its loop at once.
 
-The sender never waits and never fails; it learns whether a living process listens. A
-wake-up carries no news, only "look again": several may arrive as one. A nudge is a
-wake-up of another kind, for what is cheap to look at and comes often.
+The sender never blocks and never fails; it learns whether a living process listens. A
+wake-up carries no data, it only means "look at the store again", so several may arrive as
+one. A *nudge* is a second kind of wake-up, for checks that are cheap and frequent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gracekit.store import files
 
 _WAKE: Final = b"\0"
 _NUDGE: Final = b"\1"
-_DRAIN_BYTES: Final = 65536  # a pipe holds no more, unless somebody enlarged it
+_DRAIN_BYTES: Final = 65536  # the default capacity of a pipe
 
 
 def wakeups_directory(database: Path) -> Path:
-    """Where the wake-up pipes of a database are: `<db>-bells/`."""
+    """The directory of the wake-up pipes of a database: `<db>-bells/`."""
     return database.with_name(database.name + "-bells")
 
 
@@ -30,7 +30,7 @@ class Wakeup:
     """The wake-up pipe of one process.
 
     Args:
-        path: Of the pipe, unique to this owner; its directory is made with mode 0700.
+        path: Of the pipe, unique to this process; its directory is made with mode 0700.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,23 +43,24 @@ class Wakeup:
     def start(
         self, on_wake: Callable[[], None], *, on_nudge: Callable[[], None] | None = None
     ) -> None:
-        """Make the pipe and call *on_wake* on the running loop for each wake-up or several.
+        """Make the pipe; from then on call *on_wake* on the running loop after wake-ups.
 
-        *on_nudge* is called for nudges; without it they are dropped.
+        One call may stand for several wake-ups. *on_nudge* is called for nudges; without it
+        they are dropped.
 
         A second call does nothing.
 
         Raises:
-            ConfigError: its directory is somebody else's, or none.
+            ConfigError: its directory belongs to another user, or is no directory.
         """
         if self._fd is not None:
             return
         files.make_directory(self.path.parent)
-        # A dead owner of the same name may have left its pipe.
+        # A process of the same name that died may have left its pipe.
         self.path.unlink(missing_ok=True)
         os.mkfifo(self.path, 0o600)
-        # For writing too: else the pipe would be at its end whenever no sender has it open,
-        # and the loop would spin on it.
+        # For writing too: otherwise the pipe would be at end-of-file whenever no sender has it
+        # open, and the loop would spin on it.
         self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._on_wake, self._on_nudge = on_wake, on_nudge
         self._loop = asyncio.get_running_loop()
@@ -78,7 +79,7 @@ class Wakeup:
         assert self._fd is not None
         assert self._on_wake is not None
         try:
-            # Before the callback: a wake-up during it must cause another call.
+            # Empty the pipe before the callback: a wake-up during it must cause another call.
             heard = os.read(self._fd, _DRAIN_BYTES)
         except BlockingIOError:
             heard = _WAKE
@@ -92,8 +93,8 @@ class Wakeups:
     """The wake-up pipes of a store's runs: our own, and those of siblings.
 
     Args:
-        directory: Where they are; None for a store that no other process sees.
-        run_id: Ours; None for a process that only wakes others.
+        directory: Of the pipes; None for a store that no other process can open.
+        run_id: This process's run; None for a process that only wakes others.
     """
 
     def __init__(self, directory: Path | None, run_id: str | None) -> None:
@@ -103,23 +104,23 @@ class Wakeups:
         )
 
     def start(self, on_wake: Callable[[], None], *, on_nudge: Callable[[], None]) -> None:
-        """Listen by ours; as `Wakeup.start`."""
+        """Listen on our own pipe; as `Wakeup.start`."""
         if self._own is not None:
             self._own.start(on_wake, on_nudge=on_nudge)
 
     def stop(self) -> None:
-        """Remove ours; may be called twice or before `start`."""
+        """Remove our own pipe; may be called twice or before `start`."""
         if self._own is not None:
             self._own.stop()
 
     def wake(self, run_ids: Iterable[str]) -> None:
-        """Have those runs look: something was left for others to claim."""
+        """Have those runs look at the store, because there is a row to claim."""
         for run_id in run_ids:
             if self._directory is not None:
                 wake(pipe_of(self._directory, run_id))
 
     def nudge(self, run_id: str) -> None:
-        """Wake that run, which waits for a lease that is free now."""
+        """Nudge that run, which waits for a lease that has become free."""
         if self._directory is not None:
             nudge(pipe_of(self._directory, run_id))
 
@@ -138,7 +139,7 @@ def wake(path: Path, how: bytes = _WAKE) -> bool:
     """Wake the process that listens at *path*, without waiting.
 
     Returns:
-        Whether it arrives; false where no living process has the pipe open.
+        Whether the wake-up arrives; False if no living process has the pipe open.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -150,7 +151,7 @@ def wake(path: Path, how: bytes = _WAKE) -> bool:
         os.write(fd, how)
     except BlockingIOError:  # full of wake-ups that its owner has not read yet
         return True
-    except OSError:  # it was removed since
+    except OSError:  # its reader closed it meanwhile
         return False
     else:
         return True

@@ -1,8 +1,8 @@
-"""A daemon thread between the loop and a connection.
+"""A daemon thread that does the loop's jobs on a database connection.
 
-It takes everything that waits, hands it to its handler at once, and answers
-all of it with a single wake-up of the loop. A job that comes alone waits for
-no timer and no companion.
+It takes all waiting jobs, passes them to its handler as one group, and answers
+them with a single wake-up of the loop. A lone job is done at once: the thread
+does not wait for more to come.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
 class Handler(Protocol[_Job_contra, _Answer_co]):
-    """What a worker drives; made, used and closed on its thread."""
+    """Does a worker's jobs; it is made, used and closed on the worker's thread."""
 
     def await_turn(self) -> None:
-        """Wait until work may begin; called before the waiting jobs are taken."""
+        """Wait until work may begin; called before the waiting jobs are collected."""
 
     def run(self, jobs: Sequence[_Job_contra], /) -> Sequence[_Answer_co | StoreError]:
-        """Do *jobs*; one outcome each, in their order."""
+        """Do *jobs*; return one outcome for each, in order."""
 
     def close(self) -> None:
-        """Let go of everything; must not raise."""
+        """Release all resources; must not raise."""
 
 
 class Worker(Generic[J, A]):
-    """One thread and the queue before it, used for one start and one stop.
+    """One thread and its queue of jobs; can be started and stopped once.
 
     Args:
         name: Of the thread.
-        open_handler: Called on the thread; what it raises, `start` raises.
-        times: Notes how long each group of jobs took; None to note nothing.
+        open_handler: Called on the thread; `start` raises what it raises.
+        times: Records how long each group of jobs took; None to record nothing.
 
     Attributes:
-        begun: Whether there is a thread, or was one.
+        begun: Whether the thread was ever started.
     """
 
     def __init__(
@@ -65,17 +65,23 @@ class Worker(Generic[J, A]):
         self.begun = False
 
     async def start(self) -> None:
-        """Return when the handler is open; cancelled, `stop` is due all the same."""
+        """Start the thread, and wait until its handler is open.
+
+        If this is cancelled, call `stop` nevertheless: the thread runs on.
+        """
         self._thread.start()
         self.begun = True
         await self._opened
 
     def end(self) -> None:
-        """Ask the thread to do what is queued and end; does not wait."""
+        """Ask the thread to finish the queued jobs and end; does not wait for it."""
         self._queue.put(None)
 
     async def stop(self) -> None:
-        """As `end`, and wait until all is answered and closed; may be called twice."""
+        """As `end`, and wait until all jobs are answered and the handler is closed.
+
+        May be called twice.
+        """
         self.end()
         await asyncio.wait([self._ended])
 
@@ -86,7 +92,7 @@ class Worker(Generic[J, A]):
         return waiter
 
     def put(self, job: J, waiter: concurrent.futures.Future[A]) -> None:
-        """Queue a job from any thread; its waiter is answered at once, not by way of the loop."""
+        """Queue a job from any thread; *waiter* is answered directly from the worker's thread."""
         self._queue.put((job, waiter, self._now()))
 
     def _now(self) -> float:
@@ -118,7 +124,7 @@ class Worker(Generic[J, A]):
         handler.close()
 
     def _take(self, first: _Job[J, A]) -> tuple[list[J], list[_Waiter[A]], bool]:
-        """All that waits now, *first* in front, and whether the stop was among it."""
+        """All waiting jobs after *first*, their waiters, and whether a stop was queued too."""
         jobs, waiters = [first[0]], [first[1]]
         for _ in range(self._queue.qsize()):
             item = self._queue.get_nowait()
@@ -132,13 +138,13 @@ class Worker(Generic[J, A]):
         if self._times is not None:
             self._times.end()
         for waiter, outcome in answers:
-            # Not by way of the loop, which may be what its thread is waiting for.
+            # Directly, not through the loop: the loop's own thread may be blocked on this waiter.
             if isinstance(waiter, concurrent.futures.Future):
                 _settle(waiter, outcome)
         self._post(_settle_all, answers)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
-        # A closed loop has nobody left who waits; the commit holds all the same.
+        # If the loop is closed, nothing waits for the answer; the commit is done nevertheless.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -164,7 +170,7 @@ def _settle_all(answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
 
 
 def _settle(waiter: _Waiter[A], outcome: A | BaseException) -> None:
-    if waiter.done():  # cancelled by who awaited it, or answered from the thread
+    if waiter.done():  # the waiting code cancelled it, or it was answered from the thread
         return
     if isinstance(outcome, BaseException):
         waiter.set_exception(outcome)

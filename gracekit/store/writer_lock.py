@@ -1,9 +1,9 @@
-"""The writer lock: several processes that write one database queue here, not inside SQLite.
+"""The writer lock: processes that write one database queue here, not inside SQLite.
 
-SQLite waits for its own lock by sleeping and asking again, so that under load
-some process is always asleep when the lock is free. A blocking `lockf` on a
-file of its own is handed on by the kernel. It is for fairness alone:
-what it protects is still protected by `BEGIN IMMEDIATE`.
+SQLite waits for its own lock by sleeping and trying again, so that under load
+waiting processes are often asleep when the lock becomes free. With a blocking
+`lockf` on a separate file the kernel hands the lock to the next process. The lock
+serves fairness only; correctness still relies on `BEGIN IMMEDIATE`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gracekit import backoff
 
 
 class WriterLock:
-    """A lock between processes, taken and given back by one thread of each.
+    """A lock between processes; in each process one thread uses it.
 
     The file must not be opened elsewhere in this process: closing any other
     descriptor of it would release the lock.
@@ -29,17 +29,17 @@ class WriterLock:
         self._fd = os.open(path, flags, 0o600)
 
     def info(self) -> os.stat_result:
-        """Of the file that is open, whatever stands under its name by now."""
+        """`fstat` of the open file, even if its name was removed or replaced meanwhile."""
         return os.fstat(self._fd)
 
     def take(self) -> None:
-        """Wait until no other process has the lock: without a limit, if one of them is frozen."""
+        """Wait for the lock; without a timeout, so a frozen holder blocks for ever."""
         while True:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX)
             except OSError as error:
-                # The kernel looks for deadlocks between processes, not threads: two
-                # processes that share two databases can look like one for a moment.
+                # The kernel detects deadlocks between processes, not threads: two processes
+                # that share two databases can briefly look like a deadlock.
                 if error.errno != errno.EDEADLK:
                     raise
                 time.sleep(backoff.FALSE_DEADLOCK_S)
@@ -47,9 +47,9 @@ class WriterLock:
                 return
 
     def give(self) -> None:
-        """Let the next process have it; harmless if it is not taken."""
+        """Release the lock to the next process; does nothing if it is not held."""
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Release the lock for good."""
+        """Close the file, which also releases the lock."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What happened, and who hears of it: the catalogue, the emitter, metrics, log lines."""
+"""Events of the service: the catalogue, the emitter, metrics and log lines."""
 
 from gracekit.telemetry.logs import RequestFilter
 

@@ -16,15 +16,15 @@ LOGGER: Final = "gracekit"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One kind of fact.
+    """One kind of event.
 
     Attributes:
         name: `noun.past_participle`, stable.
         level: Of its log line, as in `logging`.
         meaning: One sentence for operators.
-        fields: What it may carry; `_s` marks seconds.
-        kind: Fields of which each combination is logged once a second, with the number that was
-            left out; None for an event that is always logged.
+        fields: The fields that it may have; `_s` marks seconds.
+        kind: Fields by which it is rate-limited: each combination of their values is logged at
+            most once a second, with the number of lines left out. None to log every event.
     """
 
     name: str
@@ -42,9 +42,9 @@ def _event(
 
 
 _D, _I, _W, _E, _C = (
-    logging.DEBUG,  # one a request
-    logging.INFO,  # a phase, or a decision about one task that somebody will ask about
-    logging.WARNING,  # somebody waits for something that will not come
+    logging.DEBUG,  # one for each request
+    logging.INFO,  # a change of state, or a decision about one task that operators may look for
+    logging.WARNING,  # a caller or an operator waits in vain
     logging.ERROR,  # a fault that the run survives
     logging.CRITICAL,  # a fault that ends the run
 )
@@ -54,7 +54,7 @@ _SERVICE: Final = (
     _event(
         "service.doubted",
         _W,
-        "Something that the service declares will not do what was meant.",
+        "A declaration of the service will not have the effect that was probably meant.",
         "text",
     ),
     _event(
@@ -102,7 +102,7 @@ _SERVICE: Final = (
     _event(
         "loop.blocked",
         _W,
-        "The event loop was blocked for so long, or up to a beat longer: a handler did not yield, "
+        "The event loop was blocked for this long, or slightly longer: a handler did not yield, "
         "or the process was stopped.",
         "blocked_s",
     ),
@@ -113,9 +113,8 @@ _SERVICE: Final = (
     _event(
         "hook.failed",
         _E,
-        "Code of the application raised, or returned what it may not; with the traceback of what a "
-        "probe, an errored hook or a function of a kind has raised. Of a function of a kind: a "
-        "WARNING, once a pass, or an hour, for each kind of error.",
+        "A hook of the application raised, with its traceback, or returned a wrong value. For a "
+        "function of a kind this is a WARNING, once a pass or an hour for each kind of error.",
         "hook task_id method error",
         kind="hook",
     ),
@@ -125,13 +124,13 @@ _SERVICE: Final = (
     _event(
         "background.failed",
         _E,
-        "Work beside requests met a fault of gracekit itself; it begins again.",
+        "A background task failed because of a fault in gracekit; it is started again.",
         "work error again_s",
     ),
     _event(
         "reader.foreign",
         _W,
-        "Another process reads a shared queue into another store.",
+        "Another process reads a shared queue, but uses another store.",
         "queue by store",
     ),
 )
@@ -144,7 +143,7 @@ _REQUEST: Final = (
     _event(
         "task.apart",
         _W,
-        "It was running when processes died: it begins apart, and other tasks wait for a while.",
+        "It was running when processes died: it begins alone, and other tasks wait for a while.",
         f"{_TASK} crashes alone for_s",
     ),
     _event(
@@ -190,7 +189,7 @@ _REQUEST: Final = (
     _event(
         "task.ordered",
         _I,
-        "An operator has ordered something about a task.",
+        "An operator has given an order about a task, such as to cancel it.",
         "task_id method verb by reason state",
     ),
     _event(
@@ -200,18 +199,18 @@ _REQUEST: Final = (
         "task_id method reason error",
         kind="reason",
     ),
-    _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error", kind=""),
-    _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error", kind=""),
-    _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error", kind=""),
+    _event("dispatch.failed", _E, "A fault in gracekit made a request fail.", "error", kind=""),
+    _event("reply.given_up", _W, "A reply cannot be delivered.", "queue error", kind=""),
+    _event("heartbeat.lost", _W, "A heartbeat cannot be delivered.", "queue error", kind=""),
     _event(
         "notifications.awaited",
         _W,
-        "Nobody has made the queues that a listener reads: none was ever sent there, or its file "
-        "or topic is another.",
+        "The queues that a listener reads were not there: nothing was ever sent to them, or the "
+        "listener's file or topic is wrong.",
         "topic text",
     ),
     _event("notifications.found", _I, "A listener's queues are there now.", "topic"),
-    _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
+    _event("message.unreadable", _W, "An unreadable message was rejected.", "queue error", kind=""),
 )
 _BROKER: Final = (
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
@@ -223,8 +222,8 @@ _BROKER: Final = (
     ),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
     _event("broker.connected", _I, "The broker is connected again.", "purpose tries"),
-    _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
-    _event("consumer.refused", _W, "Reading it again failed.", "queue tries error"),
+    _event("consumer.lost", _W, "A queue's consumer was lost; it is opened again.", "queue error"),
+    _event("consumer.refused", _W, "Opening the consumer again failed.", "queue tries error"),
     _event("consumer.resumed", _I, "A queue is read again.", "queue"),
     _event(
         "binding.lost", _W, "An exchange was deleted; it is made and bound again.", "queue exchange"
@@ -236,7 +235,7 @@ _DRAIN: Final = (
     _event(
         "drain.started",
         _I,
-        "A drain begins, as a stop was asked for.",
+        "A drain begins, because a stop was requested.",
         "source by in_flight running timeout_s",
     ),
     _event(
@@ -257,7 +256,7 @@ _DRAIN: Final = (
         "An operator has moved the deadline later; left_s is the time until it.",
         "more_s left_s",
     ),
-    _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),
+    _event("drain.waiting", _I, "A step takes long; limit_s is its time limit.", "step limit_s"),
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
     ),
@@ -290,7 +289,7 @@ _DRAIN: Final = (
     _event(
         "task.given_back",
         _I,
-        "Its handler was begun and cut; it has no row, and its message goes back to the queue.",
+        "Its handler was interrupted; it has no row, so its message goes back to the queue.",
         f"{_TASK} cut running_s safe_point_s",
     ),
 )
@@ -304,7 +303,7 @@ _OPERATORS: Final = (
     _event(
         "door.refused",
         _W,
-        "A user who may not ask this run has connected to its door.",
+        "A user without permission has connected to the run's door.",
         "uid pid",
         kind="uid",
     ),
@@ -312,7 +311,7 @@ _OPERATORS: Final = (
     _event(
         "admin.refused",
         _W,
-        "A request to the HTTP endpoint may not do what it asks for.",
+        "The HTTP endpoint has refused a request that is not allowed.",
         "path why error",
         kind="path why",
     ),
@@ -332,15 +331,15 @@ _OPERATORS: Final = (
     _event(
         "admin.failed",
         _E,
-        "The HTTP endpoint met a fault of gracekit.",
+        "A request to the HTTP endpoint failed because of a fault in gracekit.",
         "path error",
         kind="path",
     ),
     _event(
         "admin.tokens_unusable",
         _E,
-        "The token file cannot be used any more. If it is gone or empty, no token is valid; else "
-        "those that were read before are.",
+        "The token file cannot be used any more. If it is missing or empty, no token is valid; "
+        "otherwise those that were read before stay valid.",
         "error",
     ),
     _event("admin.certificate_renewed", _I, "The endpoint's certificate was read again."),
@@ -350,7 +349,7 @@ _OPERATORS: Final = (
         "The endpoint's certificate has changed and cannot be used; the old one stays in use.",
         "error",
     ),
-    _event("run.ordered", _I, "An operator has ordered something of the run.", "verb by reason"),
+    _event("run.ordered", _I, "An operator used a verb of the run.", "verb by reason"),
 )
 _RECOVERY: Final = (
     _event(
@@ -362,7 +361,7 @@ _RECOVERY: Final = (
     _event(
         "run.not_proven",
         _W,
-        "Nobody can prove whether an earlier run is dead; it is left alone.",
+        "It is not proven whether an earlier run is dead, so its tasks are left alone.",
         "run instance reason",
     ),
     _event("task.adopted", _I, "A run has taken over a task whose run is gone.", _TASK),
@@ -385,7 +384,7 @@ _RECOVERY: Final = (
         "A hold has ended without a request: it lapsed, or was settled.",
         "hold key method reason",
     ),
-    _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
+    _event("clock.set", _W, "The wall clock was changed; waits keep their length.", "by_s"),
 )
 _COUNTS: Final = "settled failed waiting left"
 _RESOURCES: Final = (
@@ -410,13 +409,14 @@ _RESOURCES: Final = (
     _event(
         "reconciliation.broken",
         _W,
-        "The resources of a kind cannot be found, or those before it; the next pass tries again.",
+        "The resources of a kind, or of one that is settled before it, cannot be listed; the next "
+        "pass tries again.",
         "kind reason",
     ),
     _event(
         "reconciliation.finished",
         _I,
-        "A pass is over; interrupted by a drain, it is made again. What a dry run would settle is "
+        "A pass is over; if a drain interrupted it, it is repeated. What a dry run would settle is "
         "counted as waiting here, and is `settled` in the results of a dry run by hand.",
         f"{_COUNTS} broken interrupted dry_run took_s",
     ),
@@ -435,7 +435,7 @@ _RESOURCES: Final = (
     _event(
         "resource.left",
         _I,
-        "A rule has begun and written nothing: it is asked again, or the resource has moved on.",
+        "A rule has ended without writing a status: it is asked again, or the status has changed.",
         "resource status outcome rule reason token",
     ),
     _event(
@@ -465,17 +465,17 @@ _STORE: Final = (
         "what error",
         kind="what",
     ),
-    _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
+    _event("run.lost", _C, "Other runs cannot see that this run is alive; it ends.", "error"),
     _event(
         "store.older",
         _E,
-        "The store is not the last one that was here: what was recorded since is lost.",
+        "The store is older than the one used last: what was recorded since is lost.",
         "store reason",
     ),
     _event(
         "store.unreachable",
         _E,
-        "The store cannot be reached, since so many seconds; not ready, and tried again.",
+        "The store is unreachable for away_s; the service is not ready, and tries again.",
         "away_s error",
     ),
     _event("store.reachable", _W, "The store can be reached again.", "away_s"),
@@ -500,7 +500,7 @@ GROUPS: Final = MappingProxyType(
         "The store": _STORE,
     }
 )
-"""The events as docs/events.md shows them: what they are about, and each of these."""
+"""The events by subject, in the order of docs/events.md."""
 CATALOGUE: Final = MappingProxyType(
     {event.name: event for events in GROUPS.values() for event in events}
 )
@@ -510,7 +510,7 @@ class UnknownEventError(GracekitError):
     """An event or field that the catalogue does not list; add it there first."""
 
 
-@functools.cache  # calls in the code are few, and each is made for every request
+@functools.cache  # few distinct calls, but one for each request
 def checked(name: str, fields: tuple[str, ...]) -> Event:
     """The event of that name, if it may carry these fields.
 
@@ -527,8 +527,8 @@ def checked(name: str, fields: tuple[str, ...]) -> Event:
     return event
 
 
-# Attributes of our log records that are called otherwise than the field: oslo.log has a meaning of
-# its own for these. A JSON line has the field's name.
+# Fields whose attributes of log records have another name, as oslo.log uses these names for other
+# things. A JSON line has the field's name.
 ATTRIBUTES: Final = MappingProxyType(
     {"instance": "gracekit_instance", "resource": "gracekit_resource"}
 )

@@ -1,4 +1,4 @@
-"""OpenTelemetry's instruments, made once a process from the table of metrics."""
+"""OpenTelemetry's instruments, made once for each process from the table of metrics."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {
 
 
 class Instruments:
-    """OpenTelemetry's instruments of this process; there should be one object of this class.
+    """OpenTelemetry's instruments of this process; a process should have one such object.
 
     The API and the SDK keep every instrument for ever, and the SDK ignores one that is registered
-    twice. Gauges show the Runtimes that have not stopped; if there are none, those that have. Label
-    values are the words of all services that were ever watched.
+    twice. Gauges show the Runtimes that have not stopped; if there are none, the stopped ones. The
+    known label values are those of all services that were ever watched.
 
     Args:
-        provider: Makes the instruments; None for the process's own, also one that is set later.
+        provider: Makes the instruments; None for the process's provider, even if it is set later.
 
     Attributes:
-        observe_commit: Called with the seconds of each group that a store has committed.
+        observe_commit: Call it with the duration of each commit of a group, in seconds.
     """
 
     def __init__(self, provider: otel.MeterProvider | None = None) -> None:
@@ -79,17 +79,18 @@ class Instruments:
         return lambda number: add(number, attributes)
 
     def watch(self, watched: Watched) -> None:
-        """Let the gauges read *watched*, for as long as it lives."""
+        """Let the gauges read *watched*, without keeping it alive."""
         with self._lock:
             self._watched.add(watched)
             self._words = self._words.joined(watched.label_words)
             self._feeds = Feeds(self._words, self._adder)
 
     def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
-        with self._lock:  # the SDK calls this in a thread of its own
+        with self._lock:  # the SDK calls this in another thread
             watched, words = list(self._watched), self._words
         every = [one.readings() for one in watched]
-        # A program may keep a Runtime that has stopped: it is the worst for as long as it is kept.
+        # A program may keep a stopped Runtime. It must not spoil the smallest and largest values
+        # of the running ones.
         living = [one for one in every if one.state is not ServiceState.STOPPED]
         shown: dict[LabelValues, list[float]] = {}
         for one in living or every:
@@ -110,5 +111,5 @@ instruments: Final = functools.cache(Instruments)
 
 
 def somebody_measures() -> bool:
-    """Whether the process has a meter provider that is more than the API's own stand-ins."""
+    """Whether the process has a meter provider other than the API's own placeholders."""
     return not type(otel.get_meter_provider()).__module__.startswith("opentelemetry.metrics")

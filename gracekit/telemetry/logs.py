@@ -1,4 +1,4 @@
-"""Log lines of a process: text or JSON, written by threads, with the id of the request."""
+"""Log lines of a process: text or JSON, written by a thread, with the id of the request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gracekit.telemetry.safe_text import INDENT, clean, escape, escaped_lines, w
 
 
 class Running(Protocol):
-    """Who runs here, as log lines name it: the context of a handler or hook."""
+    """The task that runs here, for log lines: the context of a handler or hook."""
 
     @property
     def task_id(self) -> str:
-        """The sender's id of the request; of a periodic job its own."""
+        """The request id, or the id of a run of a periodic job."""
 
     @property
     def method(self) -> str:
@@ -36,14 +36,14 @@ class Running(Protocol):
 
 
 running: Final[ContextVar[Running | None]] = ContextVar("gracekit_context", default=None)
-"""Set around handlers and hooks by the floor that calls them."""
+"""Set by the code that calls handlers and hooks, around the call."""
 
 
-# What every record has; the rest came as extra.
+# The attributes of every record; others came from `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-# Attribute of a record to key of its JSON line; an application's own attribute of that name stands.
+# Attribute of a record to key of its JSON line; an application's attribute of that name wins.
 _KEYS: Final = MappingProxyType(
     {attribute: name for name, attribute in ATTRIBUTES.items()}
     | {"gracekit_request_id": "task_id", "gracekit_method": "method"}
@@ -55,8 +55,8 @@ def configure_logging(
 ) -> None:
     """Send all logs of this process to *stream*; for the command line, never for embedded use.
 
-    Where the stream is a file of the system, a thread writes them: one that nobody reads
-    stops neither the event loop nor a drain.
+    If the stream has a file descriptor, a thread writes the lines. So a pipe that is not
+    read blocks neither the event loop nor a drain.
 
     Args:
         log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
@@ -72,23 +72,24 @@ def logging_around(
 ) -> Iterator[None]:
     """`configure_logging` for a block that loads an application.
 
-    If that configures logging itself, it stands. A bare `basicConfig()` counts for nothing, as
-    `logging.warning()` calls it too. What is logged meanwhile goes the same way as later lines.
+    If the application configures logging itself, its configuration is kept. A bare `basicConfig()`
+    does not count, as `logging.warning()` calls it too. Lines that are logged inside the block go
+    to the same place as later ones.
 
     Args:
-        log_format: As there.
-        level: As there.
-        overrides: Let the application's configuration give way.
+        log_format: See `configure_logging`.
+        level: See `configure_logging`.
+        overrides: Replace the application's configuration.
     """
     handler, root = _formatting(log_format, sys.stdout), logging.getLogger()
     before, ours = root.level, _OurLevel(level)
     if overrides:
         _install(handler, level)
     else:
-        logging.lastResort = handler  # what Python asks as long as the root has no handler
+        logging.lastResort = handler  # Python uses it while the root has no handler
         root.setLevel(ours)
     yield
-    _enable()  # `dictConfig` and `fileConfig` disable loggers that are there before them
+    _enable()  # `dictConfig` and `fileConfig` disable loggers that exist already
     if overrides or not _is_configured(root, ours):
         _install(handler, level)
     elif root.level is ours:
@@ -96,14 +97,14 @@ def logging_around(
 
 
 def _enable() -> None:
-    """Let the loggers of gracekit be heard again."""
+    """Enable the loggers of gracekit again."""
     loggers = logging.getLogger().manager.loggerDict
     for name in (LOGGER, *(name for name in loggers if name.startswith(f"{LOGGER}."))):
         logging.getLogger(name).disabled = False
 
 
 class _OurLevel(int):
-    """A level that can be told from an equal one that somebody else has set."""
+    """A level whose identity shows that we set it, and not the application an equal one."""
 
 
 def _is_configured(root: logging.Logger, ours: int) -> bool:
@@ -134,7 +135,7 @@ def _formatter(log_format: LogFormat, out: TextIO) -> logging.Formatter:
 
 
 def change_format(log_format: LogFormat) -> None:
-    """Log in this format from now on; it replaces what an application has configured."""
+    """Log in this format from now on, even if the application has configured another."""
     root = logging.getLogger()
     ours = [
         one for one in root.handlers if isinstance(one.formatter, TextFormatter | JsonFormatter)
@@ -146,10 +147,10 @@ def change_format(log_format: LogFormat) -> None:
 
 
 class RequestFilter(logging.Filter):
-    """Gives each log record the request whose handler has logged it; lets all pass.
+    """Adds the request of the running handler to each log record; drops no record.
 
-    Add it to a handler of your own logging, and name `%(gracekit_request_id)s` and
-    `%(gracekit_method)s` in its format; both are empty outside of handlers.
+    Add it to a handler of your own logging, and use `%(gracekit_request_id)s` and
+    `%(gracekit_method)s` in its format. Both are empty outside of handlers.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -163,21 +164,21 @@ class RequestFilter(logging.Filter):
 def _handler(out: TextIO) -> logging.Handler:
     try:
         handler = _SafeLines(out)
-    except (OSError, ValueError):  # it is in memory, or closed
+    except (OSError, ValueError):  # a stream in memory, or a closed one
         return logging.StreamHandler(out)
     if isinstance(out, io.TextIOWrapper):
-        # The handler writes past its buffer: what the application prints must not lag behind.
+        # The handler bypasses the stream's buffer; without this, printed lines would come later.
         out.reconfigure(line_buffering=True)
     return handler
 
 
 class _SafeLines(LineHandler):
-    """Says of a record that cannot be formatted what it is, in a line of the log."""
+    """Reports a record that cannot be formatted as a log line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """See `logging.Handler`, which prints the traceback and the arguments as they are."""
+        """See `logging.Handler`, whose version prints the traceback and the raw arguments."""
         if record.name == LOGGER:
-            return  # ours have no arguments, and this one may be the report of another
+            return  # our records cannot fail so, and this may be such a report
         error, place = sys.exc_info()[1], f"{record.pathname}:{record.lineno}"
         text = f"a line of logger {record.name} cannot be written ({error!r}): {place}"
         self.handle(logging.LogRecord(LOGGER, logging.ERROR, __file__, 0, text, (), None))
@@ -187,7 +188,7 @@ class TextFormatter(logging.Formatter):
     """`12:00:01 INFO    drain.started source=signal in_flight=3`, in local time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback if there is one."""
+        """Format one line, followed by the traceback if there is one."""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         message = escape(record.getMessage(), longest=8192)
         origin = "" if record.name == LOGGER else f"{escape(record.name)}: "
@@ -198,10 +199,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, keys as in docs; times are UTC."""
+    """One JSON object on each line, with the keys of the docs; times are UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format one line."""
         whole, milliseconds = time.gmtime(record.created), int(record.msecs)
         entry = {
             "timestamp": f"{time.strftime('%Y-%m-%dT%H:%M:%S', whole)}.{milliseconds:03d}Z",
@@ -219,7 +220,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _traceback(record: logging.LogRecord) -> list[str]:
-    """Lines of the exception, each escaped: its message may be wire text."""
+    """The lines of the exception, each escaped, as its message may come from the wire."""
     if record.exc_info and record.exc_info[0] is not None:
         return escaped_lines("".join(traceback.format_exception(*record.exc_info)))
     return escaped_lines(textwrap.dedent(record.exc_text or ""))
@@ -228,15 +229,15 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 def said(
     text: str, *, trace: str = "", as_json: bool = False, level: int = logging.CRITICAL
 ) -> str:
-    """*text*, with a traceback, as a terminal or a log may show it: escaped and redacted.
+    """*text*, with a traceback, escaped and redacted for a terminal or a log.
 
-    The lines after the first are indented, so that none can pass for another's.
+    The lines after the first are indented, so that none can look like a separate log line.
 
     Args:
-        text: May hold words of a peer or of the application.
+        text: May contain text from a peer or from the application.
         trace: The text of a traceback.
-        as_json: Say it as one line of a JSON log.
-        level: Of that line.
+        as_json: Return one line of a JSON log.
+        level: The level of that line.
     """
     if not as_json:
         return f"\n{INDENT}".join([*escaped_lines(text), *escaped_lines(trace)])
@@ -246,7 +247,7 @@ def said(
 
 
 def take_hooks() -> None:
-    """Say what Python would print of an exception that no code has caught; for the command line."""
+    """Log uncaught exceptions, which Python would print; for the command line."""
 
     def tell(where: str, error: BaseException | None) -> None:
         if logging.getLogger().handlers:
@@ -259,7 +260,7 @@ def take_hooks() -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.__excepthook__(kind, error, trace)
         else:
-            tell("an exception that nobody caught:", error)
+            tell("an exception that was not caught:", error)
 
     sys.excepthook = in_main
     threading.excepthook = lambda args: tell(
@@ -271,7 +272,7 @@ def take_hooks() -> None:
 
 
 def _trace() -> dict[str, str]:
-    # Loading it takes 20 ms, and most commands of the command line write no JSON line.
+    # Imported here: it takes 20 ms, and most commands of the command line write no JSON line.
     from opentelemetry import trace  # noqa: PLC0415 - see above
 
     context = trace.get_current_span().get_span_context()
@@ -280,5 +281,5 @@ def _trace() -> dict[str, str]:
     return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
 
-# Without it Python prints warnings of an embedded library to stderr; this is what libraries do.
+# As libraries do. Without a handler Python would print warnings of an embedded library to stderr.
 logging.getLogger(LOGGER).addHandler(logging.NullHandler())

@@ -1,10 +1,10 @@
-"""The table of metrics: what each is called, what feeds it, and which labels it has.
+"""The table of metrics: name, source and labels of each.
 
-One row is one metric, in Prometheus and in OpenTelemetry: both are made from this table, and so are
-the page in docs and the checks of the dashboards. A counter or a histogram is fed by events of the
-catalogue, a gauge by an attribute of `Readings`. The values of a label are words that the service's
-own code knows (`LabelWords`). Any other value is shown as `_OTHER`, so that nothing from the wire
-ever becomes one.
+Each row is one metric, in Prometheus and in OpenTelemetry. Both are made from this table, and so
+are the page in docs and the checks of the dashboards. Counters and histograms are fed by events of
+the catalogue, gauges by attributes of `Readings`. The values of a label are words that the
+service's code defines (`LabelWords`). Any other value is shown as `_OTHER`, so that text from the
+wire never becomes a label value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHER: Final = "_OTHER"
 
 
 class MetricKind(enum.Enum):
-    """What a metric is."""
+    """The type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -28,7 +28,7 @@ class MetricKind(enum.Enum):
 
 
 class Together(enum.Enum):
-    """How OpenTelemetry's gauges show several Runtimes of one process as one number."""
+    """How OpenTelemetry's gauges combine several Runtimes of one process into one number."""
 
     SUM = "sum"
     LARGEST = "largest"
@@ -43,14 +43,14 @@ class LabelWords:
         methods: Names of its RPC methods.
         jobs: Names of its periodic jobs.
         handlers: Names of both.
-        lanes: Where tasks come from.
-        outcomes: How an attempt may end.
-        decisions: What recovery may decide.
-        reasons: Why a request may be refused.
-        states: What a task on record may be in before its end.
-        job_outcomes: How a run of a periodic job may end.
+        lanes: Names of the lanes.
+        outcomes: The ends of an attempt.
+        decisions: The decisions of recovery.
+        reasons: The reasons for refusing a request.
+        states: The states of a task that has not ended.
+        job_outcomes: The ends of a run of a periodic job.
         kinds: Names of its kinds of resources.
-        resource_outcomes: What a pass may make of a resource.
+        resource_outcomes: The results of a pass for a resource.
         phases: States of the service.
         versions: The version of gracekit.
     """
@@ -86,10 +86,10 @@ class Label:
     """One label of a metric.
 
     Attributes:
-        name: In Prometheus.
-        attribute: In OpenTelemetry.
-        words: The attribute of `LabelWords` that has its values.
-        field: The field of the event that has the value; empty for a gauge.
+        name: Its name in Prometheus.
+        attribute: Its name in OpenTelemetry.
+        words: The attribute of `LabelWords` with its values.
+        field: The field of the event with the value; empty for a gauge.
     """
 
     name: str
@@ -103,19 +103,19 @@ class Metric:
     """One row of the table.
 
     Attributes:
-        name: In Prometheus.
-        instrument: In OpenTelemetry, whose exporters to Prometheus turn it into *name*.
-        kind: What it is.
+        name: Its name in Prometheus.
+        instrument: Its name in OpenTelemetry, whose exporters to Prometheus turn it into *name*.
+        kind: Its type.
         help: One sentence for operators.
-        unit: As OpenTelemetry writes it: `s`, or nothing for a number of things.
+        unit: As OpenTelemetry writes it: `s`, or empty for a number of things.
         labels: In the order of the parts of a reading's key.
         events: The events that feed a counter or a histogram.
         value: The field of these events that is observed; if empty, each event counts 1.
         reading: The attribute of `Readings` that a gauge shows.
-        shows_zero: Whether a gauge shows 0 for known values of its labels that its reading lacks.
-        together: What a gauge shows of several Runtimes of one process.
+        shows_zero: Whether a gauge shows 0 for known label values that are not in its reading.
+        together: How a gauge combines several Runtimes of one process.
         bounds: Upper bounds of a histogram's buckets, in *unit*.
-        constants: Attributes that OpenTelemetry's conventions demand, with one value each.
+        constants: Fixed attributes that OpenTelemetry's conventions require.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Metric:
     constants: tuple[tuple[str, str], ...] = ()
 
 
-# OpenTelemetry's attribute keeps the name `channel`, which its users see already.
+# OpenTelemetry's attribute is still named `channel`, as users rely on it.
 _LANE: Final = Label("lane", "channel", "lanes")
 _METHOD: Final = Label("method", "method", "methods", "method")
 _CALL_BOUNDS: Final = (

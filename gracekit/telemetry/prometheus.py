@@ -1,7 +1,7 @@
-"""The metrics of one run as Prometheus reads them; needs `pip install gracekit[prometheus]`.
+"""The metrics of one run in Prometheus's format; needs `pip install gracekit[prometheus]`.
 
-Imported only when metrics are asked for. Nothing is registered with the library's own registry,
-which belongs to the application.
+It is imported only when metrics are requested. Nothing is registered with the library's default
+registry, which belongs to the application.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Samples = Mapping[LabelValues, float | Histogram]
 
 
 class Exposition:
-    """Writes what `/metrics` answers, for one scrape after the other.
+    """Writes the body of `/metrics` for each scrape.
 
-    A metric whose samples are those of the scrape before is not written again. In a run that has
-    nothing to do that is all of them.
+    The text of a metric is cached as long as its samples do not change, so an idle run formats
+    nothing.
 
     Args:
         counted: Counters and histograms of the run.
@@ -53,17 +53,17 @@ class Exposition:
 
         Args:
             readings: What the gauges show now.
-            accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4,
-                also if it cannot be read.
+            accept: The Accept header. The format is OpenMetrics if it asks for that; otherwise,
+                or if it cannot be parsed, text format 0.0.4.
         """
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # it compares versions, and one is not made of numbers
+        except (TypeError, ValueError):  # the header has a version that is no number
             encode, content_type = choose_encoder("")
         if content_type != self._content_type:
             self._content_type = content_type
             self._written.clear()
-        end = encode(_Families())  # a line that must stand behind all, or nothing
+        end = encode(_Families())  # the last line that OpenMetrics requires, or nothing
         pieces = [self._piece(metric, readings, encode, end) for metric in METRICS]
         return b"".join([*pieces, end]), content_type
 

@@ -1,4 +1,4 @@
-"""`Readings`: what gauges show of one run at one moment. `Watched`: a Runtime that has them."""
+"""`Readings`: the values of all gauges of one run at one moment. `Watched`: a Runtime with them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gracekit.version import VERSION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreNumbers:
-    """What gauges show of the store, for all runs of the service; None is unknown.
+    """The gauges about the store, for all runs of the service; None is unknown.
 
     `control.facts` queries the store for them; reading the gauges does not.
 
     Attributes:
         unfinished: Tasks that have not ended, by state.
-        oldest_unfinished_s: Age of the oldest of them in seconds, but for parked ones; 0 if there
+        oldest_unfinished_s: Age in seconds of the oldest of them that is not parked; 0 if there
             is none.
         accounts_off_by: By how many tasks the accounts are wrong.
         notifications_due: Notifications about parked tasks that are not sent yet.
@@ -33,22 +33,22 @@ class StoreNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What gauges show of one run at one moment; None is unknown, and is left out.
+    """The gauges of one run at one moment; None is unknown, and not shown.
 
     Attributes:
         started_at: Wall time at which the run began.
         state: The state of the service.
         is_ready: Whether new requests should be sent here.
         in_flight: Tasks by (method, lane), as the tracker names them.
-        running: Handlers that run now by lane, of the lanes that have a limit.
-        running_limits: How many handlers may run at one time by lane.
-        open_intakes: Whether the queues of each lane are read, or could be.
-        job_successes: Wall time of the last success by periodic job.
+        running: Handlers that run now, by lane, for the lanes that have a limit.
+        running_limits: How many handlers may run at a time, by lane.
+        open_intakes: By lane, whether intake is open and its queues can be read.
+        job_successes: Wall time of the last success, by periodic job.
         drain_left_s: Seconds until the deadline; None outside of a drain.
-        drain_expected_s: Seconds until all that holds the drain is expected to end.
+        drain_expected_s: Seconds until everything that the drain waits for should have ended.
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
         broker_connected: None without a broker.
-        store: What was last seen of the store.
+        store: The numbers from the last query of the store.
     """
 
     started_at: float | None
@@ -67,12 +67,12 @@ class Readings:
 
     @property
     def builds(self) -> Mapping[str, int]:
-        """The version of gracekit that runs, with the number 1."""
+        """The version of gracekit, mapped to 1."""
         return {VERSION: 1}
 
     @property
     def phases(self) -> Mapping[str, bool]:
-        """Each state of the service, and whether it is in that state."""
+        """Each state of the service, mapped to whether it is in that state."""
         return {state.value: state is self.state for state in ServiceState}
 
     @property
@@ -97,7 +97,7 @@ class Readings:
 
 
 class Watched(Protocol):
-    """What the gauges read, from any thread: a Runtime."""
+    """A Runtime, as the gauges read it from any thread."""
 
     @property
     def label_words(self) -> LabelWords:
@@ -105,5 +105,5 @@ class Watched(Protocol):
         ...
 
     def readings(self) -> Readings:
-        """What its gauges show now."""
+        """The present values of its gauges."""
         ...

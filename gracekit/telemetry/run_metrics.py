@@ -1,4 +1,4 @@
-"""The counters and histograms of one run, as numbers in memory; this needs no library."""
+"""The counters and histograms of one run, as numbers in memory, without any library."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gracekit.telemetry.samples import Add, Feeds, LabelValues
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """What was observed with one set of label values.
+    """The observations with one set of label values.
 
     Attributes:
-        counts: Observations by bucket, in the order of the metric's bounds, then those above.
+        counts: Observations in each bucket, in the order of the metric's bounds, then those above.
         total: The sum of all observations.
     """
 
@@ -28,13 +28,13 @@ class Histogram:
 
 
 class RunMetrics:
-    """Counts the events of one run, from the creation of this object; from any thread.
+    """Counts the events of one run from the creation of this object; usable from any thread.
 
     Args:
         words: Every value that a label may have.
 
     Attributes:
-        observe_commit: Called with the seconds of each group that the store has committed.
+        observe_commit: Call it with the duration of each commit of a group, in seconds.
     """
 
     def __init__(self, words: LabelWords) -> None:
@@ -77,13 +77,13 @@ class RunMetrics:
             buckets[-1] += number
 
     def counters(self, metric: Metric) -> dict[LabelValues, float]:
-        """What was counted, by the values of the labels."""
+        """The counts, by label values."""
         with self._lock:
             found = self._counters.get(metric.name, {})
             return {values: cell[0] for values, cell in found.items()}
 
     def histograms(self, metric: Metric) -> dict[LabelValues, Histogram]:
-        """What was observed, by the values of the labels."""
+        """The histograms, by label values."""
         with self._lock:
             found = self._histograms.get(metric.name, {})
             return {

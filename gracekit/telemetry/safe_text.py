@@ -1,4 +1,4 @@
-"""Text that is safe to show: escaped, cut, and without what a request sent."""
+"""Text that is safe to show: escaped, shortened, and without values from requests."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ LONGEST_SENTENCE: Final = 1000
 LONGEST_LIST: Final = 100
 INDENT: Final = "  "
 SHORTEST_MASKED: Final = 4
-"""Shorter values of a request are no secrets, and part of many words."""
+"""Characters of the shortest text to mask. Shorter ones are not secret, and occur in many words."""
 MOST_MASKED: Final = 32
 MOST_COMPARED: Final = 1000
-"""Texts of a request that are looked for in an error."""
+"""Texts of a request that are searched for in an error."""
 LONGEST_NAME: Final = 40
-_WITHHELD: Final = "<too much of the request stands in it to be shown>"
+_WITHHELD: Final = "<withheld: it repeats too much of the request>"
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 
 
 class Sentence(str):
-    """A message of gracekit itself: its end says what to do, so it is not cut as wire text is."""
+    """A message of gracekit itself, cut later than wire text, because its end names the remedy."""
 
     __slots__ = ()
 
 
 def clean(value: Any) -> Any:
-    """*value* as a log may show it: scalars as they are, text escaped and cut, the rest as text."""
+    """*value* for a log: numbers and None unchanged, text escaped and cut, others as text."""
     match value:
         case enum.Enum():
             return clean(value.value)
@@ -39,7 +39,7 @@ def clean(value: Any) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else str(value)
-        case tuple():  # a name in parts, as of a resource
+        case tuple():  # such as (kind, id) of a resource
             return clean(":".join(map(str, value)))
         case list() | set() | frozenset():
             return [clean(item) for item in list(value)[:LONGEST_LIST]]
@@ -53,7 +53,7 @@ def _shown(value: Any) -> str:
 
 
 def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
-    """*text* on one line, cut at *longest*; control, bidi and other unseen characters escaped."""
+    """*text* on one line, cut at *longest*; control, bidi and invisible characters escaped."""
     cut = text[:longest]
     if "://" in cut and "@" in text:
         cut = redact_url(text[: 2 * longest])[:longest]
@@ -63,19 +63,19 @@ def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
 
 
 def masked(text: str, *sent: object, known: str = "") -> str:
-    """*text* with `<name>` in the place of each text that one of *sent* holds under that name.
+    """*text*, in which `<name>` replaces each value that the request sent under that name.
 
-    For what an application says of a request: arguments and contexts are their callers' secrets.
-    Texts below 4 characters stay, and what the application has rewritten. Where very many of them
-    stand in *text*, all of it is withheld.
+    For error messages of an application, because arguments and contexts are secrets of the caller.
+    Values below 4 characters are not replaced, nor those that the application has changed. If
+    *text* contains very many values, all of it is withheld.
 
     Args:
         text: An error's message, for example.
-        sent: Arguments and context of the request, plain JSON data; a damaged row may hold any.
-        known: A value that is told anyway: the name of its resource.
+        sent: Arguments and context of the request, as plain JSON data; if the row is damaged, any.
+        known: A value that is shown anyway: the id of the resource.
     """
     found: dict[str, str] = {}
-    # Forms are compared with the text only where it has their first characters: a request can hold
+    # A form is searched for only if its first characters occur in the text: a request can hold
     # tens of thousands of texts, and an error repeats few of them.
     begins = {text[at : at + SHORTEST_MASKED] for at in range(len(text) - SHORTEST_MASKED + 1)}
     compared = 0
@@ -92,7 +92,7 @@ def masked(text: str, *sent: object, known: str = "") -> str:
 
 
 def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
-    """Name and form of each text that may stand in an error: as it is, and as its repr has it."""
+    """Name and form of each text that an error may contain: the text itself, and as in its repr."""
     for given in sent:
         for name, value in (given if isinstance(given, Mapping) else {"request": given}).items():
             for part in _texts(value):
@@ -102,7 +102,7 @@ def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
 
 
 def _without(text: str, found: Mapping[str, str]) -> str:
-    """*text* with a name in the place of each run of characters that forms of *found* cover."""
+    """*text*, in which a name replaces each stretch that is covered by forms in *found*."""
     spans = [span for form, name in found.items() for span in _spans(text, form, name)]
     spans.sort(key=lambda span: (span[0], -span[1]))
     pieces, shown_to = [], 0
@@ -134,7 +134,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def word(value: Any) -> str:
-    """One value of a text line, quoted where a reader could not see its end."""
+    """One value of a text line, quoted if it has spaces, quotes or an equals sign."""
     if isinstance(value, list):
         return ",".join(word(item) for item in value) or "-"
     text = str(value)

@@ -1,6 +1,6 @@
-"""Makes samples of events and readings: a metric, the values of its labels, and a number.
+"""Turns events and readings into samples: a metric, its label values, and a number.
 
-This module bounds the label values: a value that is not a known word is shown as `_OTHER`.
+A label value that is not a known word becomes `_OTHER`, which bounds the number of samples.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gracekit.telemetry.readings import Readings
 LabelValues = tuple[str, ...]
 
 MOST_ZEROS: Final = 200
-"""Samples of one gauge that are 0 and shown all the same: 50 methods on 4 lanes."""
+"""Most samples of one gauge that are shown although they are 0: 50 methods on 4 lanes."""
 
 Add = Callable[[float], object]
 """Adds a number to a counter, or to a histogram, under one set of label values."""
 
 
 class Feeds:
-    """What each event adds to which metric, for the words of one service; from any thread.
+    """Adds events to the metrics that they feed, for one service; usable from any thread.
 
     Args:
         words: Every value that a label may have.
-        adder: Finds what adds to a metric under the values of its labels; asked once for each
-            combination of known words, of which there are few.
+        adder: Returns the function that adds to a metric with certain label values; called once
+            for each combination of known words, of which there are few.
     """
 
     def __init__(self, words: LabelWords, adder: Callable[[Metric, LabelValues], Add]) -> None:
@@ -42,14 +42,14 @@ class Feeds:
         self._found: dict[tuple[object, ...], tuple[tuple[Add, str], ...]] = {}
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Add to each metric that *event* feeds; nothing for an event that feeds none."""
+        """Add to each metric that *event* feeds, if any."""
         names = self._fields.get(event)
         if names is None:
             return
         key = (event, *[fields.get(name) for name in names])
         try:
             found = self._found.get(key)
-        except TypeError:  # what has no hash is no known word either
+        except TypeError:  # an unhashable value is not a known word
             found = None
         for add, value in found or self._find(key, event, fields):
             add(fields.get(value) or 0.0 if value else 1)
@@ -66,7 +66,7 @@ class Feeds:
                 is_known &= value == fields.get(label.field)
                 values.append(value)
             found.append((self._adder(metric, tuple(values)), metric.value))
-        if is_known:  # else there would be no end of keys
+        if is_known:  # otherwise the dictionary could grow without limit
             self._found[key] = tuple(found)
         return tuple(found)
 
@@ -74,7 +74,7 @@ class Feeds:
 def gauge_samples(
     metric: Metric, readings: Readings, words: LabelWords
 ) -> list[tuple[LabelValues, float]]:
-    """The samples of one gauge: the values of its labels, and a number; none if it is unknown."""
+    """The samples of one gauge, each as label values and a number; none if it is unknown."""
     shown = getattr(readings, metric.reading)
     if shown is None:
         return []
@@ -89,7 +89,7 @@ def gauge_samples(
 
 
 def _shown_as_zero(known: list[frozenset[str]]) -> Iterable[LabelValues]:
-    """Every combination of known values; if these are many, all those of the last label alone."""
+    """Every combination of known values; if there are too many, only those of the last label."""
     if math.prod(map(len, known)) > MOST_ZEROS:
         known = [frozenset({OTHER}), known[-1]]
     return itertools.product(*map(sorted, known))
@@ -100,5 +100,5 @@ def _bounded(value: object, known: frozenset[str]) -> str:
         return OTHER
     if value in known:
         return value
-    method = value.partition(":")[0]  # a block of work that a handler tracks: `resize:copy`
+    method = value.partition(":")[0]  # background work of a handler is named `resize:copy`
     return method if method in known else OTHER

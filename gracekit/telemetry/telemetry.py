@@ -1,8 +1,8 @@
-"""The emitter: past facts with fields, and the three places that hear of them.
+"""The emitter of events; logs, metrics and subscribers receive them.
 
-Logs, metrics and tests are made of the names and fields of the catalogue, and `emit` refuses any
-other. Wire text in a field is escaped and cut before it reaches a log; it is never a metric's label
-unless the metric says so, and ids never are.
+All three use the names and fields of the catalogue, and `emit` refuses any other. Wire text in a
+field is escaped and cut before it is logged. It becomes a label value of a metric only if it is a
+known word, and ids never do.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ EventKind = tuple[str, ...]
 
 
 class _Limit:
-    """Which events of a kind are logged: the first of each second. Usable from any thread."""
+    """The rate limit of log lines: one a second for each kind. Usable from any thread."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._kinds: dict[EventKind, list[float]] = {}  # since when, and how many were left out
+        self._kinds: dict[EventKind, list[float]] = {}  # time of the last line, number left out
 
     def __len__(self) -> int:
         return len(self._kinds)
 
     def is_full(self) -> bool:
-        """Whether kinds must go before another one comes."""
+        """Whether kinds must be forgotten before another is added."""
         return len(self._kinds) >= MOST_KINDS
 
     def admit(self, kind: EventKind) -> int | None:
-        """How many were left out before this one; None if it is left out too."""
+        """How many lines were left out before this one; None if this one is left out too."""
         with self._lock:
             now, known = self._now(), self._kinds.get(kind)
             if known is not None and now - known[0] < LIMIT_S:
@@ -60,7 +60,7 @@ class _Limit:
             return 0 if known is None else int(known[1])
 
     def end(self, *, at_once: bool) -> Iterator[tuple[EventKind, int]]:
-        """Forget the kinds whose second is over, or all; those of which something was left out."""
+        """Forget the kinds whose second is over, or all; return those with lines left out."""
         with self._lock:
             until = self._now() - (0.0 if at_once else LIMIT_S)
             over = {kind: known for kind, known in self._kinds.items() if known[0] <= until}
@@ -77,13 +77,13 @@ Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 
 class Telemetry:
-    """Where the product says what happened; usable from any thread.
+    """Receives all events of the product, and passes them on; usable from any thread.
 
     Args:
-        service: Goes with every log line, as `service.name`.
-        instance: As above; set later by `identify`, once it is chosen. The
-            events that name an instance themselves keep theirs.
-        now: A clock in seconds, for the limit of lines.
+        service: Added to every log line, as `service.name`.
+        instance: Added likewise; set later by `identify`, once it is chosen. Events
+            with a field `instance` keep their own value.
+        now: A clock in seconds, for the rate limit of log lines.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Telemetry:
         self.log_failures: LogFailures = "line"
 
     def identify(self, *, service: str, instance: str) -> None:
-        """Name the service and instance that later events speak of.
+        """Set service and instance for later events, at the beginning of a run.
 
-        The run begins: a tracer provider that the process has by now is used.
+        From now on tracing and metrics use the providers that the process has by now.
         """
         self._identity = _identity(service, instance)
         self.tracing.look()
@@ -113,11 +113,11 @@ class Telemetry:
         return self._is_measured
 
     def look_for_metrics(self) -> None:
-        """Measure only if the process has a meter provider by now."""
+        """Feed OpenTelemetry's instruments from now on, if the process has a meter provider."""
         self._is_measured = somebody_measures()
 
     def hears(self, event: str, level: int | None) -> bool:
-        """Whether anybody listens to *event*: asked before two that each request has are made."""
+        """Whether anything uses *event*. Checked first for the two events of each request."""
         if self._subscribers:
             return True
         if event in BY_EVENT and (self._is_measured or self._counting):
@@ -133,14 +133,14 @@ class Telemetry:
         trace: str = "",
         **fields: Any,
     ) -> None:
-        """Tell everybody that *event* has happened.
+        """Report that *event* has happened, to logs, metrics and subscribers.
 
         Args:
             event: Its name in the catalogue.
-            level: Of its log line, where that is not the catalogue's.
-            cause: An exception whose traceback belongs into the log.
-            trace: The text of a traceback, where there is no exception any more.
-            fields: As the catalogue lists them.
+            level: Of its log line, if not the catalogue's.
+            cause: An exception whose traceback is logged.
+            trace: The text of a traceback, if the exception itself is not available.
+            fields: Its fields, as the catalogue lists them.
 
         Raises:
             UnknownEventError: the catalogue does not list it or one of the fields.
@@ -150,7 +150,7 @@ class Telemetry:
             level = known.level
         is_logged = self._logger.isEnabledFor(level)
         if not (is_logged or self._is_measured or self._counting or self._subscribers):
-            return  # two a request: nothing more is made where nobody listens
+            return  # saves time, as each request has two events
         if not fields.keys() <= known.fields:
             checked(event, tuple(fields))
         if is_logged:
@@ -163,7 +163,7 @@ class Telemetry:
             self._tell(subscriber, event, fields)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call *subscriber* with name and fields of every event, in the emitting thread.
+        """Call *subscriber* with name and fields of every event, in the thread that emits it.
 
         Returns:
             A function that ends the subscription; may be called twice.
@@ -189,14 +189,14 @@ class Telemetry:
     # -- metrics ------------------------------------------------------------------------
 
     def watch(self, watched: Watched) -> None:
-        """Let the gauges of OpenTelemetry read *watched*. It is not kept alive."""
+        """Let OpenTelemetry's gauges read *watched*, without keeping it alive."""
         instruments().watch(watched)
 
     def count_into(self, metrics: RunMetrics) -> Callable[[], None]:
-        """Count from now on into *metrics*, too.
+        """From now on count events in *metrics* too.
 
         Returns:
-            A function that ends the counting; it may be called twice.
+            A function that ends this; it may be called twice.
         """
         self._counting = (*self._counting, metrics)
 
@@ -206,7 +206,7 @@ class Telemetry:
         return end
 
     def note_commit(self, seconds: float) -> None:
-        """Observe how long the commit of a group took; from any thread."""
+        """Record how long the commit of a group took; from any thread."""
         for metrics in self._counting:
             metrics.observe_commit(seconds)
         if self._is_measured:
@@ -253,7 +253,7 @@ class Telemetry:
             None if cause is None else (type(cause), cause, cause.__traceback__),
             extra={"event": event.name, **self._identity, **extra},
         )
-        # Where any formatter looks for it: an application's own, too.
+        # Set here, where every formatter looks for it, also an application's.
         record.exc_text = "\n".join(f"{INDENT}{line}" for line in escaped_lines(trace)) or None
         self._logger.handle(record)
 
@@ -261,7 +261,7 @@ class Telemetry:
         if self._limit.is_full():
             self.tell_left_out(at_once=True)
         assert event.kind is not None
-        # Of an error its class: what is said of two in one second mostly differs by an id.
+        # Of an error only the class counts: messages of the same kind mostly differ by an id.
         values = (str(fields.get(name, "")).partition(":")[0][:100] for name in event.kind)
         return self._limit.admit((event.name, *values))
 
@@ -269,7 +269,7 @@ class Telemetry:
         """Log how many lines were left out since the last one of their kind.
 
         Args:
-            at_once: Also where the second is not over.
+            at_once: Also for kinds whose second is not over.
         """
         for (name, *values), number in self._limit.end(at_once=at_once):
             event = CATALOGUE[name]
@@ -280,5 +280,5 @@ class Telemetry:
         try:
             subscriber(event, fields)
         except Exception:
-            # A listener's fault must not stop a drain.
+            # An error in a subscriber must not stop a drain.
             self._logger.exception("a subscriber failed at %s", event)

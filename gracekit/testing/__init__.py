@@ -1,6 +1,6 @@
-"""What a test of a service needs: a machine in memory, and time that does not pass by itself.
+"""The test kit for services: everything in memory, and in virtual time.
 
-Start with `InMemoryService` and `run`; docs/testing.md tells the rest.
+Start with `InMemoryService` and `run`; docs/testing.md explains the rest.
 """
 
 from gracekit.process import Point

@@ -1,4 +1,4 @@
-"""Callers in a test: they live outside of the played process, and outlive it."""
+"""Callers in a test: they run outside of the simulated process, and go on after its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Pending(Awaitable[R_co], Generic[R_co]):
-    """A call in the background. Awaiting it gives its answer; giving up the wait ends nothing.
+    """A call in the background. Await it for its answer; cancelling the wait does not end it.
 
     Attributes:
-        request_id: Of its request, to look at it meanwhile.
-        name: For messages.
-        was_awaited: Whether anybody wanted the answer.
+        request_id: The request id, by which to inspect the task meanwhile.
+        name: Used in messages.
+        was_awaited: Whether it was ever awaited.
     """
 
     def __init__(self, call: Coroutine[Any, Any, R_co], *, request_id: str, name: str) -> None:
@@ -42,30 +42,30 @@ class Pending(Awaitable[R_co], Generic[R_co]):
         return self._task.done()
 
     def unseen_error(self) -> BaseException | None:
-        """What it failed with, if nobody has awaited it."""
+        """The exception that it failed with, if it was never awaited."""
         if self.was_awaited or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()
 
     def cancel(self) -> None:
-        """The caller gives up; the request may run on."""
+        """End the call as a caller that gives up; the request may run on."""
         self._task.cancel()
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 class Line(Protocol):
-    """Where callers send: what `Caller` needs of the test kit."""
+    """The part of the test kit that `Caller` uses."""
 
     calls: list[Pending[Any]]
 
     @property
     def clock(self) -> Clock:
-        """Draws the ids of requests."""
+        """Makes the ids of requests."""
         ...
 
     @property
     def client(self) -> RpcClient:
-        """What sends."""
+        """Sends the requests."""
         ...
 
 
@@ -101,7 +101,7 @@ class Caller:
     @overload
     async def cast(self, method: str, /, **kwargs: Any) -> str: ...
     async def cast(self, method: Any, /, *args: Any, **kwargs: Any) -> str:
-        """Send a request that nobody waits for; returns its id. See `RpcClient.cast`."""
+        """Send a request without waiting for an answer; return its id. See `RpcClient.cast`."""
         view = self._line().client.prepare(**self._options)
         return await view.cast(method, *args, **kwargs)
 
@@ -120,7 +120,7 @@ class Caller:
     @overload
     def start_call(self, method: str, /, **kwargs: Any) -> Pending[Any]: ...
     def start_call(self, method: Any, /, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Call in the background; the caller lives on when the service stops or crashes."""
+        """Call in the background; the call goes on when the service stops or crashes."""
         line = self._line()
         request_id: str = self._options.get("request_id") or line.clock.new_id()
         view = line.client.prepare(**{**self._options, "request_id": request_id})

@@ -1,7 +1,7 @@
-"""What every engine promises, as tests: the suite that a new engine has to pass.
+"""The conformance suite of engines: tests that every new engine must pass.
 
 It needs no test library. With pytest and an asyncio plugin, derive a class whose name begins with
-`Test` and say how the engine is made; or call each method of `EngineSuite.names()` yourself.
+`Test`, and override `make`. Or call each method of `EngineSuite.names()` yourself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gracekit.store.status import StoreState, StoreStatus
 SCHEMA: Final = ("CREATE TABLE kv (key BIGINT PRIMARY KEY, value TEXT)",)
 PATIENCE_S: Final = 30.0
 SETTLED_S: Final = 0.05
-"""After so long a notification that should not come would have come."""
+"""Seconds to wait for notifications that should not come."""
 
 
 def put(key: int, value: Value = "") -> Batch:
@@ -39,23 +39,23 @@ def put(key: int, value: Value = "") -> Batch:
 
 
 def swap(key: int, old: Value, new: Value) -> Batch:
-    """A batch that changes one row, if it has the old value: a compare-and-set."""
+    """A batch that changes one row if it has the old value: a compare-and-set."""
     batch = Batch(Point.CLAIM)
     batch.add("UPDATE kv SET value = ? WHERE key = ? AND value = ?", new, key, old, expect=1)
     return batch
 
 
 async def keys(engine: Engine) -> list[Value]:
-    """What is committed."""
+    """The committed keys, in order."""
     return [key for (key,) in await engine.query("SELECT key FROM kv ORDER BY key")]
 
 
 @contextlib.contextmanager
 def raises(kind: type[StoreError], match: str = "") -> Iterator[list[StoreError]]:
-    """The block must raise an error of that kind, with words that *match*; it is put into a list.
+    """Check that the block raises *kind*, with a text that *match* finds; the list gets the error.
 
     Raises:
-        AssertionError: it raised nothing, or has other words.
+        AssertionError: it raised nothing, or the text differs.
     """
     caught: list[StoreError] = []
     try:
@@ -67,19 +67,19 @@ def raises(kind: type[StoreError], match: str = "") -> Iterator[list[StoreError]
 
 
 class PointsPassed(Process):
-    """A process that notes the points around each commit."""
+    """A process that records the points before and after each commit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.passed: list[tuple[Point, Side]] = []
 
     def reach(self, point: Point, phase: Side) -> None:
-        """Called by the engine, in any thread."""
+        """Record a point; called by the engine in any thread."""
         self.passed.append((point, phase))
 
 
 class Heard:
-    """A subscriber of an engine's status: what it was notified of, in that order."""
+    """A subscriber that records the statuses that it is notified of, in order."""
 
     def __init__(self, engine: Engine) -> None:
         self.statuses: list[StoreStatus] = []
@@ -92,11 +92,11 @@ class Heard:
 
     @property
     def states(self) -> list[StoreState]:
-        """The states alone."""
+        """The states of the recorded statuses."""
         return [status.state for status in self.statuses]
 
     async def wait(self, state: StoreState) -> None:
-        """Wait until it was notified of *state*, and for what comes too much right after it."""
+        """Wait for a notification of *state*, and a moment longer for surplus ones."""
         async with asyncio.timeout(PATIENCE_S):
             while state not in self.states:
                 self._news.clear()
@@ -105,10 +105,10 @@ class Heard:
 
 
 class EngineSuite:
-    """The promises of `gracekit.store.engine.Engine`, one a method."""
+    """The guarantees of `gracekit.store.engine.Engine`, one for each method."""
 
     def make(self, migrations: Sequence[str], process: Process) -> Engine:
-        """An engine with an empty database of its own, not started."""
+        """Make an engine with an empty, separate database; do not start it."""
         raise NotImplementedError
 
     @classmethod
@@ -118,7 +118,7 @@ class EngineSuite:
 
     @contextlib.asynccontextmanager
     async def opened(self, process: Process | None = None) -> AsyncIterator[Engine]:
-        """One that is started, and stopped in the end."""
+        """An engine that is started, and stopped at the end of the block."""
         engine = self.make(SCHEMA, process or Process())
         await engine.start()
         try:
@@ -143,7 +143,7 @@ class EngineSuite:
             assert await engine.query("SELECT value FROM kv WHERE key = ?", 1) == [(None,)]
 
     async def test_numbered_parameters_may_be_used_twice(self) -> None:
-        """`?1` is the first parameter wherever it stands."""
+        """`?1` is the first parameter wherever it is used."""
         async with self.opened() as engine:
             batch = Batch(Point.ACCEPT)
             text = "INSERT INTO kv (key, value) SELECT ?2, ?1 WHERE ?1 = ?1"
@@ -190,7 +190,7 @@ class EngineSuite:
             assert await keys(engine) == [7]
 
     async def test_a_statement_is_left_out_when_the_one_before_it_returned_nothing(self) -> None:
-        """Most tasks have no reply to mark: what has nothing to change is not carried out."""
+        """It is not run if that returned no row: most tasks have no reply to mark."""
         async with self.opened() as engine:
             await engine.commit(put(1))
             batch = Batch(Point.FINISH)
@@ -204,7 +204,7 @@ class EngineSuite:
             assert await keys(engine) == [1, 3]
 
     async def test_a_refused_statement_undoes_its_batch_alone(self) -> None:
-        """What the database refuses is an error to its own waiter, and the engine goes on."""
+        """An SQL error fails its own batch, and other batches are committed."""
         for sql in ("INSERT INTO kv (key) VALUES (1)", "INSERT INTO nowhere VALUES (1)", "no sql"):
             async with self.opened() as engine:
                 await engine.commit(put(1))
@@ -220,7 +220,7 @@ class EngineSuite:
                 assert await keys(engine) == [1, 4, 5]
 
     async def test_batches_are_committed_in_the_order_in_which_they_were_submitted(self) -> None:
-        """A later batch sees an earlier one that nobody has awaited yet."""
+        """A later batch sees an earlier one, even if that was not awaited yet."""
         async with self.opened() as engine:
             futures = [
                 engine.submit(put(1, "a")),
@@ -234,7 +234,7 @@ class EngineSuite:
             assert await engine.query("SELECT value FROM kv") == [("d",)]
 
     async def test_a_cancelled_wait_does_not_cancel_the_commit(self) -> None:
-        """A caller that stops waiting changes nothing about what it submitted."""
+        """If a caller stops waiting, its batch is committed nevertheless."""
         async with self.opened() as engine:
             task = asyncio.create_task(engine.commit(put(1)))
             await asyncio.sleep(0)
@@ -268,7 +268,7 @@ class EngineSuite:
     # -- threads ------------------------------------------------------------------------
 
     async def test_a_thread_can_commit_while_the_loop_is_blocked(self) -> None:
-        """The signal thread records its stop-intent though no coroutine runs."""
+        """So the signal thread can record a stop-intent while no coroutine can run."""
         async with self.opened() as engine:
             results: list[object] = []
             thread = threading.Thread(
@@ -289,7 +289,7 @@ class EngineSuite:
     # -- reading, starting, stopping ----------------------------------------------------
 
     async def test_a_query_cannot_write(self) -> None:
-        """A write by way of `query` is refused, and breaks nothing."""
+        """A write by `query` is refused, and the engine still works."""
         async with self.opened() as engine:
             with raises(StoreError):
                 await engine.query("INSERT INTO kv (key) VALUES (1)")
@@ -319,7 +319,7 @@ class EngineSuite:
             engine.commit_from_thread(put(2), timeout_s=1)
 
     async def test_stop_waits_for_what_was_submitted(self) -> None:
-        """Everything in line before `stop` is committed and answered."""
+        """Everything submitted before `stop` is committed and answered."""
         engine = self.make(SCHEMA, Process())
         await engine.start()
         futures = [engine.submit(put(key)) for key in range(50)]
@@ -328,7 +328,7 @@ class EngineSuite:
         assert await asyncio.gather(*futures) == [[[]]] * 50
 
     async def test_a_store_that_works_is_reachable(self) -> None:
-        """Nobody is notified of what is as it should be."""
+        """There are no notifications while the store works."""
         async with self.opened() as engine:
             heard = Heard(engine)
             await engine.commit(put(1))
@@ -339,25 +339,25 @@ class EngineSuite:
 
 
 class SharedEngineSuite(EngineSuite):
-    """What an engine promises beside that if its store is elsewhere, and shared by hosts.
+    """Further guarantees of engines whose store is remote and shared by hosts.
 
-    Each step may return before the engine has noticed it.
+    The methods to override may return before the engine has noticed the change.
     """
 
     async def disconnect(self, engine: Engine) -> None:
-        """Take the store away."""
+        """Make the store unreachable."""
         raise NotImplementedError
 
     async def reconnect(self, engine: Engine) -> None:
-        """Give it back."""
+        """Make the store reachable again."""
         raise NotImplementedError
 
     async def fence(self, engine: Engine) -> None:
-        """Declare the run of this engine dead, as another run does that takes its tasks over."""
+        """Declare this engine's run dead, as another run does that adopts its tasks."""
         raise NotImplementedError
 
     async def test_loss_and_return_are_notified_once_to_each_subscriber(self) -> None:
-        """However many commits fail meanwhile; the loss says since when, and why."""
+        """Also if many commits fail meanwhile. The status of the loss has its time and error."""
         async with self.opened() as engine:
             heard = [Heard(engine), Heard(engine)]
             before = asyncio.get_running_loop().time()
@@ -381,7 +381,7 @@ class SharedEngineSuite(EngineSuite):
                 assert one.statuses[1].error is None
 
     async def test_a_commit_that_an_unreachable_store_refuses_is_not_done_later(self) -> None:
-        """Its caller was told that nothing was done, and has tried again or given up."""
+        """The error said that nothing was done, so its caller may have tried again or given up."""
         async with self.opened() as engine:
             heard = Heard(engine)
             await engine.commit(put(1))
@@ -401,7 +401,7 @@ class SharedEngineSuite(EngineSuite):
             assert {1, 5} <= set(await keys(engine)) <= {1, 2, 5}
 
     async def test_a_late_subscriber_is_notified_of_a_state_that_is_not_reachable(self) -> None:
-        """Once, as is who has subscribed before; after the return there is nothing to catch up."""
+        """Once, like earlier subscribers; one that subscribes after the return is not notified."""
         async with self.opened() as engine:
             early = Heard(engine)
             await self.disconnect(engine)
@@ -435,7 +435,7 @@ class SharedEngineSuite(EngineSuite):
             assert len(reported) == 1
 
     async def test_a_fenced_run_commits_nothing_any_more(self) -> None:
-        """Not even when its connection was lost and is back: others act in its place."""
+        """Not even after a loss and return of the connection, as others act in its place."""
         async with self.opened() as engine:
             heard = Heard(engine)
             await engine.commit(put(1))
@@ -458,7 +458,7 @@ class SharedEngineSuite(EngineSuite):
             assert await keys(engine) == [1]
 
     async def test_a_run_may_be_fenced_while_it_is_cut_off(self) -> None:
-        """That is when others declare it dead; it learns of it when the store is back."""
+        """Other runs declare it dead while it is cut off; it notices when the store is back."""
         async with self.opened() as engine:
             heard = Heard(engine)
             await self.disconnect(engine)

@@ -1,7 +1,7 @@
-"""What may go wrong at a port, and who decides that it does.
+"""Faults of the simulated ports, and the objects that decide when they happen.
 
-A played port asks its `Faults` before each step, naming itself, the step and
-the kinds that can happen there. The base class lets everything go well.
+Before each step a port calls `Faults.draw` with its name, the step and the kinds of
+faults that are possible there. The base class never causes a fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Fault(enum.Enum):
-    """One thing that may happen to one step."""
+    """A fault that may happen at one step."""
 
     DELAY = "it takes long"
     REFUSED = "nothing was done, and the error says so"
@@ -26,7 +26,7 @@ class Fault(enum.Enum):
     NO_PROOF = "nobody can prove now whether a process lives"
     JUMP = "the wall clock is set"
 
-    # Enum's own is Python code, and every step of every port asks for it.
+    # Enum's own hash is slow Python code, and every step of every port uses it.
     __hash__ = object.__hash__
 
 
@@ -34,12 +34,12 @@ class Faults:
     """No faults at all; a test overrides `draw`."""
 
     def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:  # noqa: ARG002
-        """What happens to this step.
+        """Decide the fault of this step.
 
         Args:
             port: clock, store, transport or process.
-            step: For a commit the name of its point; else the port's method.
-            kinds: What can happen there.
+            step: The name of a commit's point; for other steps, the port's method.
+            kinds: The faults that are possible there.
 
         Returns:
             One of *kinds*, or None for nothing.
@@ -47,12 +47,12 @@ class Faults:
         return None
 
     def seconds(self, port: str, step: str) -> float:  # noqa: ARG002
-        """How long a `DELAY` is, or how far a `JUMP` goes."""
+        """The length of a `DELAY` or the size of a `JUMP`, in seconds."""
         return 1.0
 
 
 def check_count(name: str, number: object) -> None:
-    """Refuse what counts nothing.
+    """Check that *number* is a count.
 
     Raises:
         ValueError: *number* is no whole number from 1.
@@ -65,7 +65,7 @@ NO_FAULTS: Final = Faults()
 
 
 class NoCrash(Faults):
-    """The same faults, for somebody who is not to be killed."""
+    """The same faults without crashes, for processes that must not be killed."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -80,7 +80,7 @@ class NoCrash(Faults):
 
 
 class PlannedFaults(Faults):
-    """Faults that a test has asked for, one by one."""
+    """Faults that a test has planned, one by one."""
 
     def __init__(self) -> None:
         self._plan: dict[tuple[str, str], list[Fault]] = {}
@@ -88,7 +88,7 @@ class PlannedFaults(Faults):
         self.delay_s = 1.0
 
     def plan(self, port: str, step: str, fault: Fault, *, times: int = 1) -> None:
-        """Let the next *times* of that step meet *fault*.
+        """Plan *fault* for the next *times* of that step.
 
         Raises:
             ValueError: *times* is no number from 1.
@@ -97,11 +97,11 @@ class PlannedFaults(Faults):
         self._plan.setdefault((port, step), []).extend([fault] * times)
 
     def forget(self) -> None:
-        """Nothing more goes wrong."""
+        """Drop all planned faults."""
         self._plan.clear()
 
     def left(self) -> list[tuple[str, str, Fault]]:
-        """Port, step and fault of what was planned and has not happened."""
+        """The planned faults that have not happened, as (port, step, fault)."""
         return [(port, step, fault) for (port, step), plan in self._plan.items() for fault in plan]
 
     def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:

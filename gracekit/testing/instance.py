@@ -1,4 +1,4 @@
-"""A machine whose killed processes stand still, and the lives of one instance on it."""
+"""The machine of `InMemoryService`s, which freezes killed processes, and an instance's lives."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from gracekit.testing.traps import Trap, WatchedSafePoints
 
 
 class Instance(Protocol):
-    """Whose lives they are."""
+    """The instance to which lives belong."""
 
     faults: PlannedFaults
 
     def hear(self, name: str, fields: Mapping[str, Any]) -> None:
-        """A life has told an event."""
+        """Handle an event that a life has emitted."""
 
     def ended(self, life: InstanceLife) -> None:
-        """A life is over."""
+        """Handle the end of a life."""
 
 
 class InstanceLife(Life):
     """One process of an instance.
 
     Attributes:
-        error: What its drain raised; None if it did not.
+        error: The exception of its drain; None if there was none.
     """
 
     machine: InstanceMachine
@@ -56,13 +56,13 @@ class InstanceLife(Life):
             self.instance.hear(name, fields)
 
     def watch_safe_points(self, traps: list[Trap]) -> None:
-        """Lay *traps*; before it starts."""
+        """Set *traps*; call this before the start."""
         self.process.safe_points = WatchedSafePoints(
             self.process, self._loop, traps, self._begin_drain
         )
 
     async def start(self) -> None:
-        """See `Life.start`; returns also when it was killed meanwhile."""
+        """See `Life.start`; also returns if it is killed meanwhile."""
         starting = self.machine.spawn_as(self, self.runtime.__aenter__())
         over = asyncio.ensure_future(self.over.wait())
         try:
@@ -79,17 +79,17 @@ class InstanceLife(Life):
         self._following = asyncio.create_task(self._follow(self._serving))
 
     async def _follow(self, serving: asyncio.Task[DrainReport]) -> None:
-        """The process ends with its drain; a killed one has none, and this is never woken."""
+        """Wait for the drain, and end the process with it. In a killed process this never wakes."""
         try:
             self.report = await serving
-        except Exception as error:  # noqa: BLE001 - for whoever waits for the report
+        except Exception as error:  # noqa: BLE001 - raised where the report is awaited
             self.error = error
         self.end()
 
     def interrupt(self, by: signal.Signals) -> None:
-        """What the signal's arrival does on the loop."""
+        """Act as if the signal had arrived."""
         signals = self.runtime.ground.signals
-        assert signals is not None, "each life has them"
+        assert signals is not None, "each life has signals"
         owned_by(self).run(signals.came, by, self._loop.time())
 
     def _begin_drain(self) -> asyncio.Future[None]:
@@ -103,9 +103,9 @@ class InstanceLife(Life):
         return asyncio.ensure_future(begun())
 
     def end(self) -> None:
-        """See `Life.end`; what it was doing stands still instead of being unwound."""
+        """See `Life.end`; its tasks are frozen instead of cancelled."""
         if not self.over.is_set():
-            owned_by(None).run(self._end)  # what others wait for must go on
+            owned_by(None).run(self._end)  # not frozen: other tasks wait for its effects
 
     def _end(self) -> None:
         self.process.ended()
@@ -116,7 +116,7 @@ class InstanceLife(Life):
         self.instance.ended(self)
 
     def bury(self) -> None:
-        """Unwind what stands still, when nobody looks any more."""
+        """Cancel the frozen tasks, after the test."""
         self.end()
         if self._following is not None:
             self._following.cancel()
@@ -128,7 +128,7 @@ class NotingBroker(MemoryBroker):
     """A broker that keeps a copy of each notification.
 
     Attributes:
-        notifications: The topic of its queue, and its body, in the order in which they were sent.
+        notifications: The topic and body of each, in the order of sending.
     """
 
     def __init__(self) -> None:
@@ -149,17 +149,17 @@ class InstanceMachine(Machine):
     """The machine under `InMemoryService`s.
 
     Attributes:
-        broker: Remembers what was sent to notification queues.
+        broker: Keeps a copy of each notification.
     """
 
     broker: NotingBroker
 
     @classmethod
     def open(cls, seed: int) -> Self:
-        """On the loop that runs here, alone.
+        """Make the machine of the running loop, which can have only one.
 
         Raises:
-            GracekitError: there is one already.
+            GracekitError: it has one already.
         """
         loop = asyncio.get_running_loop()
         if loop.get_task_factory() is not None:
@@ -180,7 +180,7 @@ class InstanceMachine(Machine):
         return life.instance.faults
 
     async def bury(self, instance: Instance) -> None:
-        """End all lives of *instance*, and wait until nothing of them is left."""
+        """End all lives of *instance*, and wait for the end of their tasks."""
         mine = [
             one for one in self.lives if isinstance(one, InstanceLife) and one.instance is instance
         ]
@@ -191,7 +191,7 @@ class InstanceMachine(Machine):
             self._abandon_tasks_of(life)
 
     def _abandon_tasks_of(self, life: InstanceLife) -> None:
-        """What swallows its cancellation would keep the loop from closing: stop and forget it."""
+        """Freeze and forget tasks that ignore cancellation, lest they keep the loop open."""
         self._loop().freeze(life)
         for task, who in list(self._owners.items()):
             if who is life and not task.done():
@@ -207,6 +207,6 @@ class InstanceMachine(Machine):
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A played death is no news; everything else asyncio tells as always."""
+    """Ignore the exception of a simulated death; handle others as asyncio does by default."""
     if not isinstance(context.get("exception"), Died):
         loop.default_exception_handler(context)

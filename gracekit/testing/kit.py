@@ -1,8 +1,8 @@
-"""The test kit for applications: a service on a machine in memory, in virtual time.
+"""The test kit for applications: a service in memory and in virtual time.
 
-`InMemoryService` plays one instance: it starts, drains, crashes and starts
-again on one disk and one broker, while its callers live on. All of it is the
-production code on played ports; nothing here judges or recovers anything.
+`InMemoryService` simulates one instance: it starts, drains, crashes and starts again
+with the same disk and broker, while its callers go on. It runs the production code
+on simulated ports; recovery and all decisions are the production code's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gracekit.tracker.task import TaskState
 T = TypeVar("T")
 
 PATIENCE_S: Final = 6 * 3600.0
-"""Virtual seconds without any news after which a test counts as stuck."""
+"""Virtual seconds without any event after which a test counts as stuck."""
 
 FAULTS_OF_THE_STORE: Final = frozenset(
     {"store.error", "store.unreachable", "store.fenced", "store.broken", "drain.step_failed"}
@@ -59,36 +59,37 @@ NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
     "background.failed",
     "hook.failed",
 }
-"""Events that end a test, unless it has planned or expected them."""
+"""Events that fail a test, unless it has planned or expected them."""
 
 _JSON: Final = ("args", "context", "cursor", "result", "failure")
 _ONLY_HERE: Final = ("transport_url", "store_url", "log_format")
 
 
 class ServiceFaultError(AssertionError):
-    """Something went wrong that no assertion of the test has seen; the message lists it."""
+    """Faults that no assertion of the test has noticed; the message lists them."""
 
 
 class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     """A service in memory: `async with InMemoryService(svc) as one: ...`.
 
-    Entering starts its first process; leaving drains the last one, and raises
-    ServiceFaultError for what went wrong unseen.
+    Entering the block starts its first process. Leaving it drains the last one, and
+    raises ServiceFaultError for faults that the test has not noticed.
 
     Args:
-        service: What is tested.
-        beside: Another one, on whose machine this is a further process, or another service.
-        seed: Of ids and draws. The order of events has its own: `run(main(), seed=…)`.
-        settings: As in `Settings`, `"5m"` for durations; `beat_s` is 60 s here.
+        service: The service to test.
+        beside: Another InMemoryService on whose machine to run, as one more process of its
+            service, or as another service.
+        seed: Of ids and random numbers. The order of events has another: `run(main(), seed=…)`.
+        settings: As in `Settings`, `"5m"` for durations; the default of `beat_s` is 60 s here.
 
     Raises:
-        ConfigError: a setting is unknown or wrong; names them all.
+        ConfigError: a setting is unknown or wrong; the message names them all.
 
     Attributes:
-        events: What all its processes have told, in order: name and fields.
-        report: Of the last drain; None before there was one.
-        faults: What is planned to go wrong; see `fail_next`.
-        calls: What `start_call` has begun.
+        events: The events of all its processes, in order, as name and fields.
+        report: The report of the last drain; None before the first.
+        faults: The planned faults; see `fail_next`.
+        calls: The calls that `start_call` has begun.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self._quiet_until = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
-    # -- its frame ----------------------------------------------------------------------
+    # -- the block ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         loop = _virtual_loop()
@@ -173,7 +174,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
 
     def _failed_calls(self) -> list[str]:
         return [
-            f"{call.name} failed, and nobody awaited it: {error!r}"
+            f"{call.name} failed, and was never awaited: {error!r}"
             for call in self.calls
             if (error := call.unseen_error()) is not None
         ]
@@ -197,37 +198,37 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         asked += [f"fail_next: {fault.name} at {port}.{step}" for port, step, fault in faults]
         return [f"was asked for and did not happen: {one}" for one in asked]
 
-    # -- what it is made of -------------------------------------------------------------
+    # -- its parts ----------------------------------------------------------------------
 
     @property
     def machine(self) -> InstanceMachine:
-        """Broker, disk and processes."""
+        """The simulated machine: broker, disk and processes."""
         return _need(self._machine)
 
     @property
     def client(self) -> RpcClient:
-        """A caller outside of the service, as `RpcClient`."""
+        """The RpcClient of a caller outside of the service."""
         return _need(self._client)
 
     @property
     def clock(self) -> VirtualClock:
-        """Its `wall()` is the service's wall clock, and `shift_s` sets it."""
+        """The clock of the service: `wall()` reads its wall clock, and `shift_s` shifts it."""
         return self.machine.clock
 
     @property
     def runtime(self) -> Runtime:
-        """Of the present process, or the last one."""
+        """The Runtime of the present process, or of the last one."""
         return _need(self._life).runtime
 
     @property
     def lives(self) -> bool:
-        """Whether a process serves now."""
+        """Whether a process is alive now."""
         return self._life is not None and self._life.process.lives
 
     # -- one process after the other ----------------------------------------------------
 
     async def start(self) -> None:
-        """The next process, on what the last one has left; returns when it serves.
+        """Start the next process, with the disk and broker of the last; wait until it serves.
 
         Raises:
             GracekitError: as `Runtime`; or one lives already.
@@ -241,7 +242,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         await life.start()
 
     async def drain(self, by: signal.Signals = signal.SIGTERM) -> DrainReport:
-        """Have it stop, and wait until it has; SIGQUIT hands over at once."""
+        """Drain by a signal, and wait for the end; SIGQUIT hands over at once."""
         self.interrupt(by)
         return await self.wait_stopped()
 
@@ -255,14 +256,14 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self._living().interrupt(by)
 
     def interrupt_at(self, n: int, *, of: Method[..., Any] | None = None) -> None:
-        """Begin a drain when the *n*-th safe point from now is reached, here or after a start.
+        """Begin a drain at the *n*-th safe point from now, in this process or the next ones.
 
-        The handler is held there until the drain has begun; then it stops there,
-        unless that is its last one, or its history says that it ends in time.
+        The handler waits there until the drain has begun. Then it stops at that safe
+        point, unless it is its last, or by its history it will end in time.
 
         Args:
             n: From 1.
-            of: Count those of one method only.
+            of: Count only safe points of this method.
         """
         self._lay("drain", "interrupt_at", n, of)
 
@@ -282,19 +283,19 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         return life.report
 
     async def crash(self) -> None:
-        """Kill -9, now: nothing of it runs any more, not even a `finally`."""
+        """Kill -9, now: none of its code runs any more, not even a `finally`."""
         self._living().end()
         await asyncio.sleep(0)
 
     def crash_at(
         self, where: int | Point, phase: Side = "after", *, of: Method[..., Any] | None = None
     ) -> None:
-        """Kill -9 later, in this process or after a start.
+        """Kill -9 later, in this process or the next ones.
 
         Args:
-            where: The n-th safe point from now; or a point, as `Point.FINISH`.
-            phase: Which side of the point.
-            of: Count the safe points of one method only.
+            where: The n-th safe point from now; or a point, such as `Point.FINISH`.
+            phase: Before or after the point.
+            of: Count only safe points of this method.
 
         Raises:
             ValueError: *where* is neither, or there is no such side.
@@ -313,7 +314,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         """Wait until it was killed.
 
         Raises:
-            AssertionError: it ended in order, or lived on.
+            AssertionError: it ended by a drain, or is still alive.
         """
         life = _need(self._life)
         await self._wait_over(life, within_s)
@@ -348,19 +349,19 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     def _lay(self, blow: Blow, verb: str, n: int, of: Method[..., Any] | None) -> None:
         self._traps.append(Trap.laid(blow, verb, n, of))
 
-    # -- what goes wrong ----------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------
 
     def fail_next(self, at: Point, fault: Fault, *, times: int = 1) -> None:
-        """Let the next commit, ack, reply or start of that name meet a fault.
+        """Cause a fault at the next commit, ack, reply or start of that name.
 
         Args:
             at: `Point.FINISH` and other commits; ACK, GIVE_BACK, DEAD_LETTER, REPLY,
                 DELIVER; CONNECT is the start of the transport.
-            fault: `LOST_AFTER` is a commit that was done and whose answer is lost.
+            fault: For example `LOST_AFTER`: the commit is done, but its answer is lost.
             times: How often.
 
         Raises:
-            ValueError: that fault cannot happen there, or not so often.
+            ValueError: that fault cannot happen there, or *times* is no count.
         """
         check_member("fail_next", at, Point)
         check_member("fail_next", fault, Fault)
@@ -373,11 +374,11 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self.faults.plan("transport" if at in WIRE_STEPS else "store", step, fault, times=times)
 
     def expect(self, *events: str) -> None:
-        """Events that are faults, and meant by this test: `expect("hook.failed")`."""
+        """Allow events that would fail the test: `expect("hook.failed")`."""
         self._expected |= {_known(name) for name in events}
 
     def forget(self) -> None:
-        """Take back what was asked for and has not happened: safe points, crash, faults."""
+        """Cancel planned drains, crashes and faults that have not happened."""
         self._traps.clear()
         self._dies_at = None
         if self._life is not None:
@@ -387,10 +388,10 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     # -- time ---------------------------------------------------------------------------
 
     async def pass_time(self, seconds: float) -> None:
-        """Let virtual time pass: whatever falls due meanwhile, or at its end, happens.
+        """Let virtual time pass, and everything happen that is due meanwhile or at its end.
 
         Raises:
-            ValueError: *seconds* is no number, negative, or has no end.
+            ValueError: *seconds* is no number, negative or infinite.
         """
         check_seconds(seconds)
         self._note_news(seconds)
@@ -409,9 +410,9 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
             raise AssertionError(f"not within {within_s:g} s{self._in_flight()}")
 
     async def settled(self, *, within_s: float = 3600.0) -> None:
-        """Wait until every request that was sent has come to its end, and was answered.
+        """Wait until every request that was sent has ended and was answered.
 
-        A task that is parked is at rest, and not waited for; the notifications about it are.
+        Parked tasks are not waited for, but the notifications about them are.
 
         Raises:
             AssertionError: something is still unfinished; the message lists it.
@@ -441,7 +442,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         return not self._unfinished()
 
     def _write_riders(self) -> None:
-        """Have written what waits for a commit to travel with: no time need pass for it."""
+        """Submit records that wait to be part of another commit, so that no time need pass."""
         if self.lives and (wired := self.runtime.wired) is not None:
             wired.journal.submit_riders()
 
@@ -468,7 +469,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         listed = self._unfinished() if self._life is not None else []
         return f"; unfinished: {', '.join(listed)}" if listed else ""
 
-    # -- what it tells, and what is on disk ---------------------------------------------
+    # -- events and the disk ------------------------------------------------------------
 
     def hear(self, name: str, fields: Mapping[str, Any]) -> None:
         """Called by a life for each of its events."""
@@ -476,7 +477,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self._note_news()
 
     def told(self, name: str) -> list[Mapping[str, Any]]:
-        """The fields of each event of that name so far, of all its processes."""
+        """The fields of all events of that name so far, from all its processes."""
         _known(name)
         return [fields for each, fields in self.events if each == name]
 
@@ -488,15 +489,15 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         return self.told(name)[number - 1]
 
     def state_of(self, request_id: str) -> TaskState | None:
-        """The state of a request on disk; None if it has no row, as those of `requeue` methods."""
+        """The state of a request on disk; None if it has no row, as with `requeue` methods."""
         rows = self.machine.rows("SELECT state FROM task WHERE request_id = ?", request_id)
         return TaskState(rows[0]["state"]) if rows else None
 
     def row(self, request_id: str) -> dict[str, Any]:
-        """The journal's row of a request; what it keeps as JSON is read.
+        """The journal's row of a request, with its JSON columns parsed.
 
         Raises:
-            LookupError: it has none; the message lists those that have one.
+            LookupError: there is no such row; the message lists the existing ones.
         """
         rows = self.machine.rows("SELECT * FROM task WHERE request_id = ?", request_id)
         if not rows:
@@ -505,14 +506,14 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         row = rows[0]
         return row | {name: json.loads(row[name]) for name in _JSON if row[name] is not None}
 
-    # -- a test that waits for nothing ---------------------------------------------------
+    # -- tests that wait in vain ---------------------------------------------------------
 
     def _note_news(self, quiet_s: float = 0.0) -> None:
         self._news.set()
         self._quiet_until = max(self._quiet_until, self.clock.loop() + quiet_s)
 
     def _look_for_news(self) -> None:
-        """A living service always has timers, so its loop would go round for ever."""
+        """Fail a stuck test: a living service always has timers, so the loop would never end."""
         loop = _virtual_loop()
         left = self._quiet_until + PATIENCE_S - loop.time()
         if left > 0:

@@ -1,9 +1,10 @@
-"""An event loop in virtual time: it never waits, it jumps to the next timer.
+"""An event loop in virtual time: instead of waiting it jumps to the next timer.
 
-With a seed it also shuffles what is ready before each iteration, so that every seed
-is another legal order of events, and the same seed is always the same one.
-Threads are waited for in real time while they work, and time stands still
-meanwhile. There is no network: nothing here can be read from or written to.
+With a seed it also shuffles the ready callbacks before each iteration. So each seed
+gives another legal order of events, and the same seed always gives the same order.
+
+It waits for working threads in real time; virtual time stands still meanwhile. There
+is no network: the loop cannot watch sockets or files.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# The played process that a callback belongs to; None for the machine around them.
+# The simulated process that a callback belongs to; None for the machine around them.
 owner: Final[contextvars.ContextVar[Hashable]] = contextvars.ContextVar("owner", default=None)
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 THREAD_PATIENCE_S: Final = 60.0
-"""Real seconds after which a thread at work counts as one that never ends."""
+"""Real seconds after which a working thread is considered stuck."""
 
 
 class NothingLeftError(RuntimeError):
-    """Everybody waits for something that no timer and no thread will bring."""
+    """Every task waits, but no timer and no thread is left that could wake one."""
 
 
 class IterationsExceededError(RuntimeError):
-    """The loop went round more often than it may: somebody is busy with nothing."""
+    """The loop made more iterations than permitted: some task runs without end."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Virtual time, and an order by seed.
+    """An event loop in virtual time, with an order that a seed determines.
 
     Args:
-        seed: None for the order in which things became ready, as in asyncio.
+        seed: None for asyncio's order, in which callbacks became ready.
 
     Attributes:
-        iterations: Times that the loop has gone round.
-        max_iterations: After so many it gives up with IterationsExceededError; None for never.
-        lag: Asked before each iteration: seconds by which it comes late.
+        iterations: How many iterations the loop has made.
+        max_iterations: Limit after which it raises IterationsExceededError; None for none.
+        lag: Called before each iteration; returns the seconds by which it is late.
     """
 
-    # asyncio's own names: what waits for its time, and what is ready.
+    # asyncio's names of its timers and of its ready callbacks.
     _scheduled: list[asyncio.TimerHandle]
     _ready: deque[asyncio.Handle]
 
@@ -72,7 +73,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        """One iteration; what asyncio's loop does, with another idea of time and order."""
+        """One iteration, as asyncio's loop makes it, but with virtual time and seeded order."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -96,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()  # noqa: SLF001
 
     def _jump(self) -> None:
-        """Nothing is ready: wait for a thread if one works, else go to the next timer."""
+        """With nothing ready, wait for a working thread, or else jump to the next timer."""
         if self._threads_at_work:
             if not self._woken.wait(THREAD_PATIENCE_S):
                 raise NothingLeftError(
@@ -122,14 +123,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Raise *error* out of `run_forever`, before the next iteration."""
         self._error = error
 
-    # -- played processes that are stopped for a while ------------------------------------
+    # -- freezing simulated processes -----------------------------------------------------
 
     def freeze(self, who: Hashable) -> None:
-        """Run nothing of *who* until `thaw`: what SIGSTOP does to a process."""
+        """Run no callback of *who* until `thaw`, as SIGSTOP does to a process."""
         self._frozen.setdefault(who, [])
 
     def thaw(self, who: Hashable) -> None:
-        """Let *who* go on; all its timers that ran out meanwhile are due at once."""
+        """Let *who* go on; its timers that expired meanwhile are due at once."""
         self._ready.extend(self._frozen.pop(who, []))
 
     def _freezes(self, handle: asyncio.Handle) -> bool:
@@ -142,11 +143,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- threads ------------------------------------------------------------------------
 
     def thread_begins(self) -> None:
-        """Time stands still until as many threads have ended."""
+        """Count a working thread; virtual time stands still until all have ended."""
         self._threads_at_work += 1
 
     def thread_ended(self) -> None:
-        """The other half of `thread_begins`; both on the loop's thread."""
+        """Count the end of a working thread; call both on the loop's thread."""
         self._threads_at_work -= 1
 
     def run_in_executor(  # type: ignore[override]  # the same call, less typed
@@ -168,11 +169,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._woken.set()
 
     def _process_events(self, event_list: Any) -> None:
-        """There are none: nothing here reads or writes."""
+        """Does nothing, as there are no events of sockets or files."""
 
 
 def waiting_at(loop: asyncio.AbstractEventLoop) -> str:
-    """`; waiting: main() at test_it.py:12`, of all tasks that are not gracekit's own."""
+    """`; waiting: main() at test_it.py:12`, for all waiting tasks that are not gracekit's own."""
     lines = []
     for task in asyncio.all_tasks(loop):
         for frame in task.get_stack(limit=1):
@@ -183,7 +184,7 @@ def waiting_at(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _unscheduled(timer: asyncio.TimerHandle) -> asyncio.TimerHandle:
-    """As asyncio's loop: a timer must know that it is not in the heap any more."""
+    """Mark a timer as removed from the heap, as asyncio's loop does."""
     timer._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001
     return timer
 
@@ -192,8 +193,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
     """Run *main* in virtual time, as `asyncio.run` does in real time.
 
     Args:
-        main: What to run; its result is returned.
-        seed: None for asyncio's own order; a number for another legal one.
+        main: The coroutine; its result is returned.
+        seed: None for asyncio's order of callbacks; a number for another legal order.
 
     Raises:
         TypeError: *main* is no coroutine.

@@ -1,9 +1,8 @@
-"""One machine in memory: a broker, a disk, and processes that live and die in virtual time.
+"""A simulated machine in memory: a broker, a disk, and processes in virtual time.
 
-A `Life` is one process with a real Runtime. It ends by a drain, or by a crash:
-then its connections are cut in the middle of whatever it did, its tasks never
-again do anything of consequence, and the next life finds broker and disk as
-they were.
+A `Life` is one process with a real Runtime. It ends by a drain or by a crash. At a crash
+its connections are cut at once and its tasks have no further effect; the next life
+finds broker and disk as they were.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 CLOSING_ROUNDS: Final = 5
 PATIENCE_S: Final = 7200.0
-"""Virtual seconds within which must happen what is waited for."""
+"""Timeout of waits, in virtual seconds."""
 
 EmittedEvent = tuple[str, Mapping[str, Any]]
 
@@ -48,8 +47,8 @@ class Life:
     """One process of a service; `Machine.life` makes it.
 
     Attributes:
-        events: What its telemetry said: name and fields, in order.
-        report: What its drain left; None before its end, and after a crash.
+        events: The events that it emitted, in order, as name and fields.
+        report: The report of its drain; None before its end, and after a crash.
         over: Set at its end.
     """
 
@@ -79,14 +78,14 @@ class Life:
         self._news = asyncio.Event()
         self._serving: asyncio.Task[DrainReport] | None = None
 
-    # -- what it says -------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------
 
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
         self.events.append((name, dict(fields)))
         self._news.set()
 
     def told(self, name: str) -> list[Mapping[str, Any]]:
-        """The fields of each event of that name so far."""
+        """The fields of all events of that name so far."""
         return [fields for each, fields in self.events if each == name]
 
     async def hears(self, name: str, number: int = 1) -> Mapping[str, Any]:
@@ -103,7 +102,7 @@ class Life:
         """Open, start, and serve in the background.
 
         Raises:
-            GracekitError: as `Runtime`; the process is gone then.
+            GracekitError: as `Runtime`; the process has then ended.
         """
         try:
             await self.machine.run_as(self, self.runtime.__aenter__())
@@ -113,11 +112,11 @@ class Life:
         self._serving = self.machine.spawn_as(self, self.runtime.serve())
 
     def ask_to_stop(self, *, source: StopSource = "signal", final: bool = True) -> None:
-        """What a signal, or an operator, does."""
+        """Request a stop, as a signal or an operator does."""
         self.runtime.request_stop(source=source, by="test", reason="test", final=final)
 
     async def wait_end(self) -> DrainReport:
-        """Wait for the end of a drain that somebody asked for; then the process is gone."""
+        """Wait for the end of a drain under way, and end the process."""
         assert self._serving is not None, "start() it first"
         async with asyncio.timeout(PATIENCE_S):
             self.report = await self._serving
@@ -126,7 +125,7 @@ class Life:
         return self.report
 
     async def drain(self) -> DrainReport:
-        """A drain from the request to the end of the process."""
+        """Drain, from the request to the end of the process."""
         self.ask_to_stop()
         return await self.wait_end()
 
@@ -136,11 +135,11 @@ class Life:
         await asyncio.sleep(0)
 
     def crash_at(self, point: Point, phase: Side) -> None:
-        """Kill -9 at a point; `over` is set then."""
+        """Plan a kill -9 at a point; `over` is set when it happens."""
         self.process.dies_at = (point, phase)
 
     def end(self) -> None:
-        """Take it out of the world; may be called twice."""
+        """End the process: cut its connections, and cancel its tasks; may be called twice."""
         self.process.ended()
         self.engine.pull_plug()
         self.transport.crash()
@@ -149,16 +148,16 @@ class Life:
 
 
 class Machine:
-    """Where lives are lived.
+    """The machine on which lives run.
 
     Args:
-        seed: Of ids and draws.
-        faults: What goes wrong at its ports.
+        seed: Of ids and random numbers.
+        faults: The faults of its ports.
 
     Attributes:
-        disk: The database of the store, which no crash can hurt.
+        disk: The database of the store, which survives crashes.
         living: Processes that have not ended.
-        lives: All that there were, in order.
+        lives: All lives so far, in order.
     """
 
     def __init__(self, *, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
@@ -177,32 +176,32 @@ class Machine:
 
     # -- processes ----------------------------------------------------------------------
 
-    def faults_of(self, life: Life) -> Faults:  # noqa: ARG002 - a test may make a difference
-        """What goes wrong at the ports of a life."""
+    def faults_of(self, life: Life) -> Faults:  # noqa: ARG002 - for overrides
+        """The faults of the ports of a life."""
         return self.faults
 
     def make_process(self, life: Life) -> PlayedProcess:
-        """The process of a life."""
+        """Make the process of a life."""
         self._processes += 1
         return PlayedProcess(
             self.living, 100 + self._processes, faults=life.faults, on_death=life.end
         )
 
     def make_engine(self, life: Life) -> PlayedEngine:
-        """The engine of a life."""
+        """Make the engine of a life."""
         return PlayedEngine(self.disk, life.process, life.faults)
 
     def make_transport(self, life: Life) -> PlayedTransport:
-        """The connection of a life."""
+        """Make the transport of a life."""
         return PlayedTransport(self.broker, life.process, life.faults)
 
     def life(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
-        """A process that is not started yet.
+        """Make a process, without starting it.
 
         Args:
-            service: What it serves.
-            signals: Whether it owns its signals, and with them the kernel alarm.
-            settings: By name, as in `Settings`.
+            service: Its service.
+            signals: Whether it handles signals, and so arms the kernel's alarm.
+            settings: Settings by name, as in `Settings`.
         """
         given = {"transport_url": "memory://", "store_url": "memory://", "host": "node-1"}
         one = self.make_life(service, Settings(**(given | settings)), signals=signals)
@@ -210,11 +209,11 @@ class Machine:
         return one
 
     def make_life(self, service: Service, settings: Settings, *, signals: bool) -> Life:
-        """A test may have lives of its own kind."""
+        """Make a life; a test may override this to use a subclass."""
         return Life(self, service, settings, signals=signals)
 
     async def start(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
-        """A process that serves."""
+        """Make and start a process."""
         one = self.life(service, signals=signals, **settings)
         await one.start()
         return one
@@ -236,11 +235,11 @@ class Machine:
         return one
 
     def pause(self, life: Life) -> None:
-        """SIGSTOP."""
+        """Freeze a process, as SIGSTOP does."""
         self._loop().freeze(life)
 
     def resume(self, life: Life) -> None:
-        """SIGCONT."""
+        """Let a process go on, as SIGCONT does."""
         self._loop().thaw(life)
 
     def _loop(self) -> VirtualLoop:
@@ -249,13 +248,13 @@ class Machine:
         return loop
 
     async def close(self) -> None:
-        """Kill what still lives, and wait until nothing of it is left."""
+        """Kill all living processes, and wait for the end of their tasks."""
         for life in self.lives:
             life.end()
         for client, transport in self._clients:
             await client.stop()
             await transport.stop()
-        for _ in range(CLOSING_ROUNDS):  # some take a cancellation and go on with their clean-up
+        for _ in range(CLOSING_ROUNDS):  # some tasks need several rounds to clean up
             for life in self.lives:
                 self.cancel_tasks_of(life)
             await self.settle()
@@ -264,11 +263,11 @@ class Machine:
         self.disk.close()
 
     async def settle(self) -> None:
-        """Let everything that can go on without time passing go on."""
+        """Run the loop until everything is done that needs no time to pass."""
         for _ in range(100):
             await asyncio.sleep(0)
 
-    # -- whose tasks ---------------------------------------------------------------------
+    # -- owners of tasks -----------------------------------------------------------------
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
@@ -287,16 +286,16 @@ class Machine:
         return await self.spawn_as(life, step)
 
     def cancel_tasks_of(self, life: Life) -> None:
-        """End what runs in that process, but whoever asks."""
+        """Cancel all tasks of that process, except the calling one."""
         me = asyncio.current_task()
         for task, who in list(self._owners.items()):
             if who is life and task is not me and not task.done():
                 task.cancel()
 
-    # -- what is on disk -----------------------------------------------------------------
+    # -- the disk ------------------------------------------------------------------------
 
     def rows(self, sql: str, *params: Any) -> list[dict[str, Any]]:
-        """What a query of the disk finds, by column."""
+        """The rows of a query on the disk, as dictionaries by column."""
         return look_up(self.disk, sql, *params)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:

@@ -1,4 +1,4 @@
-"""Parked tasks and notifications, as a test of a service looks at them."""
+"""Parked tasks and notifications, for tests of a service."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FROM task WHERE service = ? AND state = 'pending' ORDER BY id"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedTask:
-    """A task that waits for capacity, as the journal has it.
+    """A parked task, from its row in the journal.
 
     Attributes:
         task_id: Its request id.
         method: Name of the handler that found no capacity.
-        resource: `kind:id`, as notifications show it; None if the method names none.
+        resource: `kind:id`, as in notifications; None if the method has none.
         version: How often it was parked; an order about it names this number.
         deadline: Wall time until which it waits, as `one.clock.wall()` counts.
-        requested: What its handler said is missing.
+        requested: The missing capacity, as its handler described it.
         reason: The text of its NoCapacity.
     """
 
@@ -47,25 +47,25 @@ class ParkedTask:
 
 
 class ParkedSight:
-    """What a test sees of the state PENDING."""
+    """The methods of InMemoryService about the state PENDING."""
 
     service: Service
     _settings: Settings
 
     @property
     def machine(self) -> InstanceMachine:
-        """Broker, disk and processes."""
+        """The simulated machine: broker, disk and processes."""
         raise NotImplementedError
 
     def pending(self) -> list[ParkedTask]:
-        """The tasks of the service that wait for capacity, in the order of their acceptance."""
+        """The parked tasks of the service, in the order of their acceptance."""
         return [_parked(row) for row in self.machine.rows(_PENDING, self.service.topic)]
 
     def notifications(self, event_type: str | None = None) -> list[Notification]:
-        """What was sent about parked tasks so far, by all processes, read or not.
+        """The notifications sent about parked tasks so far, by all processes, read or not.
 
-        Each delivery counts: what a process has sent just before it was killed may be there twice,
-        under one `message_id`. After a step, `settled()` waits until its notifications are sent.
+        If a process is killed just after sending one, the next process sends it again, and it is
+        listed twice with the same `message_id`. Use `settled()` to wait until all are sent.
 
         Args:
             event_type: Only `task.update`, or only `task.no_capacity`; None for both.
@@ -82,7 +82,7 @@ class ParkedSight:
     async def listening(
         self, *, priorities: Sequence[str] = ("info", "error")
     ) -> AsyncIterator[NotificationListener]:
-        """Read notifications as a resolver does, which outlives the service's processes.
+        """Read notifications, as a resolver in another process does.
 
         Use it as `async with one.listening() as listener:`.
         """

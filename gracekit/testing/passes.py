@@ -1,4 +1,4 @@
-"""A pass over the resources of a service, made by a test as an operator makes one."""
+"""Lets a test make a pass over the resources of a service, as an operator can."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gracekit.recovery.resources.results import PassReport, Result
 from gracekit.testing.instance import InstanceLife
 
 LONGEST_PASS_S: Final = 7200.0
-"""Virtual seconds within which a pass ends: it may wait for queues, and for a pass under way."""
+"""Timeout of a pass in virtual seconds: it may wait for queues, and for another pass."""
 
 
 class ByHand:
-    """What a test does as an operator would."""
+    """The methods of InMemoryService for reconciliation by hand."""
 
     def _living(self) -> InstanceLife:
         raise NotImplementedError
@@ -35,20 +35,20 @@ class ByHand:
     ) -> list[Result]:
         """Make one pass over the resources, as `gracekit reconcile` does.
 
-        As each pass, it waits until the requests that stand in the queues have been taken.
+        Like every pass, it first waits until the requests that are now in the queues are taken.
 
         Args:
-            dry_run: Only say what would be done.
-            kind: Settle this kind alone.
-            resource: Settle this one alone: `share.of("sh-12")`, or `("share", "sh-12")`.
+            dry_run: Only report what would be done.
+            kind: Settle only this kind.
+            resource: Settle only this one: `share.of("sh-12")`, or `("share", "sh-12")`.
 
         Returns:
-            What became of each resource that was found. If the process was killed, or a drain has
-            begun meanwhile: what became of them before.
+            The result for each resource that was found. If the process is killed, or a drain
+            begins meanwhile: the results until then.
 
         Raises:
             GracekitError: a kind could not be read, there is no such kind, both *kind* and
-                *resource* are given, or the service takes no requests now.
+                *resource* are given, or the service accepts no requests now.
             TimeoutError: the pass has not ended within two hours.
         """
         life = self._living()
@@ -65,8 +65,8 @@ class ByHand:
         async with asyncio.timeout(LONGEST_PASS_S):
             report = await _make(life, request)
         if report.broken:
-            told = "; ".join(f"{name}: {why}" for name, why in report.broken.items())
-            raise GracekitError(f"not all resources could be settled: {told}")
+            shown = "; ".join(f"{name}: {why}" for name, why in report.broken.items())
+            raise GracekitError(f"not all resources could be settled: {shown}")
         return report.results
 
 
@@ -93,7 +93,7 @@ def _check(life: InstanceLife, request: PassRequest) -> None:
 
 
 async def _make(life: InstanceLife, request: PassRequest) -> PassReport:
-    """The report of the pass; of one that the end of the process has cut, what there is."""
+    """Make the pass, and return its report, which is incomplete if the process ends meanwhile."""
     assert life.runtime.wired is not None, "it lives"
     reconciler = life.runtime.wired.reconciler
     report = PassReport(keeps=True)

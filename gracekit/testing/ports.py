@@ -1,8 +1,8 @@
-"""The four ports, played: production code runs on them unchanged, in virtual time.
+"""Simulations of the four ports, on which production code runs unchanged in virtual time.
 
-Each step asks a `Faults` what happens to it. An engine carries its commits out
-on a later iteration of the loop and answers on another, as the real ones do, so
-that a crash finds a place on either side.
+Each step asks its `Faults` for a fault. The engine commits in a later iteration of the
+loop and answers in another, as real ones do, so that a crash can come before and after
+the commit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ _SETTLE: Final = (Fault.DELAY, Fault.REFUSED, Fault.LOST_BEFORE, Fault.LOST_AFTE
 _DELIVER: Final = (Fault.DELAY, Fault.DUPLICATE, Fault.REORDER)
 _SUBSCRIBE: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
 
-# What can happen at a point, and the step at which a port asks for it; a commit's is its name.
+# By point: the step that a port passes to `Faults.draw`, and the possible faults. For a commit the
+# step is the point's name.
 WIRE_STEPS: Final[Mapping[Point, tuple[str, Sequence[Fault]]]] = MappingProxyType(
     {
         Point.CONNECT: ("start", (Fault.DELAY, Fault.REFUSED)),
@@ -90,14 +91,14 @@ COMMIT_FAULTS: Final = _COMMIT
 
 
 class Died(BaseException):
-    """A played process came to its end here."""
+    """A simulated process ended here."""
 
 
 class VirtualClock(Clock):
-    """Wall time that goes with the loop, ids and draws by seed.
+    """Wall time that follows the loop's time, and random numbers by seed.
 
     Attributes:
-        shift_s: How far the wall clock was set, in seconds.
+        shift_s: Seconds by which the wall clock was changed.
     """
 
     def __init__(self, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
@@ -118,11 +119,11 @@ class VirtualClock(Clock):
         return EPOCH_S + self._loop.time() + self.shift_s
 
     def machine(self) -> float:
-        """See `Clock.machine`; it stands still, because a simulation measures nothing."""
+        """See `Clock.machine`; always 0, because a simulation measures nothing."""
         return 0.0
 
     def new_id(self) -> str:
-        """See `Clock.new_id`; these count."""
+        """See `Clock.new_id`; ids are counted up."""
         self._ids += 1
         return f"{self._ids:032x}"
 
@@ -141,8 +142,8 @@ class CountedThreads(Threads):
             return await super().run(function, abandon=abandon)
         loop.thread_begins()
         inside = contextvars.copy_context()
-        # Nobody's: a process that is killed does nothing any more, and yet its thread must be
-        # seen to end, or time would stand still for ever.
+        # Owned by no process: if the process is killed, its tasks stop, but the end of the thread
+        # must still be counted, or virtual time would stand still for ever.
         nobody = owned_by(None)
         running = super().run(partial(inside.run, function), abandon=abandon)
         work = loop.create_task(running, context=nobody)
@@ -156,15 +157,15 @@ def _step(point: Point, phase: Side) -> str:
 
 
 class PlayedProcess(Process):
-    """A process of its own: its identity, its life, and places to die at.
+    """A simulated process, with an identity, and points at which it can die.
 
     Args:
-        living: Of the whole machine; this one joins it.
+        living: The living processes of the machine; this one is added.
         number: Its pid.
-        on_death: Called once, in the middle of whatever it does.
+        on_death: Called once at its death, whatever it is doing then.
 
     Attributes:
-        lives: It has not ended yet; changed by `ended` alone.
+        lives: Whether it has not ended; changed only by `ended`.
     """
 
     def __init__(
@@ -186,23 +187,23 @@ class PlayedProcess(Process):
         living.add(self.identity)
 
     def die(self, why: str) -> NoReturn:
-        """End here and now.
+        """Kill the process at this point.
 
         Raises:
-            Died: always; nothing may catch it.
+            Died: always; no code must catch it.
         """
         if self.lives:
             self.on_death()
         raise Died(why)
 
     def ended(self) -> None:
-        """Take it from the living; nothing wakes it any more."""
+        """Mark it as ended, and disarm its alarm."""
         self.lives = False
         self._living.discard(self.identity)
         self.disarm_alarm()
 
     def reach(self, point: Point, phase: Side) -> None:
-        """See `Process.reach`; dies at `dies_at`, or where the faults say so."""
+        """See `Process.reach`; dies at `dies_at`, or by a drawn fault."""
         if not self.lives:
             raise Died(f"{point.value}.{phase} of a process that has ended")
         step = _step(point, phase)
@@ -215,7 +216,7 @@ class PlayedProcess(Process):
         return self.identity
 
     def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:  # noqa: ARG002
-        """See `Process.judge`; of a living one, too, it may be that nothing is proven."""
+        """See `Process.judge`; by a drawn fault, nothing is proven."""
         if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
             return Liveness(Alive.NOT_PROVEN, "nothing can be seen of it now")
         if life.identity in self._living:
@@ -242,7 +243,7 @@ class PlayedProcess(Process):
         *,
         has_terminal: bool,  # noqa: ARG002
     ) -> SignalWatch:
-        """See `Process.watch_signals`; signals come to the real process only."""
+        """See `Process.watch_signals`; a simulated process gets no signals."""
         return _NoSignals()
 
     def _kill(self) -> None:
@@ -254,7 +255,7 @@ class PlayedProcess(Process):
         return CountedThreads(number)
 
     def exit_within(self, seconds: float, code: int) -> None:
-        """See `Process.exit_within`; a played process has nothing that keeps it."""
+        """See `Process.exit_within`; does nothing, as nothing can delay a simulated exit."""
 
     def has_ended(self) -> bool:
         """See `Process.has_ended`."""
@@ -266,7 +267,7 @@ class PlayedProcess(Process):
 
 
 class _NoSignals(nullcontext[None]):
-    """The signals of a played process, which has none."""
+    """The signal watch of a simulated process, which gets no signals."""
 
     def take_back(self) -> dict[signal.Signals, str]:
         """See `SignalWatch.take_back`."""
@@ -274,11 +275,11 @@ class _NoSignals(nullcontext[None]):
 
 
 class PlayedEngine(RemoteEngine):
-    """SQL on a database that outlives the process, with a writer that takes its time.
+    """SQL on a database that outlives the process; it commits in a later iteration of the loop.
 
     Args:
         disk: The database of the machine.
-        process: Whose engine it is.
+        process: The process that uses the engine.
     """
 
     def __init__(self, disk: Database, process: PlayedProcess, faults: Faults = NO_FAULTS) -> None:
@@ -289,7 +290,7 @@ class PlayedEngine(RemoteEngine):
         self._line: list[tuple[Batch, asyncio.Future[Rows]]] = []
 
     def pull_plug(self) -> None:
-        """From now on nothing reaches the disk, and nothing is answered."""
+        """From now on write nothing to the disk, and answer nothing."""
         self._connection = None
         self._line.clear()
 
@@ -319,7 +320,7 @@ class PlayedEngine(RemoteEngine):
         return future
 
     def _carry_out(self) -> None:
-        """One group commit of all that waits."""
+        """Commit all waiting batches as one group."""
         if self._connection is None or self._group is None or not self._line:
             return
         line, self._line = self._line, []
@@ -373,7 +374,7 @@ class PlayedEngine(RemoteEngine):
         rows = read(self._connection, (sql, params), self._break)
         if isinstance(rows, StoreError):
             raise rows
-        await asyncio.sleep(0)  # the answer comes from a thread, and the world has moved on
+        await asyncio.sleep(0)  # as with a real engine, other tasks run before the answer
         return rows
 
 
@@ -393,7 +394,7 @@ def _answered(error: StoreError) -> asyncio.Future[Rows]:
 
 
 class PlayedTransport(MemoryTransport):
-    """A connection whose deliveries belong to the process that reads them."""
+    """A memory transport with faults, whose callbacks belong to the process that reads."""
 
     def __init__(
         self, broker: MemoryBroker, process: PlayedProcess, faults: Faults = NO_FAULTS
@@ -458,7 +459,7 @@ class PlayedTransport(MemoryTransport):
     def _settle_later(
         self, settle: Callable[[Settlement, str], Any], how: Settlement, reason: str
     ) -> None:
-        """As a real one: what could not be settled now is settled at the next occasion."""
+        """Settle a delivery later, as real transports retry by themselves."""
 
         def again() -> None:
             asyncio.ensure_future(settle(how, reason))  # noqa: RUF006 - done in one iteration
@@ -466,7 +467,7 @@ class PlayedTransport(MemoryTransport):
         asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, again)
 
     async def _meet(self, step: str, kinds: Sequence[Fault]) -> Fault | None:
-        """Let happen what happens before the step; returns what is to happen after it."""
+        """Draw a fault, and apply it if it comes before the step; return it."""
         fault = self._faults.draw("transport", step, kinds)
         match fault:
             case Fault.DELAY:
@@ -485,7 +486,10 @@ class PlayedTransport(MemoryTransport):
 
 
 class _PlayedConsumer:
-    """A subscription: its callback runs as its process, late, twice, or out of order."""
+    """A consumer whose deliveries may come late, twice or out of order.
+
+    Its callback runs in the context of its process.
+    """
 
     inner: Any
 
@@ -519,7 +523,7 @@ class _PlayedConsumer:
         self.inner.resume()
 
     def deliver(self, delivery: Delivery) -> None:
-        """Called by the broker, in the context of whoever has moved it."""
+        """Deliver a message; called by the broker, outside of the process's context."""
         settle = delivery.settle
 
         async def settle_or_fail(how: Settlement, reason: str) -> None:
@@ -529,7 +533,7 @@ class _PlayedConsumer:
         loop = asyncio.get_running_loop()
         fault = self._faults.draw("transport", "deliver", _DELIVER)
         if fault is Fault.DUPLICATE:
-            # The broker takes it back while we work on it: our later ack means nothing.
+            # Give it back while it is being processed; the later ack then has no effect.
             seconds = self._faults.seconds("transport", "deliver")
             loop.call_later(seconds, self._take_back, settle, context=self._context.copy())
         if fault in {Fault.DELAY, Fault.REORDER} or self._late:
@@ -552,7 +556,7 @@ class _PlayedConsumer:
             self._context.copy().run(self._on_delivery, delivery)
 
     async def cancel(self) -> None:
-        """See `Consumer.cancel`: what was on its way arrives before the cancel-ok."""
+        """See `Consumer.cancel`; messages on their way arrive before the cancel-ok."""
         if self._faults.draw("transport", "cancel", (Fault.DELAY,)):
             await asyncio.sleep(self._faults.seconds("transport", "cancel"))
         await self.inner.cancel()
@@ -570,7 +574,7 @@ async def _open(faults: Faults, process: PlayedProcess, port: str) -> None:
 
 
 def owned_by(who: object) -> contextvars.Context:
-    """A context in which everything belongs to *who*."""
+    """A context in which tasks and callbacks belong to *who*."""
     context = contextvars.copy_context()
     context.run(owner.set, who)
     return context

@@ -1,4 +1,4 @@
-"""An engine that plays a store elsewhere: it can be unreachable for a time, and fence its run."""
+"""An engine that simulates a remote store: it can become unreachable, and fence its run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gracekit.store.status import StoreState
 
 
 class RemoteEngine(MemoryEngine):
-    """SQL in memory, as if behind a connection that a test cuts and mends."""
+    """SQL in memory, behind a simulated connection that a test can cut and restore."""
 
     def disconnect(self) -> None:
-        """Be unreachable, until `reconnect`."""
+        """Make the store unreachable until `reconnect`."""
         error = StoreUnreachableError("there is no connection to the store; it is tried again")
         self._become(StoreState.UNREACHABLE, error)
 
     def reconnect(self) -> None:
-        """Be reachable again, unless it is fenced or broken."""
+        """Make the store reachable again, unless the run is fenced or the store broken."""
         self._become(StoreState.REACHABLE)
 
     def fence(self) -> None:

@@ -1,7 +1,7 @@
-"""What is to happen when a safe point is reached: a drain, or a crash.
+"""Traps: a drain or a crash that happens when a safe point is reached.
 
-The handler is held at its safe point until it has happened, so a test knows
-exactly how far it came, whatever the order of events.
+The handler waits at the safe point until it has happened. So a test knows exactly how
+far the handler came, in any order of events.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Blow = Literal["drain", "crash"]
 
 @dataclass(slots=True, kw_only=True)
 class Trap:
-    """One thing that was asked for.
+    """One drain or crash that a test has planned.
 
     Attributes:
-        asked: As the test wrote it.
+        asked: The call in the test, for messages.
         blow: What happens.
-        left: Safe points until it does.
-        method: Whose count; None for all.
+        left: How many safe points are left until it happens.
+        method: Count only safe points of this method; None for all.
     """
 
     asked: str
@@ -36,10 +36,10 @@ class Trap:
 
     @classmethod
     def laid(cls, blow: Blow, verb: str, n: int, of: Method[..., Any] | None) -> Self:
-        """One that waits for the *n*-th safe point, of one method or of all.
+        """Make a trap for the *n*-th safe point, of one method or of all.
 
         Raises:
-            ValueError: safe points are not counted so, or *of* is no method.
+            ValueError: *n* is no count, or *of* is no method.
         """
         check_count(f"{verb}: the number of a safe point", n)
         if not (of is None or isinstance(of, Method)):
@@ -48,20 +48,20 @@ class Trap:
         return cls(asked=asked, blow=blow, left=n, method=None if of is None else of.name)
 
     def is_sprung(self, method: str) -> bool:
-        """Count one safe point of *method*."""
+        """Count one safe point of *method*; return whether the trap is due."""
         if self.method in {None, method}:
             self.left -= 1
         return self.left <= 0
 
 
 class WatchedSafePoints:
-    """The safe points of one played process; see `process.SafePoints`.
+    """The safe points of one simulated process; see `process.SafePoints`.
 
     Args:
-        process: Whose.
-        loop: It runs on this one.
-        traps: What is laid; those that spring are removed.
-        begin_drain: Returns when the drain has begun.
+        process: The process.
+        loop: Its event loop.
+        traps: The traps; due ones are removed.
+        begin_drain: Starts a drain; its future is done when the drain has begun.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class WatchedSafePoints:
         try:
             await self._meet(method)
         except Died:
-            # A killed process does nothing any more, not even a `finally`.
+            # Wait for ever: in a killed process not even a `finally` may run.
             await self._loop.create_future()
 
     def reached_in_thread(self, method: str, request_id: str) -> None:  # noqa: ARG002
         """See `SafePoints.reached_in_thread`.
 
         Raises:
-            Died: a thread cannot be killed; this ends it at least here.
+            Died: the process was killed; a thread can only be ended by an exception.
         """
-        nobody = owned_by(None)  # whose steps go on, also when the process has died meanwhile
+        nobody = owned_by(None)  # so that this goes on even if the process dies meanwhile
         nobody.run(asyncio.run_coroutine_threadsafe, self._meet(method), self._loop).result()
 
     async def _meet(self, method: str) -> None:

@@ -1,4 +1,4 @@
 """Traces: the trace context of messages, and the spans of requests, drains and recovery.
 
-This uses the OpenTelemetry API alone. Without a tracer provider nothing is recorded.
+Only the OpenTelemetry API is used. Without a tracer provider nothing is recorded.
 """

@@ -1,7 +1,7 @@
-"""Trace context: out with each request, in with each delivery.
+"""Trace context of messages: sent with each request, read from each delivery.
 
-What comes from the wire is checked before the API sees it, because the API logs what it cannot
-read. Without a tracer provider what a request carries is still passed on.
+Values from the wire are checked before they reach the API, because the API logs those it cannot
+parse. Without a tracer provider the trace context of a request is still passed on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def outgoing() -> dict[str, str]:
-    """The trace keys of what is active here; empty where nothing is."""
+    """The trace keys of the active span and baggage; empty if there are none."""
     carrier: dict[str, str] = {}
     if not active.get_current():
         return carrier
@@ -46,7 +46,7 @@ def stamped(context: Mapping[str, Any], keys: Mapping[str, str]) -> Mapping[str,
     """A copy of a request's *context* with *keys*, and without those that they replace."""
     kept = dict(context)
     if "traceparent" in keys:
-        kept.pop("tracestate", None)  # it belongs to the parent that goes
+        kept.pop("tracestate", None)  # it belongs to the parent that is replaced
     return {**kept, **keys}
 
 
@@ -54,13 +54,13 @@ def stamped(context: Mapping[str, Any], keys: Mapping[str, str]) -> Mapping[str,
 
 
 def adopted(context: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, Any]:
-    """A request's context with the trace keys of its message's headers, which stand."""
+    """A request's context, in which the trace keys of the message's headers take precedence."""
     found = carried(headers)
     return stamped(context, found) if found else context
 
 
 def carried(source: Mapping[str, Any]) -> Mapping[str, str]:
-    """The trace keys in *source*, wire data, as far as they are well formed."""
+    """The well-formed trace keys in *source*, which is data from the wire."""
     if "traceparent" not in source and "baggage" not in source:
         return _NOTHING
     return {
@@ -83,7 +83,7 @@ def _baggage(text: str) -> str:
 
 
 def _members(text: str, form: re.Pattern[str]) -> str:
-    """The members of a list that are of that form."""
+    """The members of a comma-separated list that have that form."""
     stripped = (member.strip(" \t") for member in text.split(",", MOST_MEMBERS)[:MOST_MEMBERS])
     return ",".join(member for member in stripped if form.fullmatch(member))
 
@@ -92,7 +92,7 @@ _READERS: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
     {"traceparent": _parent, "tracestate": _state, "baggage": _baggage}
 )
 TRACE_KEYS: Final = tuple(_READERS)
-"""As headers of a message, and as keys of its context; no others are sent or read."""
+"""Names of the headers of a message, and of the keys of its context; no others are used."""
 
 
 # -- neither ------------------------------------------------------------------------
@@ -100,7 +100,7 @@ TRACE_KEYS: Final = tuple(_READERS)
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Run without a trace; else work of the service would join the trace that opened it."""
+    """Run without a trace: the service's own work must not join the trace of its opener."""
     token = active.attach(Context()) if active.get_current() else None
     try:
         yield

@@ -1,7 +1,7 @@
 """The names of attributes: those of OpenTelemetry's semantic conventions, and gracekit's own.
 
-Those of RPC are a release candidate; those of messaging are in development and may change. No
-other module has such names, so a change of version is made here.
+The conventions for RPC are a release candidate; those for messaging are in development and may
+change. Only this module contains such names, so a new version is adopted here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ REASON: Final = "gracekit.reason"
 
 @dataclass(frozen=True, slots=True)
 class Messaging:
-    """What carries messages, as traces name it.
+    """The messaging system, for traces.
 
     Attributes:
         system: The broker's well-known name, or `gracekit`.
-        exchange: Where requests are published; None if there are only queues.
+        exchange: The exchange of requests; None if there are only queues.
     """
 
     system: str

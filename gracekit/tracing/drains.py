@@ -1,7 +1,7 @@
 """The trace of one drain: a span with its steps, and a child for each task that it waits for.
 
-It is made from the events of the run, to which it subscribes for as long as the drain goes on. A
-child is linked to the span of the task's attempt, which is in another trace.
+It is made from the events of the run, which it receives for the time of the drain. Each child is
+linked to the span of the task's attempt, which belongs to another trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DrainTrace:
         self._steps: set[str] = set()
 
     def step(self, name: str) -> None:
-        """Note that a step begins; a step that is repeated is noted once."""
+        """Record that a step begins; a repeated step is recorded once."""
         if name not in self._steps:
             self._steps.add(name)
             self._span.add_event(name)
@@ -59,7 +59,7 @@ class DrainTrace:
             self._span.add_event(event, _prefixed(fields))
 
     def end(self) -> None:
-        """End all spans: the drain is over, or was undone by `resume`."""
+        """End all spans, as the drain is over or was undone by `resume`."""
         for span in self._tasks.values():
             span.end()
         self._tasks.clear()
@@ -82,7 +82,7 @@ class DrainTrace:
     def _leave(self, request_id: str, event: str, fields: Mapping[str, Any]) -> None:
         span = self._tasks.pop(request_id, None)
         if span is None:
-            if event in _CUTS:  # it has no span: it began after the drain did
+            if event in _CUTS:  # it began after the drain, so it has no span
                 self._note_task(event, fields)
             return
         span.set_attribute(names.OUTCOME, _CUTS.get(event) or str(fields.get("outcome")))

@@ -1,7 +1,7 @@
-"""Spans of one process: requests that it sends, attempts that it makes, what its recovery decides.
+"""Spans of one process: requests sent, attempts, and decisions of recovery.
 
-An attempt is a child of its caller's span. A task from the record begins a trace of its own,
-linked to the attempt that was interrupted, or to the caller's span if no attempt is on record.
+An attempt is a child of its caller's span. A recovered task begins a new trace, linked to the
+interrupted attempt, or to the caller's span if no attempt is on record.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gracekit.tracing.conventions import Messaging, request_attributes
 from gracekit.tracing.drains import DrainTrace
 
 MOST_DECIDED: Final = 1000
-"""How many decisions of recovery are remembered with their spans until their tasks run again."""
+"""Most decisions of recovery whose spans are kept until their tasks run again."""
 _NOTHING: Final = contextlib.nullcontext()
-_KINDS: Final = {"call": trace.SpanKind.CLIENT}  # of senders; cast and fanout: PRODUCER
-_SERVES: Final = {"call": trace.SpanKind.SERVER}  # of services; cast and fanout: CONSUMER
-_EMPTY: Final = Context()  # never the current context, which is of the code that opened the service
+_KINDS: Final = {"call": trace.SpanKind.CLIENT}  # in clients; cast and fanout: PRODUCER
+_SERVES: Final = {"call": trace.SpanKind.SERVER}  # in services; cast and fanout: CONSUMER
+_EMPTY: Final = Context()  # not the current context, which belongs to the opener of the service
 
 
 class Attempt:
-    """The trace of one attempt: its context is the current one until `end`.
+    """The trace of one attempt; its context is the current one until `end`.
 
     Attributes:
-        span: None if nothing is recorded, and the caller's trace is only passed on.
+        span: None if nothing is recorded and the caller's trace is only passed on.
     """
 
     __slots__ = ("_on_end", "_token", "span")
@@ -48,7 +48,7 @@ class Attempt:
         self._token: Token[Context] = active.attach(context)
 
     def keys(self) -> dict[str, str]:
-        """The trace keys of its span, for the record; empty if nothing is recorded."""
+        """The trace keys of its span, for the journal; empty if nothing is recorded."""
         carrier: dict[str, str] = {}
         if self.span is not None:
             propagate.inject(carrier, trace.set_span_in_context(self.span, Context()))
@@ -58,8 +58,8 @@ class Attempt:
         """End the span and restore the previous context.
 
         Args:
-            error_type: Class of what the handler raised; None if it raised nothing.
-            cut: How it was cut; None if it ended.
+            error_type: Class name of the exception that the handler raised; None for none.
+            cut: How it was interrupted; None if it ended by itself.
         """
         active.detach(self._token)
         if self.span is None:
@@ -77,19 +77,19 @@ class Tracing:
     """Spans of this process, once it has a tracer provider.
 
     Attributes:
-        messaging: What carries the requests that come here; None if it is not known.
+        messaging: The messaging system of incoming requests; None if it is not known.
     """
 
     def __init__(self) -> None:
         self._tracer: trace.Tracer | None = None
-        self._running: dict[str, trace.SpanContext] = {}  # attempts under way, by message id
-        self._settling: dict[str, trace.Span] = {}  # decisions under way, by message id
-        self._decided: dict[str, trace.SpanContext] = {}  # those taken, until the task begins
+        self._running: dict[str, trace.SpanContext] = {}  # running attempts, by message id
+        self._settling: dict[str, trace.Span] = {}  # decisions being taken, by message id
+        self._decided: dict[str, trace.SpanContext] = {}  # decisions taken, until their task begins
         self._drain: DrainTrace | None = None
         self.messaging: Messaging | None = None
 
     def look(self) -> None:
-        """Take the process's tracer provider, if it has one by now."""
+        """Use the process's tracer provider from now on, if it has one."""
         provider = trace.get_tracer_provider()
         is_none = isinstance(provider, trace.ProxyTracerProvider)
         self._tracer = (
@@ -106,13 +106,13 @@ class Tracing:
         context: Mapping[str, Any],
         to: Callable[[], Mapping[str, Any]],
     ) -> contextlib.AbstractContextManager[None]:
-        """A span for the sending of a request, and of a call also for the wait for its answer.
+        """A span for sending a request; for a call it also covers the wait for the answer.
 
         It is a child of the active span, or else of the one in the request's context.
 
         Args:
             operation: call, cast or fanout.
-            method: As the program names it.
+            method: Name of the method, as the program gave it.
             message_id: The request's id.
             context: The request's context.
             to: Returns the attributes of the destination; called only if spans are recorded.
@@ -146,10 +146,10 @@ class Tracing:
             context: The request's context.
             method: Name of a registered method, never wire text.
             operation: call, cast or fanout: the span is a child of the caller's. None for a
-                task from the record: it gets a trace of its own, linked to its last span.
+                recovered task: it gets a new trace, linked to its last span.
             message_id: The request's id.
-            attempt: Number of this start.
-            queue: The queue it came from; None for a task from the record.
+            attempt: Number of this attempt.
+            queue: The queue that the request came from; None for a recovered task.
         """
         keys = carried(context)
         if self._tracer is None and not keys and not active.get_current():
@@ -172,7 +172,7 @@ class Tracing:
             method, context=parent, kind=kind, attributes=attributes, links=links
         )
         inside = trace.set_span_in_context(span, parent)
-        if not span.is_recording():  # what is not sampled only passes that on
+        if not span.is_recording():  # not sampled: only pass that decision on
             return Attempt(inside)
         self._running[message_id] = span.get_span_context()
         return Attempt(inside, span, lambda: self._running.pop(message_id, None))
@@ -181,7 +181,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def draining(self) -> Iterator[DrainTrace | None]:
-        """A trace around a drain; None if nothing is recorded."""
+        """The trace of a drain, for the block; None if nothing is recorded."""
         if self._tracer is None:
             yield None
             return
@@ -193,7 +193,7 @@ class Tracing:
             self._drain = None
 
     def step(self, name: str) -> None:
-        """Note that a step of the drain begins; nothing outside of a drain."""
+        """Record that a step of the drain begins; does nothing outside of a drain."""
         if self._drain is not None:
             self._drain.step(name)
 
@@ -202,13 +202,13 @@ class Tracing:
     def settling(
         self, context: Mapping[str, Any], *, method: str, message_id: str, attempt: int
     ) -> contextlib.AbstractContextManager[None]:
-        """A span for the decision about one unfinished task; it begins the task's new trace.
+        """A span for the decision about one unfinished task, at the root of the task's new trace.
 
         Args:
-            context: The request's context, as it is on record.
-            method: Name of the method, as it is on record.
+            context: The request's context from the journal.
+            method: Name of the method from the journal.
             message_id: The request's id.
-            attempt: Number of the start that was interrupted.
+            attempt: Number of the attempt that was interrupted.
         """
         if self._tracer is None:
             return _NOTHING
@@ -235,7 +235,7 @@ class Tracing:
             self._settling.pop(message_id, None)
 
     def decided(self, message_id: str, verdict: str, reason: str) -> None:
-        """Note what recovery has decided; the task's next attempt is in the same trace."""
+        """Record the decision of recovery; the task's next attempt joins the same trace."""
         span = self._settling.get(message_id)
         if span is None:
             return
@@ -243,19 +243,19 @@ class Tracing:
         if reason:
             span.set_attribute(names.REASON, reason)
         self._decided[message_id] = span.get_span_context()
-        if len(self._decided) > MOST_DECIDED:  # their tasks begin elsewhere
+        if len(self._decided) > MOST_DECIDED:  # another run may have begun the oldest one's task
             del self._decided[next(iter(self._decided))]
 
     def hook(
         self, what: str, context: Mapping[str, Any], *, method: str, message_id: str
     ) -> contextlib.AbstractContextManager[None]:
-        """A span for a probe or an `errored` hook, in the task's new trace, linked to its last.
+        """A span for a probe or `errored` hook, in the task's new trace, linked to its last span.
 
-        If nothing is recorded the hook runs without a trace, not in the one that is active here.
+        If nothing is recorded, the hook runs without a trace, not in the one that is active here.
 
         Args:
             what: `probe` or `errored`.
-            context: The request's context, as it is on record.
+            context: The request's context from the journal.
             method: Name of the method.
             message_id: The request's id.
         """
@@ -275,7 +275,7 @@ class Tracing:
 
 @contextlib.contextmanager
 def _current(span: trace.Span, base: Context) -> Iterator[None]:
-    """Make *span* the current one, in *base*, and end it; of an error it keeps the class alone."""
+    """Make *span* current in *base* for the block, then end it; of an error record the class."""
     token = active.attach(trace.set_span_in_context(span, base))
     try:
         yield
@@ -288,13 +288,13 @@ def _current(span: trace.Span, base: Context) -> Iterator[None]:
 
 
 def _note_error(span: trace.Span, error_type: str) -> None:
-    # Without the message: it may hold what the caller has sent.
+    # Without the message, which may contain values that the caller sent.
     span.set_attribute(names.ERROR_TYPE, error_type)
     span.set_status(trace.Status(trace.StatusCode.ERROR))
 
 
 def _links_of(context: Mapping[str, Any]) -> list[trace.Link]:
-    """A link to the last span that is known of a request."""
+    """A link to the last known span of a request."""
     keys = carried(context)
     return _links(propagate.extract(keys, context=Context())) if keys else []
 

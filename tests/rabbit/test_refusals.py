@@ -66,7 +66,7 @@ async def test_a_vhost_that_takes_nobody_now_is_a_matter_of_time(
     with pytest.raises(DependencyError, match=said) as refused:
         await start(own_broker.url_of(own_vhost))
 
-    assert f"lets nobody into vhost '{own_vhost}' now" in str(refused.value)
+    assert f"accepts no connection to vhost '{own_vhost}' now" in str(refused.value)
     assert USER not in str(refused.value)
 
 

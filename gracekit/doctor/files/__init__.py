@@ -1,1 +1,1 @@
-"""The store and the queue as files: their place, their inside, the runs on record."""
+"""Checks of the files of store and queue: the directory, the contents, the runs on record."""

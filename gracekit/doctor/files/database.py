@@ -1,4 +1,4 @@
-"""The inside of a database: library, schema, integrity. Read-only, and bounded in time."""
+"""Checks of a database: library, schema, integrity. They only read, and are bounded in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gracekit.store.batch import Row, Value
 
 QUICK_CHECK_S: Final = 5.0
 BUSY_TIMEOUT_S: Final = 2.0
-_STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock
+_STEPS: Final = 10_000  # SQLite steps between two checks of the time
 
 
 class ReadOnlyDatabase:
@@ -43,7 +43,7 @@ class ReadOnlyDatabase:
             self._connection.close()
 
     def rows(self, sql: str, *params: Value) -> list[Row]:
-        """What a query finds.
+        """The rows of a query.
 
         Raises:
             StoreError: it cannot be read.
@@ -62,7 +62,7 @@ class ReadOnlyDatabase:
         return {str(name) for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table)}
 
     def damage(self, within_s: float) -> list[str] | None:
-        """What `PRAGMA quick_check` has found; None if it was not done in time."""
+        """The errors that `PRAGMA quick_check` finds; None if it was not done in time."""
         limit = time.monotonic() + within_s
         self._connection.set_progress_handler(lambda: time.monotonic() > limit, _STEPS)
         try:
@@ -78,7 +78,7 @@ class ReadOnlyDatabase:
 
 
 def check_library() -> Iterator[Finding]:
-    """The SQLite that apsw brings."""
+    """Check the version of SQLite in apsw."""
     version = apsw.sqlite_lib_version()
     try:
         files.check_library(version)
@@ -89,7 +89,7 @@ def check_library() -> Iterator[Finding]:
 
 
 def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> Finding:
-    """The version of its schema against *known*, and whether it is what it should be."""
+    """Check that the database has *tables*, and compare its schema version with *known*."""
     version = int(str(look.rows("PRAGMA user_version")[0][0]))
     present = look.tables()
     if not present and version == 0:
@@ -129,7 +129,7 @@ def _judge_empty(path: Path) -> Finding:
 
 
 def check_integrity(look: ReadOnlyDatabase, within_s: float = QUICK_CHECK_S) -> Finding:
-    """SQLite's own quick check."""
+    """Run SQLite's quick check."""
     found = look.damage(within_s)
     if found is None:
         return skip(
@@ -148,5 +148,5 @@ def check_integrity(look: ReadOnlyDatabase, within_s: float = QUICK_CHECK_S) -> 
 
 
 def unreadable(error: GracekitError) -> Finding:
-    """A file that cannot be looked into."""
+    """The finding for a file that cannot be opened."""
     return fail("database", str(error), "see the lines above", ExitCode.DEPENDENCY)

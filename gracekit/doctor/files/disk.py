@@ -1,4 +1,4 @@
-"""The place of a database: directory, modes, room. Nothing here opens it."""
+"""Checks of a database's directory: file system, modes, free space. They do not open the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LITTLE: Final = 256 * MIB
 FEW_INODES: Final = 100
 LARGE_WAL: Final = 64 * MIB
 
-# Of statx(2), which Python does not have: `stx_attributes` are the eight bytes from the eighth on.
+# For statx(2), which Python lacks: `stx_attributes` are eight bytes at offset 8 of its result.
 _STATX_SIZE: Final = 256
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
@@ -31,7 +31,7 @@ _PROTECTIONS: Final = {"i": 0x10, "a": 0x20}
 
 
 def check_place(path: Path) -> Iterator[Finding]:
-    """Local file system, a directory that others cannot write, files of our own with mode 0600."""
+    """Check for a local file system, a safe directory, and files of this user with mode 0600."""
     try:
         real = files.check_place(path)
     except ConfigError as error:
@@ -48,7 +48,7 @@ def check_place(path: Path) -> Iterator[Finding]:
 
 
 def check_file(path: Path) -> Finding:
-    """Whether it is there, or can be made."""
+    """Check that the file exists or can be created."""
     size = _size(path, "")
     if size is not None:
         return ok("file", f"{path}, {shown_bytes(size)}")
@@ -62,7 +62,7 @@ def check_file(path: Path) -> Finding:
 
 
 def check_directory(path: Path) -> Finding:
-    """Who besides us may write the directory, or list what is in it."""
+    """Check whether other users can write or list the directory."""
     directory = path.parent
     info, quoted = directory.stat(), shlex.quote(str(directory))
     mode = stat.S_IMODE(info.st_mode)
@@ -97,7 +97,7 @@ def check_directory(path: Path) -> Finding:
 
 
 def check_way(path: Path) -> Iterator[Finding]:
-    """Directories above: whoever may rename in one of them can move away all that is below."""
+    """Check the parent directories: a user who may rename entries there can move the store away."""
     for above in path.parent.resolve().parents:
         info = above.stat()
         open_to_all = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
@@ -111,21 +111,20 @@ def check_way(path: Path) -> Iterator[Finding]:
 
 
 def check_flags(path: Path) -> Iterator[Finding]:
-    """Files that nobody may change, not even root, as after `chattr +i`."""
+    """Check for files that even root cannot change, as after `chattr +i`."""
     files_there = [path.with_name(path.name + end) for end in files.SUFFIXES]
     for place in (path.parent, *files_there):
         flag = _protection_of(place)
         if flag:
             yield fail(
                 "flags",
-                f"{place} has the flag {flag} (lsattr), so SQLite cannot change it, whoever runs "
-                "the service",
+                f"{place} has the flag {flag} (lsattr), so SQLite cannot change it, even as root",
                 f"as root: chattr -{flag} {shlex.quote(str(place))}",
             )
 
 
 def _protection_of(path: Path) -> str:
-    """`i` for immutable, `a` for append-only, else nothing; by name, as nothing here is opened."""
+    """`i` for immutable, `a` for append-only, otherwise empty; does not open the file."""
     libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_STATX_SIZE)
     if not hasattr(libc, "statx"):
         return ""
@@ -136,7 +135,7 @@ def _protection_of(path: Path) -> str:
 
 
 def check_room(path: Path) -> Finding:
-    """Free disk space and inodes; a full disk is final for a run."""
+    """Check free disk space and inodes, as a full disk ends a run."""
     info = os.statvfs(path.parent)
     free = info.f_bavail * info.f_frsize
     shown = f"{shown_bytes(free)} free"
@@ -153,7 +152,7 @@ def check_room(path: Path) -> Finding:
 
 
 def check_wal(path: Path) -> Finding:
-    """A WAL that grows: some reader keeps its snapshot, or nobody checkpoints."""
+    """Check for a large WAL: a reader with an old snapshot prevents checkpoints."""
     size = _size(path, "-wal")
     if size is None:
         return skip("WAL", "none: the database was closed in good order, or never opened")

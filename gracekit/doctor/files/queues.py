@@ -1,4 +1,4 @@
-"""The transport's file: what waits in it, and who else reads our shared queues."""
+"""Checks of the transport's file: waiting messages, and foreign readers of our shared queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMELESS: Final = (
 
 
 def check_waiting(look: ReadOnlyDatabase) -> Finding:
-    """Messages that nobody has taken yet."""
+    """Report the messages that no consumer has taken."""
     found = look.rows(
         "SELECT queue, count(*) FROM message WHERE claimed_by IS NULL GROUP BY queue "
         "ORDER BY 2 DESC LIMIT 5"
@@ -37,7 +37,7 @@ def check_waiting(look: ReadOnlyDatabase) -> Finding:
 
 
 def check_dead_letters(look: ReadOnlyDatabase) -> Finding:
-    """Messages that no consumer could use."""
+    """Report messages that no consumer could process."""
     ((number,),) = look.rows("SELECT count(*) FROM dead_letter")
     if not number:
         return ok("dead letters", "none")
@@ -58,7 +58,7 @@ def check_readers(
     runs: Runs,
     service: Service | None,
 ) -> Iterator[Finding]:
-    """Living readers of our shared queues that keep what they take in another store."""
+    """Check for living readers of our shared queues that use another store."""
     if "lock_file" not in look.columns("connection"):
         yield skip(
             "foreign readers",
@@ -82,7 +82,7 @@ def check_readers(
 
 
 def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
-    """Who reads which shared queue into which store, of those that live."""
+    """The living readers of all shared queues, with their stores."""
     found = map(rows.reader_of, look.rows(rows.READERS))
     return [reader for reader, peer in found if _lives(look, peer)]
 
@@ -99,15 +99,15 @@ def judge(
     queues: Sequence[str],
     service: Service | None,
 ) -> Finding:
-    """Whether *foreign* readers of our shared *queues* do harm."""
+    """The finding about *foreign* readers of our shared *queues*: whether they do harm."""
     check = "foreign readers"
     if not foreign:
-        return ok(check, f"nobody reads {', '.join(queues)} into another store")
+        return ok(check, f"no reader of {', '.join(queues)} uses another store")
     methods = ["methods that are 'error' or 'probe' or name a resource"]
     if service is not None:
         methods = need_one_store(service.methods)
         if not methods:
-            seen = "another store shares the queue, and no method of ours minds"
+            seen = "another store shares the queue, and no method here needs a single store"
             return ok(check, seen)
     seen = foreign_seen(foreign, StoreLocation(settings.store_url).url, methods)
     if settings.accept_unshared_store:
@@ -125,18 +125,18 @@ def _nameless(look: ReadOnlyDatabase, queue: str) -> list[int]:
 
 
 def _lives(look: ReadOnlyDatabase, peer: rows.Peer) -> bool:
-    """Whether it may read on: what is not proven dead may."""
+    """Whether the connection is not proven dead, so that it may go on reading."""
     return not judge_peer(look, peer).is_dead
 
 
 def judge_peer(look: ReadOnlyDatabase, peer: rows.Peer) -> Liveness:
-    """Whether the process of a connection lives."""
+    """Whether the process of a connection is alive."""
     directory = wakeups_directory(look.path)
     return Process().judge(peer.life(directory), directory)
 
 
 def check_connections(look: ReadOnlyDatabase) -> Iterator[Finding]:
-    """Connections of which nothing is proven: what they hold is given to nobody else."""
+    """Check for connections neither proven alive nor dead, whose messages are not given back."""
     check = "connections"
     if "lock_file" not in look.columns("connection"):
         yield skip(check, "this file was written before connections recorded their lock files")

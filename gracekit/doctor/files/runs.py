@@ -1,4 +1,4 @@
-"""The runs of a store: who lives, what the others left, and whether the accounts balance."""
+"""Checks of a store's runs: which are alive, what dead ones left, whether the accounts balance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=l
 _ENDED: Final = ", ".join(
     f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
 )
-# A parked row has no owner, and nothing is to be settled about it.
+# Without parked rows, which have no owner and need no settling.
 _LEFT: Final = f"""
 SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN} AND state <> 'pending'
 GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
@@ -48,7 +48,8 @@ _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),
        (SELECT count(*) FROM reply WHERE due_at IS NOT NULL)"""
-# Who was at work, in how many processes that have ended, and for which run it is at work now.
+# The names of tasks, hooks and holds, how many crashes each was running in, and the run that is
+# working on it now.
 _AT_WORK: Final = f"""
 SELECT 'task ' || request_id || ' (' || method || ')', crashes,
     iif(state = 'running' OR probing, owner, NULL) FROM task WHERE {IS_OPEN} UNION ALL
@@ -68,9 +69,9 @@ class Runs:
     """The runs on record.
 
     Attributes:
-        living: Those whose process lives and may still act.
-        doubtful: Those of whom nothing is proven, and why.
-        all: The newest, living or not.
+        living: Runs that are proven alive.
+        doubtful: Runs neither proven alive nor dead, each with the reason.
+        all: The newest runs, living or not.
     """
 
     living: Sequence[Run]
@@ -79,12 +80,12 @@ class Runs:
 
     @property
     def not_dead(self) -> Sequence[Run]:
-        """Those that may still act."""
+        """The runs that may still act: living and doubtful ones."""
         return [*self.living, *(run for run, _ in self.doubtful)]
 
     @property
     def topics(self) -> set[str]:
-        """Names of the shared queues that they read."""
+        """Names of the shared queues that the runs read."""
         return {topic for run in self.all for topic in (run.topic, run.ops_topic)}
 
 
@@ -110,9 +111,9 @@ def read_runs(path: Path, *, schema: int) -> Runs:
 
 
 def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
-    """Whether this is the store that was here last."""
+    """Check that the store is not an older copy of the one used last."""
     if "epoch" not in look.tables():
-        return  # of an older schema
+        return  # an older schema
     known = read_mark(look.path.with_name(f"{look.path.name}-runs"))
     ((epoch, age, copied_at),) = look.rows("SELECT epoch, age, copied_at FROM epoch")
     remedy = "the next start raises the tokens above all that it can know; see docs/backup.md"
@@ -126,7 +127,7 @@ def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
 
 
 def check_lost(path: Path) -> Iterator[Finding]:
-    """Whether a store was where none is now."""
+    """Check whether a store existed at *path*, where there is none now."""
     directory = path.with_name(f"{path.name}-runs")
     if not path.exists() and read_mark(directory):
         yield fail(
@@ -138,13 +139,13 @@ def check_lost(path: Path) -> Iterator[Finding]:
 
 
 def pids_here(runs: Runs) -> list[int]:
-    """Living processes that can be looked at from this pid namespace."""
+    """Pids of the living runs in this pid namespace."""
     here = Process().identify().pid_ns
     return sorted({run.identity.pid for run in runs.living if run.identity.pid_ns == here})
 
 
 def check_living(runs: Runs) -> Finding:
-    """Who serves from this store now."""
+    """Report the living runs."""
     if not runs.living:
         return ok("runs", f"none lives; {len(runs.all)} on record")
     names = [f"{_label(run)} (pid {run.identity.pid}, {run.phase})" for run in runs.living]
@@ -153,7 +154,7 @@ def check_living(runs: Runs) -> Finding:
 
 
 def check_doubtful(runs: Runs) -> Finding:
-    """Runs that recovery leaves alone, because nobody can prove whether they are dead."""
+    """Warn about runs that recovery leaves alone, as they are neither proven alive nor dead."""
     check = "not proven"
     if not runs.doubtful:
         return ok(check, "each run is proven alive or dead")
@@ -169,7 +170,7 @@ def check_doubtful(runs: Runs) -> Finding:
 
 
 def check_doors(runs: Runs, directory: Path) -> Finding:
-    """Whether each run can be asked by commands."""
+    """Check that each living run has a door, by which commands reach it."""
     check = "doors"
     without = [run for run in runs.living if not (directory / door_name(run.run_id)).is_socket()]
     if not without:
@@ -184,7 +185,7 @@ def check_doors(runs: Runs, directory: Path) -> Finding:
 
 
 def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
-    """A start under a name that is taken is refused; only where a name was given."""
+    """Check whether the instance's name is in use; only if the settings give a name."""
     if settings.instance is None:
         return
     for run in runs.living:
@@ -200,12 +201,12 @@ def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
 
 
 def check_openers(path: Path, runs: Runs) -> Finding:
-    """Processes that have the store open and are no run of it."""
+    """Check for processes that have the store open and are no runs of it."""
     known = {(run.identity.pid_ns, run.identity.pid) for run in runs.not_dead}
     pids = {pid for _, pid in known}
     strangers = []
     for pid in proc.openers_of(path):
-        # A run in a container has another pid here than it has written down.
+        # A run in a container has recorded its pid there, which differs from the one here.
         namespace, inner = proc.inner_pid(pid)
         is_known = inner in pids if namespace is None else (namespace, inner) in known
         if pid != os.getpid() and not is_known:
@@ -223,12 +224,12 @@ def check_openers(path: Path, runs: Runs) -> Finding:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """Open rows, by whether somebody may still act on them.
+    """Numbers of open rows.
 
     Attributes:
-        left: Those without an owner that may live, by state.
+        left: Rows whose owner is dead or missing, by state.
         unclean: How many of these were cut uncleanly.
-        at_work: The others.
+        at_work: The other rows, whose owner may be alive.
     """
 
     left: Counter[str] = field(default_factory=Counter)
@@ -237,7 +238,7 @@ class _Unfinished:
 
     @property
     def started(self) -> int:
-        """Those left behind that recovery settles; a start takes up the others by itself."""
+        """How many rows left behind need recovery; accepted ones are just started."""
         return sum(self.left.values()) - self.left[TaskState.ACCEPTED.value]
 
 
@@ -255,7 +256,7 @@ def _unfinished(look: ReadOnlyDatabase, runs: Runs) -> _Unfinished:
 
 
 def check_left(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Finding:
-    """Unfinished rows: of the living they are work, of the dead they wait for a start."""
+    """Report unfinished rows that dead runs left."""
     rows = _unfinished(look, runs)
     hands = "in living hands" + (" or not proven ones" if runs.doubtful else "")
     if not rows.left:
@@ -274,9 +275,9 @@ def check_left(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Findin
 
 
 def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
-    """Tasks that wait for capacity: each without an owner, and none past its deadline for long."""
+    """Check that parked tasks have no owner, and that a run can end the overdue ones."""
     if "outbox" not in look.tables():
-        return  # of an older schema
+        return  # an older schema
     now = Clock().wall()
     ((parked, overdue, owned),) = (tuple(map(int, map(str, r))) for r in look.rows(_PARKED, now))
     if owned:
@@ -299,7 +300,7 @@ def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
 
 
 def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Iterator[Finding]:
-    """What waits to be settled: where nothing is settled unasked, also started tasks."""
+    """Report resources that wait to be settled, and started tasks if that is not automatic."""
     ((waiting, found),) = look.rows(_TO_SETTLE)
     tasks = _unfinished(look, runs).started
     if not settings.startup_reconciliation_enabled and any((tasks, waiting, found)):
@@ -316,7 +317,7 @@ def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> I
 
 
 def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:
-    """Hooks, holds and replies that somebody still waits for."""
+    """Report errored hooks, holds and replies that are due."""
     ((errored, holds, replies),) = look.rows(_DUE)
     seen = f"{errored!s} errored hooks, {holds!s} open holds, {replies!s} replies are due"
     if runs.living or not any((errored, holds, replies)):
@@ -325,12 +326,12 @@ def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:
 
 
 def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
-    """Tasks, hooks and holds that were at work when processes died, again and again."""
+    """Report tasks, hooks and holds that were running at the crashes of several processes."""
     living = {run.run_id for run in runs.living}
     suspects = [
         f"{str(name)[:80]}: {times}"
         for name, crashes, owner in look.rows(_AT_WORK)
-        # What a dead run was at work on is charged by the next start.
+        # Add one crash if the owner is dead: the next start will count it.
         if (times := int(str(crashes)) + (owner not in {None, *living})) >= SUSPECTED
     ]
     if not suspects:
@@ -346,7 +347,7 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
 
 
 def check_accounts(look: ReadOnlyDatabase) -> Finding:
-    """Accepted = ended + unfinished + removed, at every commit; and what is open has no end."""
+    """Check the accounts: accepted = ended + unfinished + removed; no open row has an end."""
     ((accepted, removed, rows, odd),) = (
         tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
     )

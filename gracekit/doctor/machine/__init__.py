@@ -1,1 +1,1 @@
-"""This machine, and the processes of the service on it."""
+"""Checks of this machine, and of the service's processes on it."""

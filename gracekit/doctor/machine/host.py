@@ -1,4 +1,4 @@
-"""The machine and its Python: clock, limits, versions, names."""
+"""Checks of the machine and its Python: clock, limits, versions, names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gracekit.exits import ExitCode
 
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_TRIED: Final = (3, 14)
-EPOCH_OF_DOUBT: Final = 1_735_689_600.0  # 2025-01-01: no right clock says less
+EPOCH_OF_DOUBT: Final = 1_735_689_600.0  # 2025-01-01: a clock before that was never set
 TOLERANCE_S: Final = 5.0
 
 _CONTAINER_ID: Final = re.compile(r"[0-9a-f]{12}")
 _DRAWN_NAMES: Final = {
     "docker": _CONTAINER_ID,
     "podman": _CONTAINER_ID,
-    "kubernetes": re.compile(r".*-[a-z0-9]{5}"),  # of a Deployment; a StatefulSet counts: -0, -1
+    "kubernetes": re.compile(r".*-[a-z0-9]{5}"),  # of a Deployment
 }
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[.*?\])?\s*>=\s*([0-9.]+)")
 _NEWEST_MOMENT: Final = """
@@ -37,7 +37,7 @@ UNION ALL SELECT max(accepted_at) FROM task UNION ALL SELECT max(finished_at) FR
 
 
 def check_python() -> Finding:
-    """The interpreter's version."""
+    """Check the version of Python."""
     version = sys.version_info[:2]
     shown = sys.version.split()[0]
     if version < OLDEST_PYTHON:
@@ -49,7 +49,7 @@ def check_python() -> Finding:
 
 
 def check_dependencies() -> Iterator[Finding]:
-    """Installed versions against those that gracekit's own metadata asks for."""
+    """Compare installed versions with those that gracekit's metadata requires."""
     try:
         wanted = metadata.requires("gracekit") or []
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def check_dependencies() -> Iterator[Finding]:
 
 
 def check_clock(wall: float | None = None) -> Finding:
-    """A wall clock that was never set."""
+    """Check whether the wall clock was set."""
     now = time.time() if wall is None else wall
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
     if now < EPOCH_OF_DOUBT:
@@ -89,7 +89,7 @@ def check_clock(wall: float | None = None) -> Finding:
 
 
 def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
-    """A wall clock that is behind what the store has seen."""
+    """Check whether the wall clock is behind the newest record of the store."""
     now = time.time() if wall is None else wall
     ((newest,),) = look.rows(_NEWEST_MOMENT)
     ahead = float(str(newest)) - now if newest is not None else 0.0
@@ -104,7 +104,7 @@ def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Fi
 
 
 def check_limits() -> Iterator[Finding]:
-    """Limits that a service started from here would inherit."""
+    """Check the file-size limit that a service started from here would inherit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != resource.RLIM_INFINITY:
         yield warn(
@@ -117,7 +117,10 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:
-    """The directed queue's name must survive a restart; the name of a container may not."""
+    """Check that the host name survives a restart, as the directed queue is named for it.
+
+    A container's default name does not.
+    """
     kind, name = proc.container_of(pid, root), settings.host
     drawn = _DRAWN_NAMES.get(kind or "")
     if settings.origin("host") == "default" and drawn is not None and drawn.fullmatch(name):
@@ -132,7 +135,7 @@ def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
 
 
 def check_user() -> Finding:
-    """Whose eyes judge the files: those of the service's user are wanted."""
+    """Report the user for whom files are checked; it should be the service's user."""
     return ok("user", f"uid {os.geteuid()}; modes and owners are judged for this user")
 
 

@@ -1,8 +1,7 @@
-"""Whether another user may use a file, calculated from modes and owners.
+"""Computes from modes and owners whether another user may use a file.
 
-Doctor does not become that user, because only root could. Modes are not all that a kernel asks: if
-a file has an access control list, and its mode alone would refuse the user, we assume that the
-list lets the user in.
+Only root could try it as that user. The kernel checks more than modes: if a file has an access
+control list, and its mode would refuse the user, we assume that the list permits access.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Final
 READ: Final = 4
 WRITE: Final = 2
 SEARCH: Final = 1
-"""Of a directory; of a file the right to execute it."""
-MOST_LINKS: Final = 40  # as the kernel follows
+"""The right to search a directory, or to execute a file."""
+MOST_LINKS: Final = 40  # the kernel's limit
 _LIST: Final = "system.posix_acl_access"
 
 
@@ -29,9 +28,9 @@ class Account:
     """A user with all groups that its processes have.
 
     Attributes:
-        name: As it was given: a name, or a number.
-        uid: Its number.
-        groups: Numbers of its groups.
+        name: The name or number as given.
+        uid: Its user id.
+        groups: Ids of its groups.
     """
 
     name: str
@@ -41,11 +40,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """What keeps a user from a file.
+    """The file or directory whose mode refuses a user.
 
     Attributes:
-        place: The file itself, or the first directory above it that may not be searched.
-        info: Of that place.
+        place: The file itself, or the first parent directory that the user may not search.
+        info: The `stat` of that place.
     """
 
     place: Path
@@ -62,8 +61,8 @@ def account_of(user: str, group: str = "", more_groups: tuple[str, ...] = ()) ->
 
     Args:
         user: A name or a number.
-        group: Replaces the user's own group, unless it is empty.
-        more_groups: Groups beside those of the user.
+        group: Replaces the user's primary group, unless it is empty.
+        more_groups: Additional groups.
     """
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
@@ -86,7 +85,7 @@ def _name_of(uid: int) -> str:
 
 
 def obstacle(account: Account, path: Path, bits: int) -> Obstacle | None:
-    """What keeps *account* from *path*; None if nothing does, or if there is no such file.
+    """What prevents *account* from using *path*; None if nothing, or if there is no such file.
 
     Args:
         account: The user.
@@ -94,7 +93,7 @@ def obstacle(account: Account, path: Path, bits: int) -> Obstacle | None:
         bits: READ, WRITE and SEARCH, added up.
 
     Raises:
-        OSError: this process itself may not look at the place.
+        OSError: this process itself may not read the directory.
     """
     parts, here, links = deque(path.parts[1:]), Path("/"), 0
     while parts:
@@ -127,7 +126,7 @@ def _refused(account: Account, place: Path, bits: int) -> Obstacle | None:
 
 
 def _granted(account: Account, info: os.stat_result) -> int:
-    """The bits that the mode gives: the kernel asks the first class that fits, and no other."""
+    """The bits of the mode for the account: the kernel uses only the first matching class."""
     if info.st_uid == account.uid:
         return info.st_mode >> 6 & 7
     return (info.st_mode >> 3 if info.st_gid in account.groups else info.st_mode) & 7

@@ -1,4 +1,4 @@
-"""What `/proc` says of a process: parents, signals, surroundings. Reads only."""
+"""Reads `/proc`: a process's parents, signals, environment, unit and container."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OF_DISKS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """Signals of a process, by what becomes of them.
+    """The signal masks of a process.
 
     Attributes:
-        blocked: Wait until the main thread lets them in.
-        ignored: Are thrown away.
-        caught: Have a handler.
+        blocked: Signals that stay pending.
+        ignored: Signals that are discarded.
+        caught: Signals that have a handler.
     """
 
     blocked: frozenset[int]
@@ -29,12 +29,12 @@ class Masks:
 
 
 def command_of(pid: int, proc: Path = PROC) -> list[str]:
-    """Its command line; empty for a kernel thread and for a process that is gone."""
+    """Its command line; empty for a kernel thread or a process that has ended."""
     return [word for word in _read(proc / str(pid) / "cmdline").split("\0") if word]
 
 
 def parents_of(pid: int, proc: Path = PROC) -> Iterator[int]:
-    """Its parent, the parent's parent, up to PID 1 of this namespace."""
+    """Yield its parent, that one's parent, and so on up to PID 1 of this namespace."""
     seen = {pid}
     while (parent := parent_of(pid, proc)) > 0 and parent not in seen:
         yield parent
@@ -43,12 +43,12 @@ def parents_of(pid: int, proc: Path = PROC) -> Iterator[int]:
 
 
 def parent_of(pid: int, proc: Path = PROC) -> int:
-    """Its parent; 0 if that is outside this namespace, or the process is gone."""
+    """Its parent; 0 if that is outside this namespace, or the process has ended."""
     return int(_status(pid, proc).get("PPid", "0"))
 
 
 def masks_of(pid: int, proc: Path = PROC) -> Masks | None:
-    """Its signals; None if it is gone or hidden."""
+    """Its signal masks; None if it has ended or may not be read."""
     status = _status(pid, proc)
     if "SigCgt" not in status:
         return None
@@ -60,12 +60,12 @@ def masks_of(pid: int, proc: Path = PROC) -> Masks | None:
 
 
 def masks_of_self(proc: Path = PROC) -> Masks | None:
-    """Signals of this process."""
+    """The signal masks of this process."""
     return masks_of(os.getpid(), proc)
 
 
 def environment_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
-    """Its environment at its start; empty where it may not be read."""
+    """Its environment at its start; empty if it may not be read."""
     pairs = (entry.partition("=") for entry in _read(proc / str(pid) / "environ").split("\0"))
     return {name: value for name, separator, value in pairs if separator}
 
@@ -73,7 +73,7 @@ def environment_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
 def unit_of(pid: int, proc: Path = PROC) -> str | None:
     """The systemd service that it runs in; None if it runs in none."""
     for line in _read(proc / str(pid) / "cgroup").splitlines():
-        # The last part only: a shell of a user lies somewhere below user@1000.service.
+        # Only the last part: a user's shell is somewhere below user@1000.service.
         unit = line.rpartition("/")[2]
         if unit.endswith(".service") and not unit.startswith("user@"):
             return unit
@@ -81,7 +81,7 @@ def unit_of(pid: int, proc: Path = PROC) -> str | None:
 
 
 def inner_pid(pid: int, proc: Path = PROC) -> tuple[int | None, int]:
-    """Its pid namespace, None if that may not be seen, and its pid inside it."""
+    """Its pid namespace, or None if that may not be read, and its pid inside it."""
     numbers = _status(pid, proc).get("NSpid", str(pid)).split()
     try:
         namespace = (proc / str(pid) / "ns" / "pid").stat().st_ino
@@ -91,7 +91,7 @@ def inner_pid(pid: int, proc: Path = PROC) -> tuple[int | None, int]:
 
 
 def container_of(pid: int, proc: Path = PROC) -> str | None:
-    """`kubernetes`, `docker` or `podman`, where it runs in a container; else None."""
+    """`kubernetes`, `docker` or `podman` if it runs in a container; otherwise None."""
     text, root = _read(proc / str(pid) / "cgroup"), proc / str(pid) / "root"
     if "kubepods" in text or environment_of(pid, proc).get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
@@ -99,7 +99,7 @@ def container_of(pid: int, proc: Path = PROC) -> str | None:
         return "docker"
     if "libpod" in text:
         return "podman"
-    # The files are also left on machines that were made from the image of a container.
+    # The files below also exist on machines that were made from a container's image.
     if _has_whole_disk(pid, proc):
         return None
     if _exists(root / ".dockerenv"):
@@ -108,12 +108,12 @@ def container_of(pid: int, proc: Path = PROC) -> str | None:
 
 
 def _has_whole_disk(pid: int, proc: Path) -> bool:
-    """Whether its root directory is that of a disk; in a container it is one of its storage."""
+    """Whether its root is the root of a disk's file system; in a container it is not."""
     is_whole = False
     for line in _read(proc / str(pid) / "mountinfo").splitlines():
         mount, _, source = line.partition(" - ")
         words = mount.split()
-        if words[4:5] == ["/"]:  # the last one counts, which is mounted over the others
+        if words[4:5] == ["/"]:  # the last one counts: it is mounted over the others
             is_whole = words[3] == "/" and source.partition(" ")[0] in _OF_DISKS
     return is_whole
 
@@ -126,7 +126,7 @@ def _exists(path: Path) -> bool:
 
 
 def terminal_of(pid: int, proc: Path = PROC) -> str | None:
-    """The terminal that is its standard input; None if it is none."""
+    """The terminal that is its standard input; None if that is no terminal."""
     try:
         name = str((proc / str(pid) / "fd" / "0").readlink())
     except OSError:
@@ -135,7 +135,7 @@ def terminal_of(pid: int, proc: Path = PROC) -> str | None:
 
 
 def openers_of(path: Path, proc: Path = PROC) -> list[int]:
-    """Processes that have *path* open, as far as they may be looked at."""
+    """Processes that have *path* open, among those that this user may read."""
     try:
         wanted = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""A process of the service, or the one that would become it: does SIGTERM arrive?"""
+"""Checks of processes: whether SIGTERM reaches a service, or one that is started from here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXEC_FORM: Final = (
 
 
 def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
-    """A running process of the service."""
+    """Run the checks of a running process of the service."""
     if not proc.command_of(pid, root):
         yield fail(
             f"pid {pid}",
@@ -42,7 +42,7 @@ def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
 
 
 def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
-    """Whether a shell stands between the platform and this process."""
+    """Check for a shell between the platform and this process."""
     check = f"parents of {pid}"
     for parent in proc.parents_of(pid, root):
         words = proc.command_of(parent, root)
@@ -50,18 +50,18 @@ def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
             continue
         if is_interactive(words) and parent != 1:
             return ok(check, f"an interactive shell (pid {parent}) started it")
-        # It is there, so it has not replaced itself, whatever its command says.
+        # The shell exists, so it did not replace itself by exec, whatever its command says.
         seen = (
             f"{' '.join(words)[:LONGEST]!r} (pid {parent}) stands above it and passes no SIGTERM "
             "on: a stop would end as SIGKILL after the grace period, without a drain"
         )
         is_the_one = parent == 1 or proc.parent_of(parent, root) in {0, 1}
         return (fail if is_the_one else warn)(check, seen, _EXEC_FORM)
-    return ok(check, "no shell stands between it and whoever started it")
+    return ok(check, "no shell stands between it and the process that started it")
 
 
 def check_first_process(root: Path = proc.PROC) -> Finding:
-    """PID 1 of this container or machine."""
+    """Check PID 1 of this container or machine."""
     words = proc.command_of(1, root)
     if not words:
         return skip("PID 1", "it may not be looked at from here")
@@ -73,7 +73,7 @@ def check_first_process(root: Path = proc.PROC) -> Finding:
 
 
 def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:
-    """Blocked or ignored stop signals of a running process."""
+    """Check for stop signals that a running process blocks or ignores."""
     check = f"signals of {pid}"
     masks = proc.masks_of(pid, root)
     if masks is None:
@@ -84,7 +84,7 @@ def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:
             return fail(
                 check,
                 f"it {lost} {number.name}: no drain begins",
-                "find who set that (nohup, trap '' TERM, a library) and take it away",
+                "find out what set that (nohup, trap '' TERM, a library) and remove it",
             )
     if signal.SIGTERM not in masks.caught:
         return warn(
@@ -97,7 +97,7 @@ def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:
 
 
 def check_alarm(pid: int, root: Path = proc.PROC) -> Finding:
-    """SIGALRM ends a process that outlives its hard limit: by its default action, or a handler."""
+    """Check that SIGALRM can end a process at its hard limit, by default action or handler."""
     check = f"alarm of {pid}"
     masks = proc.masks_of(pid, root)
     if masks is None:
@@ -128,13 +128,13 @@ def _alarm_of_first(check: str, *, is_caught: bool) -> Finding:
 
 
 def check_inherited(root: Path = proc.PROC) -> Finding:
-    """What a service started from here would inherit: masks survive exec."""
+    """Check the signal masks that a service started from here would inherit through exec."""
     masks = proc.masks_of_self(root)
     check = "inherited signals"
     if masks is None:
         return skip(check, "/proc is not readable here")
     lost = [n.name for n in (*STOP_SIGNALS, signal.SIGALRM) if n in masks.blocked]
-    lost += ["SIGALRM"] if signal.SIGALRM in masks.ignored else []  # others get handlers of ours
+    lost += ["SIGALRM"] if signal.SIGALRM in masks.ignored else []  # a run handles the others
     if lost:
         return warn(
             check,
@@ -146,7 +146,7 @@ def check_inherited(root: Path = proc.PROC) -> Finding:
 
 
 def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
-    """Standard input: a terminal sends SIGINT on Ctrl-C, and SIGHUP when it closes."""
+    """Check for a terminal at standard input, which sends SIGHUP when it closes."""
     check = f"stdin of {pid}"
     terminal = proc.terminal_of(pid, root)
     if terminal is None:
@@ -159,7 +159,7 @@ def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
 
 
 def check_files(pid: int) -> Finding:
-    """How many files and sockets it may open."""
+    """Check the limit of open files and sockets."""
     check = f"open files of {pid}"
     try:
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)

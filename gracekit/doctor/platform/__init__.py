@@ -1,1 +1,1 @@
-"""Who will stop the service and how: systemd, supervisord, Kubernetes, shells, containers."""
+"""Checks of the platform that stops the service: systemd, supervisord, Kubernetes, containers."""

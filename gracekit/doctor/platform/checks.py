@@ -1,4 +1,4 @@
-"""Who will stop this service, and how long that one waits, as far as it can be seen from here."""
+"""Checks of the platform that this process runs on, and of how long it waits for a stop."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CONTAINERS: Final = MappingProxyType(
         "podman": (DOCKER_GRACE_S, "podman run --stop-timeout"),
     }
 )
-"""Seconds from SIGTERM to SIGKILL without an option, and where that is set."""
+"""By platform: seconds from SIGTERM to SIGKILL by default, and the option that sets them."""
 
 
 def check_kill_after(settings: Settings) -> Finding:
-    """The platform's patience, where the settings say it."""
+    """Check the setting `kill_after`, the platform's time limit for a stop."""
     if settings.kill_after_s is None:
         return skip(
             "kill_after",
@@ -55,14 +55,14 @@ def check_kill_after(settings: Settings) -> Finding:
 
 
 def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:
-    """A container's limit cannot be read from inside: only its default is known."""
+    """Compare with a container's default limit; the real one cannot be read from inside."""
     kind = proc.container_of(pid, root)
     if kind is None:
         return skip("container", "none seen")
     if settings.kill_after_s is not None:
         return ok("container", f"{kind}; its limit is what kill_after says")
     (usual, knob), ours = _CONTAINERS[kind], last_breath_s(settings)
-    shown = f"{kind}, which kills {format_duration(usual)} after SIGTERM unless told otherwise"
+    shown = f"{kind}, which kills {format_duration(usual)} after SIGTERM by default"
     if ours < usual:
         return ok("container", f"{shown}; a run is gone after {format_duration(ours)}")
     return warn(
@@ -74,7 +74,7 @@ def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
 
 
 def check_systemd(settings: Settings, pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
-    """The unit that a process runs in."""
+    """Check the systemd unit that a process runs in."""
     unit = proc.unit_of(pid, root)
     if unit is None:
         yield skip("systemd", f"process {pid} runs in no unit; name one with --unit")
@@ -95,7 +95,7 @@ def check_supervisord(
     environment: Mapping[str, str],
     patterns: tuple[str, ...] = SUPERVISOR_FILES,
 ) -> Iterator[Finding]:
-    """The program of supervisord that an environment speaks of."""
+    """Check the program of supervisord that the environment names."""
     if not environment.get("SUPERVISOR_ENABLED"):
         yield skip("supervisord", "not seen")
         return

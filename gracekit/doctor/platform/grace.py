@@ -1,4 +1,4 @@
-"""The platform's patience against our hard limit: one comparison, whoever the platform is."""
+"""Compares the platform's time limit for a stop with our hard limit; used for all platforms."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gracekit.doctor.platform.start_command import StartCommand
 from gracekit.errors import ConfigError
 
 TIMES: Final = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")
-"""The settings of which the hard limit is the sum."""
+"""The settings whose sum is the hard limit."""
 
 
 def compare(
     settings: Settings, *, check: str, limit_s: float, said: str, knob: str, spent_s: float = 0.0
 ) -> Finding:
-    """Whether a run is gone before the platform kills it.
+    """Check that a run ends before the platform kills it.
 
     Args:
         settings: Of the run.
         check: Name of the finding.
         limit_s: Seconds from the platform's stop request to its kill; infinite for never.
-        said: Where that number stands: `TimeoutStopSec of compute.service`.
-        knob: What to raise: `terminationGracePeriodSeconds`.
-        spent_s: Seconds of it that are gone before SIGTERM comes (preStop).
+        said: Where the limit is written: `TimeoutStopSec of compute.service`.
+        knob: The option to raise: `terminationGracePeriodSeconds`.
+        spent_s: Seconds of the limit that pass before SIGTERM (preStop).
     """
     hard, alarm = settings.hard_limit_s + spent_s, last_breath_s(settings) + spent_s
     before = f"preStop {format_duration(spent_s)} + " if spent_s else ""
@@ -61,14 +61,15 @@ def compare(
 def check_promise(
     settings: Settings, given: StartCommand, *, limit_s: float, said: str, knob: str
 ) -> Iterator[Finding]:
-    """Whether the `kill_after` of a run is at most what its platform gives it.
+    """Check that the run's `kill_after` is not above its platform's limit.
 
     Args:
         settings: Of the run.
-        given: Its command. If it says nothing, `kill_after` is not the run's but the operator's.
+        given: Its command. If it gives no settings, `kill_after` comes from the operator's own
+            environment, and is not checked.
         limit_s: Seconds from the platform's stop request to its kill; infinite for never.
-        said: Where that number stands.
-        knob: What to raise.
+        said: Where the limit is written.
+        knob: The option to raise.
     """
     promised = settings.kill_after_s
     if promised is None or not given.says:
@@ -86,7 +87,7 @@ def check_promise(
 
 
 def hidden_time(check: str, given: StartCommand, unknown: Mapping[str, str]) -> Finding | None:
-    """A `skip` if the hard limit needs a variable whose value is kept elsewhere; else None."""
+    """A SKIP if a time of the hard limit is in a variable with a hidden value; otherwise None."""
     for name in TIMES:
         variable = variable_name(name)
         if name in unknown and variable in given.sources:
@@ -95,7 +96,7 @@ def hidden_time(check: str, given: StartCommand, unknown: Mapping[str, str]) -> 
 
 
 def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -> Finding:
-    """*finding* about the hard limit; no FAIL if a source that is hidden here may set its times."""
+    """*finding* about the hard limit, lowered to WARN if a hidden source may set its times."""
     if finding.level is not Level.FAIL or not any(name in unknown for name in TIMES):
         return finding
     seen = f"{finding.seen}; {' or '.join(given.hidden)} may set other times"
@@ -103,7 +104,7 @@ def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -
 
 
 def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding]:
-    """Why a start with the settings of *given* is refused; no FAIL if some are hidden here."""
+    """The findings for a refused start; lowered to WARN if some settings are hidden here."""
     found = told(check, error)
     if not given.hidden:
         return found
@@ -112,7 +113,7 @@ def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding
 
 
 def not_known(check: str, name: str, source: str, what: str) -> Finding:
-    """A `skip`: *what* depends on field *name*, whose value is kept in *source*."""
+    """A SKIP, because *what* depends on the setting *name*, whose value is hidden in *source*."""
     variable = variable_name(name)
     return skip(
         check,

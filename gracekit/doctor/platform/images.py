@@ -1,6 +1,6 @@
-"""Dockerfiles: how an image starts a service, as which user, and where its files are.
+"""Checks of Dockerfiles: the start command, the user, and the places of files.
 
-How long a stop may take is not in the image: `docker run --stop-timeout` sets it.
+The time limit of a stop is not in the image: `docker run --stop-timeout` sets it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gracekit.errors import ConfigError
 
 @dataclass(slots=True)
 class ImagePlan:
-    """What the last stage of a Dockerfile says.
+    """The contents of a Dockerfile's last stage.
 
     Attributes:
         command: ENTRYPOINT and CMD as one command line; the shell form begins with `/bin/sh -c`.
@@ -44,7 +44,7 @@ class ImagePlan:
 
 
 def check_dockerfile(settings: Settings, path: Path) -> Iterator[Finding]:
-    """Everything in a Dockerfile that spoils a stop, or loses what a service keeps.
+    """Check a Dockerfile for anything that prevents a drain, or loses files.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -62,7 +62,7 @@ def check_dockerfile(settings: Settings, path: Path) -> Iterator[Finding]:
 
 
 def read_dockerfile(text: str) -> ImagePlan:
-    """The last stage of *text*: earlier ones only build."""
+    """Parse the last stage of *text*; earlier stages only build."""
     image, entry, command = ImagePlan(), list[str](), list[str]()
     for name, rest in _instructions(text):
         match name:
@@ -82,13 +82,13 @@ def read_dockerfile(text: str) -> ImagePlan:
                 image.volumes += _list(rest) or rest.split()
             case "WORKDIR":
                 image.directory = str(PurePosixPath(image.directory or "/", rest))
-    # A shell that is the entry point takes no arguments.
+    # In its shell form ENTRYPOINT ignores CMD.
     image.command = entry if _is_shell_form(entry) else [*entry, *command]
     return image
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Each instruction's name and the rest of its line; comments inside it are removed."""
+    """Yield each instruction's name and arguments, without comments."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
         name, _, rest = line.strip().partition(" ")
@@ -97,7 +97,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _list(text: str) -> list[str]:
-    """The words of `["a", "b"]`; none if it has another form."""
+    """The words of `["a", "b"]`; empty for any other form."""
     try:
         words = json.loads(text)
     except ValueError:
@@ -114,7 +114,7 @@ def _is_shell_form(words: list[str]) -> bool:
 
 
 def _variables(text: str) -> Mapping[str, str]:
-    """`A=b C="d e"`, or the old `A b`."""
+    """Parse `A=b C="d e"`, or the old form `A b`."""
     name, _, value = text.partition(" ")
     if "=" not in name:
         return {name: value.strip()}
@@ -167,7 +167,7 @@ def _check_user(image: ImagePlan, name: str) -> Finding:
 def _check_files(
     settings: Settings, image: ImagePlan, name: str, unknown: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Whether journal and queue outlive the container."""
+    """Check whether journal and queue outlive the container."""
     volumes = [PurePosixPath(volume) for volume in image.volumes]
     for what, field_name in (("journal", "store_url"), ("queue", "transport_url")):
         url = getattr(settings, field_name)

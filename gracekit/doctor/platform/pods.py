@@ -1,6 +1,6 @@
-"""Kubernetes manifests: the grace period of each pod against the settings of its containers.
+"""Checks of Kubernetes manifests: grace periods, start commands, volumes.
 
-JSON needs nothing; YAML is read with PyYAML where that is installed.
+YAML needs PyYAML to be installed; JSON needs no package.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Pod:
     Attributes:
         name: `Deployment compute`.
         spec: Its PodSpec.
-        replicas: How many are wanted.
-        claims: Names of volumes of which each pod gets one of its own that stays.
+        replicas: The number of replicas.
+        claims: Names of the volume claim templates: each pod gets its own, lasting volume.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Pod:
 
 
 def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
-    """Every container of every pod in a manifest that runs gracekit, or may."""
+    """Check every container in a manifest that runs, or may run, gracekit."""
     documents = read_documents(path)
     if documents is None:
         yield fail(
@@ -68,7 +68,7 @@ def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
 
 
 def read_documents(path: Path) -> list[Any] | None:
-    """The documents of a JSON or YAML file; None if it is YAML and no library is there.
+    """The documents of a JSON or YAML file; None for YAML if PyYAML is missing.
 
     Raises:
         ConfigError: it cannot be read.
@@ -92,7 +92,7 @@ def read_documents(path: Path) -> list[Any] | None:
 
 
 def find_pods(value: Any, around: Pod = Pod(name="pod", spec={}), depth: int = 0) -> Iterator[Pod]:
-    """The pod templates inside a manifest, at whatever depth its kind keeps them."""
+    """Yield the pod templates in a manifest, whatever its kind."""
     if depth > DEEPEST:
         return
     if isinstance(value, list):
@@ -121,7 +121,7 @@ def _name_of_claim(claim: Any) -> str:
 
 
 def _ours(pod: Pod) -> Sequence[Mapping[str, Any]]:
-    """The containers that say a setting of ours, or speak of gracekit; all if none does."""
+    """The containers with settings or commands of gracekit; all containers if there are none."""
     containers = [one for one in pod.spec["containers"] if isinstance(one, dict)]
     ours = [
         one
@@ -133,7 +133,7 @@ def _ours(pod: Pod) -> Sequence[Mapping[str, Any]]:
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    """Variables with a literal value; `_sources` has the others."""
+    """The variables with literal values; for others see `_sources`."""
     return {
         str(entry["name"]): str(entry["value"])
         for entry in container.get("env") or ()
@@ -142,7 +142,7 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sources(container: Mapping[str, Any]) -> dict[str, str]:
-    """Variables whose values are kept elsewhere, and where: `Secret images`."""
+    """The variables whose values are not in the manifest, each with its source: `Secret images`."""
     return {
         str(entry["name"]): _source_of(entry["valueFrom"])
         for entry in container.get("env") or ()
@@ -151,7 +151,7 @@ def _sources(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _open_sources(container: Mapping[str, Any]) -> list[str]:
-    """What may set any variable, by `envFrom`; `env` wins over it."""
+    """The sources in `envFrom`, which may set any variable; `env` takes precedence."""
     return [_source_of(entry) for entry in container.get("envFrom") or ()]
 
 
@@ -183,7 +183,7 @@ def _check_container(
 ) -> Iterator[Finding]:
     name = f"{pod.name}, container {container.get('name', '?')}"
     environment = _environment(container)
-    kill_after = environment.pop(KILL_AFTER, None)  # compared here, with a sentence of its own
+    kill_after = environment.pop(KILL_AFTER, None)  # has a separate check
     given = given_by(
         _words(container),
         environment,
@@ -245,7 +245,7 @@ def _check_grace(
 
 
 def _pre_stop_s(container: Mapping[str, Any]) -> float:
-    """Seconds that preStop takes; NaN if it cannot be told."""
+    """Seconds that the preStop hook takes; NaN if that is not known."""
     lifecycle = container.get("lifecycle")
     hook = lifecycle.get("preStop") if isinstance(lifecycle, dict) else None
     match hook:
@@ -296,7 +296,7 @@ def _check_kill_after(name: str, value: str | None, grace_s: float, source: str 
 # -- where its files are --------------------------------------------------------------
 
 _WITH_THE_POD: Final = ("emptyDir", "ephemeral")
-_ABSENT: Final = "(absent)"  # of a mount that names no volume of its pod
+_ABSENT: Final = "(absent)"  # marks a mount that names no volume of its pod
 
 
 def check_files(
@@ -306,7 +306,7 @@ def check_files(
     name: str,
     unknown: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Whether journal and queue outlive the container and the pod, and who shares them."""
+    """Check that journal and queue outlive container and pod, and whether replicas share them."""
     is_own = True
     for what, field in (("journal", "store_url"), ("queue", "transport_url")):
         url = getattr(settings, field)
@@ -331,7 +331,7 @@ def _kinds(settings: Settings) -> set[UrlKind | None]:
 def _volume_of(
     pod: Pod, container: Mapping[str, Any], path: PurePosixPath
 ) -> Mapping[str, Any] | None:
-    """The volume on which *path* is; None if it is on none."""
+    """The volume that contains *path*; None if there is none."""
     mounts = [
         (PurePosixPath(str(mount["mountPath"])), str(mount["name"]))
         for mount in container.get("volumeMounts") or ()
@@ -348,7 +348,7 @@ def _volume_of(
 
 
 def _is_own(volume: Mapping[str, Any]) -> bool:
-    """Whether each pod has one for itself."""
+    """Whether each pod has its own volume of this kind."""
     return any(kind in volume for kind in (*_WITH_THE_POD, "volumeClaimTemplate"))
 
 

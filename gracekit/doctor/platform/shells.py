@@ -1,7 +1,7 @@
-"""Commands that put a shell between a platform's SIGTERM and the service.
+"""Recognises commands in which a shell keeps the platform's SIGTERM from the service.
 
-`sh -c "program ..."` as the platform's direct child keeps SIGTERM to itself:
-the service never sees it and is killed at the end of the grace period.
+If `sh -c "program ..."` is the platform's direct child, the shell does not pass SIGTERM
+on: the service never gets it, and is killed at the end of the grace period.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"}
 
 
 def is_shell(words: Sequence[str]) -> bool:
-    """Whether a command line begins with a shell's name; a login shell's dash is dropped."""
+    """Whether a command line begins with a shell's name, or a login shell's, as in `-bash`."""
     return bool(words) and PurePosixPath(words[0].lstrip("-")).name in SHELLS
 
 
 def is_interactive(words: Sequence[str]) -> bool:
-    """Whether *words* are a shell that was given neither a command nor a script."""
+    """Whether *words* are a shell without a command and without a script."""
     return is_shell(words) and _operands(words) == (None, [])
 
 
 def hides_signals(words: Sequence[str]) -> bool:
-    """Whether *words* are a shell with `-c`, whose last command is no `exec`.
+    """Whether *words* are a shell with `-c` whose last command is not an `exec`.
 
-    `sh -c "exec program"` replaces the shell. That a shell runs a single
-    command in its own place, as some do, is not relied upon.
+    With `sh -c "exec program"` the program replaces the shell. Some shells also do so
+    for a single command without exec, but that is not relied on.
     """
     if not is_shell(words):
         return False
@@ -37,7 +37,7 @@ def hides_signals(words: Sequence[str]) -> bool:
 
 
 def _operands(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The command of `-c`, or None and the script with its arguments."""
+    """The command of `-c`; or None, and the script with its arguments."""
     rest, has_command = list(words[1:]), False
     while rest and rest[0][:1] in {"-", "+"} and rest[0] != "-":
         option = rest.pop(0)

@@ -1,4 +1,4 @@
-"""The settings that a unit or manifest gives to `gracekit run`: by options, variables and file."""
+"""The settings that a unit or manifest gives to `gracekit run`, by options, variables and file."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCommand:
-    """What a command and its environment say.
+    """The settings in a command and its environment.
 
     Attributes:
         flags: Settings by option, without `--config`.
-        variables: Those of gracekit.
+        variables: Variables of gracekit.
         file: The settings file; None for none.
-        sources: Variables whose values are kept elsewhere, and where: `Secret images`.
-        open_sources: Where any other variable may be set, such as an `EnvironmentFile=` that
-            cannot be read.
+        sources: Variables with hidden values, each with its source: `Secret images`.
+        open_sources: Sources that may set any variable, such as an `EnvironmentFile=` that
+            cannot be read here.
     """
 
     flags: Mapping[str, object]
@@ -42,41 +42,41 @@ class StartCommand:
 
     @property
     def says(self) -> list[str]:
-        """What is set, as it is written there."""
+        """The options, variables and file that are given, as written."""
         options = [f"--{name.replace('_', '-')}" for name in self.flags]
         file = [] if self.file is None else [f"--config {self.file}"]
         return [*options, *sorted(self.variables), *file]
 
     @property
     def has_hidden_file(self) -> bool:
-        """Whether a settings file is named that is not here: it may be on another machine."""
+        """Whether the settings file does not exist here; it may be on another machine."""
         return self.file is not None and not self.file.is_file()
 
     @property
     def hidden(self) -> list[str]:
-        """Everything that gives the run settings and cannot be read here."""
+        """All sources of settings that cannot be read here."""
         named = sorted(set(self.sources.values()))
         return [*named, *(source for source in self._open() if source not in named)]
 
     def load(self, settings: Settings) -> Settings:
-        """The settings of such a run.
+        """The settings that such a run would have.
 
         Args:
-            settings: Those of doctor. They have the service's defaults, and the values that the
-                operator gave for what is hidden here.
+            settings: The settings given to doctor: they have the service's defaults, and values
+                that the operator gave for hidden settings.
 
         Raises:
-            ConfigError: a start would be refused.
+            ConfigError: a start with them would be refused.
         """
         file = None if self.has_hidden_file else self.file
         variables = {**self.variables, **self._replaced(settings)}
         return load(self.flags, variables, file, defaults=settings.service_defaults)
 
     def unknown(self, settings: Settings) -> dict[str, str]:
-        """Fields whose value is hidden here, and where it is.
+        """The settings whose values are hidden, each with the source.
 
         Args:
-            settings: As `load` returned them.
+            settings: As returned by `load`.
         """
         unset = {name for name in SETTINGS if settings.origin(name) in _UNSET}
         found = dict.fromkeys(unset, " or ".join(self._open())) if self._open() else {}
@@ -84,14 +84,14 @@ class StartCommand:
         return found | {name: said for name, said in named.items() if name in unset}
 
     def _replaced(self, settings: Settings) -> dict[str, str]:
-        """What the operator gave for hidden variables, as variables."""
+        """Variables for hidden settings, with the values that the operator gave."""
         found = {}
         for name, (_, shown, origin) in zip(SETTINGS, settings.describe(), strict=True):
             variable = variable_name(name)
             is_hidden = variable in self.sources or (
                 self._open() and variable not in self.variables
             )
-            # The operator's own platform may have another kill_after.
+            # Not kill_after: the operator's own platform may have another.
             if is_hidden and origin not in _UNSET and name != "kill_after_s":
                 is_url = name.endswith("_url")  # shown without its password
                 found[variable] = str(getattr(settings, name)) if is_url else shown
@@ -112,14 +112,15 @@ def given_by(
     sources: Mapping[str, str] = MappingProxyType({}),
     open_sources: Sequence[str] = (),
 ) -> StartCommand:
-    """What *words*, a command line, and *environment* say.
+    """Read the settings from a command line and its environment.
 
     Args:
-        words: Options count behind `gracekit run` alone, as other programs have such too.
+        words: The command line. Only options after `gracekit run` count, as other programs have
+            options of the same names.
         environment: Of the command.
-        directory: Where the command runs.
-        sources: Variables whose values are kept elsewhere, and where.
-        open_sources: Where any variable may be set.
+        directory: Working directory of the command.
+        sources: Variables with hidden values, each with its source.
+        open_sources: Sources that may set any variable.
     """
     flags = dict(_options(_words_of_run(words)))
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
@@ -134,7 +135,7 @@ def given_by(
 
 
 def _words_of_run(words: Sequence[str]) -> list[str]:
-    """Those behind `gracekit run`, also inside the command of a shell; none if it is not there."""
+    """The words after `gracekit run`, also inside a shell's command; empty if it is missing."""
     flat = [part for word in words for part in (_split(word) if " " in word else [word])]
     for index, (program, command) in enumerate(itertools.pairwise(flat)):
         if Path(program).name == "gracekit" and command == "run":

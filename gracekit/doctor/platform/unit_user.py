@@ -1,7 +1,7 @@
-"""Whether the user of a systemd unit may use what its service uses.
+"""Checks whether the user of a systemd unit may use the files of its service.
 
-A path that systemd makes for the service, such as its `StateDirectory=`, is not judged before it is
-there.
+A directory that systemd creates for the service, such as its `StateDirectory=`, is checked only if
+it exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MADE: Final = MappingProxyType(
         "RuntimeDirectory": "/run",
     }
 )
-_MARKS: Final = "@-:+!|"  # of systemd, before a command
+_MARKS: Final = "@-:+!|"  # systemd's prefixes of a command
 _SCRIPT: Final = b"#!"
 _BITS: Final = MappingProxyType(
     {
@@ -58,11 +58,11 @@ _BITS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One file or directory of a service.
+    """One file or directory that a service uses.
 
     Attributes:
-        what: `the token file`.
-        path: Absolute.
+        what: Its description: `the token file`.
+        path: Its absolute path.
         verb: What the service does with it, a key of `_BITS`.
     """
 
@@ -72,7 +72,7 @@ class Use:
 
     @property
     def bits(self) -> int:
-        """What it needs for that: READ, WRITE and SEARCH, added up."""
+        """The required permissions: READ, WRITE and SEARCH, added up."""
         return _BITS[self.verb]
 
     def __str__(self) -> str:
@@ -83,13 +83,13 @@ class Use:
 def check_user(
     settings: Settings, name: str, unit: Mapping[str, str], given: StartCommand, words: list[str]
 ) -> Iterator[Finding]:
-    """Each obstacle between the unit's user and a file of its service.
+    """Report each file of the service that the unit's user may not use.
 
     Args:
         settings: Of the service.
         name: Of the unit.
         unit: Its directives.
-        given: Its command and variables.
+        given: The settings in its command and variables.
         words: Its command line.
     """
     if any(unit.get(one) for one in _OTHER_ROOT):
@@ -187,7 +187,7 @@ def _uses(
 
 
 def directory_of(unit: Mapping[str, str]) -> str:
-    """Its `WorkingDirectory=`; empty if there is none, or if it is the user's home."""
+    """The unit's `WorkingDirectory=`; empty if there is none, or it is the user's home."""
     directory = unit.get("WorkingDirectory", "").removeprefix("-").removeprefix("!")
     return "" if directory == "~" else directory
 
@@ -210,10 +210,10 @@ def _programs(words: list[str]) -> Iterator[Use]:
 
 
 def _is_made(use: Use, unit: Mapping[str, str]) -> bool:
-    """Whether systemd gives it to the user at the next start.
+    """Whether systemd will give it to the user at the next start.
 
-    It makes the directory if it is not there, and if it belongs to somebody else, changes the owner
-    of all that is in it. If the owner is right, it leaves what is inside as it is.
+    systemd creates the directory if it is missing. If the directory belongs to another user,
+    systemd changes the owner of everything in it; if not, it leaves the contents unchanged.
     """
     for directive, above in _MADE.items():
         for word in unit.get(directive, "").split():
@@ -235,7 +235,7 @@ def _belongs(place: Path, unit: Mapping[str, str]) -> bool:
 
 
 def _check_home(unit: Mapping[str, str], name: str, uses: list[Use]) -> Iterator[Finding]:
-    """What `ProtectHome=` takes away from the service, whatever its user may do."""
+    """Report files that `ProtectHome=` hides from the service, whatever its user's permissions."""
     value = unit.get("ProtectHome", "").lower()
     opened = _paths(unit, "BindPaths", "BindReadOnlyPaths")
     if value == "read-only":
@@ -267,7 +267,7 @@ def _is_true(text: str) -> bool:
 
 def _paths(unit: Mapping[str, str], *directives: str) -> list[Path]:
     words = [word for one in directives for word in unit.get(one, "").split()]
-    # `source:destination`, and marks that say what to do if it is not there.
+    # Entries may be `source:destination`, and have prefixes for missing paths.
     return [Path(word.lstrip("-+").partition(":")[0]) for word in words]
 
 

@@ -1,7 +1,7 @@
-"""Units of systemd and programs of supervisord: what they do to our stop.
+"""Checks of systemd units and supervisord programs: how they stop and start the service.
 
-A unit comes from a file, or from `systemctl show`, which also knows drop-ins
-and defaults. Names and values are the directives'.
+A unit is read from a file, or from `systemctl show`, which includes drop-ins and
+defaults. Directives keep their names and values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gracekit.upkeep import SHORTEST_FEED_S
 DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
 DEFAULT_STOPWAIT_S: Final = 10.0  # supervisord's stopwaitsecs
 SYSTEMCTL_TIMEOUT_S: Final = 5.0
-CALM_WATCHDOG_S: Final = 2.0  # a busy machine may hold a process up for a second
+CALM_WATCHDOG_S: Final = 2.0  # a busy machine may delay a process by a second
 
 Directives = Mapping[str, str]
 
@@ -55,7 +55,7 @@ _SPAN_UNITS: Final = {
 
 
 def time_span(text: str) -> float | None:
-    """Seconds in systemd's spelling (`90`, `1min 30s`, `infinity`); None if it is not one."""
+    """Parse systemd's time spans (`90`, `1min 30s`, `infinity`) to seconds; None if it is none."""
     text = text.strip().lower()
     if text == "infinity":
         return math.inf
@@ -67,11 +67,11 @@ def time_span(text: str) -> float | None:
     return sum(float(number) * _SPAN_UNITS[unit] for number, unit in parts)
 
 
-# -- where it comes from ----------------------------------------------------------
+# -- reading units ----------------------------------------------------------------
 
 
 def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
-    """A unit by file or name, or a program of a supervisord file."""
+    """Check a unit, given by file or name, or the programs of a supervisord file."""
     path = Path(unit)
     if not path.exists():
         yield from _check_named(settings, unit)
@@ -102,10 +102,10 @@ def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
 
 
 def parse_unit(text: str) -> Directives:
-    """The [Service] section of a unit file; a later line wins, an empty one resets.
+    """The [Service] section of a unit file; a later line overrides, and an empty one resets.
 
-    Lines that add up, such as `Environment=`, are joined by blanks. `%%` becomes `%`, and any
-    other specifier becomes its letter: `%i` becomes `i`.
+    Directives that accumulate, such as `Environment=`, are joined with blanks. `%%` becomes `%`,
+    and any other specifier becomes its letter: `%i` becomes `i`.
     """
     section, found = "", dict[str, str]()
     for line in text.replace("\\\n", " ").splitlines():
@@ -124,7 +124,7 @@ def parse_unit(text: str) -> Directives:
 
 
 def show_unit(name: str) -> Directives | None:
-    """As systemd runs it, drop-ins and defaults included; None where it cannot be asked."""
+    """The unit with drop-ins and defaults, from systemctl; None if that is not available."""
     systemctl = shutil.which("systemctl")
     if systemctl is None or name.startswith("-"):
         return None
@@ -151,11 +151,11 @@ def show_unit(name: str) -> Directives | None:
     return found
 
 
-# -- what it does -----------------------------------------------------------------
+# -- checks -----------------------------------------------------------------------
 
 
 def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
-    """Everything in a unit that changes how a stop, a crash or a start ends."""
+    """Check all directives of a unit that affect a stop, a crash or a start."""
     environment, hidden = _environment(unit)
     given = given_by(_words(unit), environment, directory_of(unit), open_sources=hidden)
     for file in hidden:
@@ -176,7 +176,7 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
 def judged_by(
     settings: Settings, given: StartCommand, where: str
 ) -> Generator[Finding, None, Settings]:
-    """The settings that a run of *where* has, which is not this process; ours if it says none."""
+    """Return the settings of a run by *where*; doctor's own if *where* gives none."""
     if given.has_hidden_file:
         seen = f"{where} names the settings file {given.file}, which is not here"
         yield skip("settings", seen, "run doctor where it is, or with its options")
@@ -193,14 +193,14 @@ def judged_by(
 
 
 def _words(unit: Directives) -> list[str]:
-    """Of its command, without systemd's own marks before it."""
+    """The words of its command, without systemd's prefixes."""
     command = unit.get("ExecStart", "")
     match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
     return _split((match[1] if match else command).lstrip("@-:+!"))
 
 
 def _environment(unit: Directives) -> tuple[dict[str, str], list[str]]:
-    """Variables that it sets, those of its files too; and the files that are not here."""
+    """The variables that it sets, also by its files; and the files that cannot be read here."""
     variables, hidden = dict[str, str](), list[str]()
     for word in _split(unit.get("Environment", "")):
         name, _, value = word.partition("=")
@@ -272,7 +272,7 @@ def _check_kill_mode(name: str, unit: Directives) -> Finding:
 
 
 def begins_drain(number: str) -> bool:
-    """Whether a run drains when it gets the signal of that name or number."""
+    """Whether the signal with that name or number starts a drain."""
     return number.upper().removeprefix("SIG") in {"TERM", "15", "INT", "2", "QUIT", "3"}
 
 
@@ -296,7 +296,7 @@ def _check_restart(name: str, unit: Directives) -> Finding:
     if restart == "no":
         return warn(
             "Restart",
-            f"{name}: no, so nobody settles what a crash leaves until somebody starts it",
+            f"{name}: no, so after a crash nothing is settled until somebody starts it",
             "set Restart=on-failure",
         )
     if config not in never:
@@ -365,7 +365,7 @@ def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator
 
 
 def _programs(text: str) -> dict[str, Directives]:
-    """Programs of a supervisord file by name; empty if it is no such file."""
+    """The programs of a supervisord file, by name; empty for any other file."""
     parser = configparser.RawConfigParser(strict=False, inline_comment_prefixes=(";",))
     try:
         parser.read_string(text)
@@ -379,18 +379,18 @@ def _programs(text: str) -> dict[str, Directives]:
 
 
 def check_program(settings: Settings, name: str, program: Directives) -> Iterator[Finding]:
-    """The stop of one program of supervisord."""
+    """Check how supervisord stops one program."""
     words = _split(program.get("command", ""))
     given = given_by(words, _pairs(program), program.get("directory", ""))
     settings = yield from judged_by(settings, given, f"program {name}")
     yield _check_wait(settings, name, program)
-    with contextlib.suppress(ValueError):  # which `_check_wait` reports
+    with contextlib.suppress(ValueError):  # `_check_wait` reports it
         limit, said = _wait_limit(program), f"stopwaitsecs of program {name}"
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="stopwaitsecs")
 
 
 def _pairs(program: Directives) -> dict[str, str]:
-    """Its `environment=KEY="value",OTHER="value"`."""
+    """The variables of its `environment=KEY="value",OTHER="value"`."""
     parts = shlex.shlex(program.get("environment", ""), posix=True)
     parts.whitespace, parts.whitespace_split = ",\n", True
     try:

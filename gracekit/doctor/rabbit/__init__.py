@@ -1,1 +1,1 @@
-"""The transport on RabbitMQ: the way to it, what is declared there, and by which profile."""
+"""Checks of a RabbitMQ broker: the connection, the declared queues, and the declare profile."""

@@ -1,10 +1,10 @@
-"""What RabbitMQ's answer means when it is asked whether something is as we would declare it.
+"""Interprets RabbitMQ's answers to the question whether an entity has the flags that we declare.
 
-AMQP has no question for the flags of a queue. But a declare of what exists compares them: it is
-answered with ok, or refused with a text that names the first that differs. So that such a
-declare makes nothing, even if what existed goes in the same moment, it carries a guard: an
-argument with which nothing can be made, and which is left out of the comparison of a queue,
-or comes last in that of an exchange.
+AMQP cannot query the flags of a queue. But declaring an existing queue compares them: RabbitMQ
+answers ok, or refuses with a text that names the first flag that differs. Such a declare
+must never create anything, even if the queue is deleted at that moment. So it carries a
+guard: an argument with which creation always fails. RabbitMQ does not compare the guard
+of a queue, and compares that of an exchange last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 QUEUE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"x-max-age": "1h"})
-"""Of streams alone; with it no other queue is made."""
+"""An argument for streams only; any other queue with it cannot be created."""
 EXCHANGE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"alternate-exchange": 1})
-"""Must be a text; with a number no exchange is made."""
+"""Must be a text; an exchange with a number there cannot be created."""
 
 _GUARDS: Final = (*QUEUE_GUARD, *EXCHANGE_GUARD)
 _NOT_MADE: Final = re.compile(r"invalid (?:type '[^']*' for )?arg '([^']+)'")
@@ -30,20 +30,20 @@ _NONE: Final = "none"
 
 
 class Fit(enum.Enum):
-    """How a queue or exchange compares with what we would declare."""
+    """How an existing queue or exchange compares with our declaration."""
 
     FITS = "fits"
     DIFFERS = "differs"
     MISSING = "missing"
     FORBIDDEN = "forbidden"  # the user may not declare it
     LOCKED = "locked"  # exclusive to another connection
-    DOWN = "down"  # on record, and its node or process is not there
+    DOWN = "down"  # it exists, but its node or process is down
     DENIED = "denied"  # RabbitMQ 4.3 and later: transient and not exclusive
     UNCLEAR = "unclear"
 
 
 _BY_NAME: Final = {
-    "NOT_FOUND": Fit.DOWN,  # it says so too of a queue whose node or process is not there
+    "NOT_FOUND": Fit.DOWN,  # also used for a queue whose node or process is down
     "ACCESS_REFUSED": Fit.FORBIDDEN,
     "RESOURCE_LOCKED": Fit.LOCKED,
 }
@@ -54,12 +54,12 @@ class BrokerAnswer:
     """One answer.
 
     Attributes:
-        said: The broker's words, where they say more than `fit`.
+        said: The broker's text, if it says more than `fit`.
         argument: The first flag or argument that differs.
-        ours: What we would declare; empty where the broker's text was cut.
-        theirs: What it is; likewise.
-        messages: Ready in the queue.
-        consumers: That read it.
+        ours: The value that we declare; empty if the broker's text was cut.
+        theirs: The present value; likewise.
+        messages: Number of ready messages.
+        consumers: Number of consumers.
     """
 
     fit: Fit
@@ -79,7 +79,7 @@ class BrokerAnswer:
 
 
 def read_refusal(text: str) -> BrokerAnswer:
-    """What a refusal says: `PRECONDITION_FAILED - inequivalent arg 'durable' for queue …`."""
+    """Interpret a refusal: `PRECONDITION_FAILED - inequivalent arg 'durable' for queue …`."""
     name, _, reason = text.partition(" - ")
     if name == "PRECONDITION_FAILED":
         return _compared(reason)
@@ -100,7 +100,7 @@ def _compared(reason: str) -> BrokerAnswer:
     values = _VALUES.search(reason)
     if values is not None:
         ours, theirs = map(_plain, values.groups())
-    if argument in EXCHANGE_GUARD:  # all the rest is equal
+    if argument in EXCHANGE_GUARD:  # it is compared last, so all else is equal
         if theirs in {"", _NONE}:
             return BrokerAnswer(fit=Fit.FITS)
         ours = _NONE

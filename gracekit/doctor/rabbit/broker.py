@@ -1,7 +1,7 @@
-"""Asks a broker what is there, and how it is declared. Makes nothing, and is bounded in time.
+"""Queries a broker for existing queues and exchanges and their flags. It creates nothing.
 
-First it is asked passively what exists, and only that is then compared; see `answers` for why
-this makes nothing, whatever happens in between.
+All queries together are bounded in time. Passive declares find out what exists; only that is then
+compared. `answers` explains why the comparison cannot create anything.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from gracekit.telemetry.telemetry import Telemetry
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0
 TOTAL_S: Final = 30.0
-"""Of all questions; a broker far away is then looked at in part."""
+"""Seconds for all queries; on a slow connection some stay unanswered."""
 
 BrokerAnswers = dict[str, BrokerAnswer]
-"""How one thing compares with what each profile declares, by the profile's name."""
+"""By profile: how one entity compares with what the profile declares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class Node:
     """One host of the URL.
 
     Attributes:
-        error: Why there is no connection; None if there was one.
-        product: As it calls itself: `RabbitMQ`.
-        version: `3.10.8`; empty where it does not say.
+        error: Why the connection failed; None if it did not.
+        product: The product that it reports: `RabbitMQ`.
+        version: `3.10.8`; empty if it reports none.
     """
 
     host: Host
@@ -65,17 +65,17 @@ class Node:
 
 @dataclass(slots=True, kw_only=True)
 class BrokerReport:
-    """What a broker has said, as far as it came.
+    """The answers of a broker, which may be incomplete.
 
     Attributes:
-        nodes: As the URL names them.
-        found: What there is under each name.
-        looked: Whether `found` has all names.
+        nodes: The hosts of the URL.
+        found: For each name, whether it exists.
+        looked: Whether `found` is complete.
         compared: Whether `fits` is complete.
-        fits: For what exists: how it compares with our profile, and with all others where
-            ours will not do.
-        foreign: Who reads a shared queue into another store; None if that was not asked.
-        trouble: Why not all was asked.
+        fits: For each existing entity, how it compares with our profile, and with all others if
+            ours cannot be used.
+        foreign: Readers of a shared queue with another store; None if that was not queried.
+        trouble: Why the answers are incomplete; None if they are complete.
     """
 
     nodes: Sequence[Node]
@@ -88,7 +88,7 @@ class BrokerReport:
 
     @property
     def newest(self) -> Node:
-        """Of the nodes that answered, in the midst of an upgrade the one that refuses most."""
+        """The answering node with the newest version: in an upgrade it refuses most."""
         answered = [node for node in self.nodes if node.error is None]
         return max(answered, key=lambda node: read_version(node.version))
 
@@ -96,14 +96,13 @@ class BrokerReport:
 async def inquire(
     broker: Broker, entities: Sequence[BrokerEntity], shared: Sequence[Queue], store: str | None
 ) -> BrokerReport:
-    """Ask all that is to be known.
+    """Connect to all hosts, and query the first that answers.
 
     Args:
-        broker: Where.
-        entities: What to ask about.
-        shared: Queues whose readers are to be judged.
-        store: Identity of the store into which we would read them; None if nobody is to be
-            judged by it.
+        broker: The broker.
+        entities: The entities to query.
+        shared: Shared queues whose readers are to be checked.
+        store: Identity of our store; None to skip the check of readers.
     """
     with _quiet():
         links = [_link(broker, host) for host in broker.hosts]
@@ -174,7 +173,7 @@ async def _foreign(
 
 
 async def _compare(report: BrokerReport, inspector: BrokerInspector, ours: Profile) -> None:
-    """With our profile, and with the others only if one is to be chosen: the broker logs it all."""
+    """Compare with our profile, and with others only if needed: the broker logs each refusal."""
     existing = [entity for entity, answer in report.found.items() if answer.fit is Fit.FITS]
     for entity in existing:
         report.fits[entity] = {ours.name: await inspector.compare(entity, entity.flags(ours))}
@@ -187,7 +186,7 @@ async def _compare(report: BrokerReport, inspector: BrokerInspector, ours: Profi
 async def _compare_others(
     entity: BrokerEntity, known: BrokerAnswers, inspector: BrokerInspector
 ) -> BrokerAnswers:
-    """Profiles that declare *entity* alike are one question."""
+    """Compare with all other profiles; those that declare *entity* alike share one query."""
     asked = [(entity.flags(PROFILES[name]), answer) for name, answer in known.items()]
     answers: BrokerAnswers = {}
     for name, profile in PROFILES.items():
@@ -201,11 +200,11 @@ async def _compare_others(
 
 
 class BrokerInspector:
-    """Where questions are asked, each on a channel of its own, which a refusal closes.
+    """Sends queries, each on a new channel, because a refusal closes the channel.
 
     Args:
         link: A connection.
-        broker: What was connected to; its users are in no answer.
+        broker: Its broker; the names of its users are removed from answers.
     """
 
     def __init__(self, link: Link, broker: Broker) -> None:
@@ -225,7 +224,7 @@ class BrokerInspector:
         return await self._ask(ask, str(entity))
 
     async def compare(self, entity: BrokerEntity, flags: Flags | None) -> BrokerAnswer:
-        """How *entity* compares with *flags*; what is not declared at all fits."""
+        """How *entity* compares with *flags*; FITS if *flags* is None."""
 
         async def ask(channel: Channel) -> BrokerAnswer:
             if isinstance(flags, ExchangeFlags):
@@ -246,13 +245,13 @@ class BrokerInspector:
         return BrokerAnswer(fit=Fit.FITS) if flags is None else await self._ask(ask, str(entity))
 
     async def readers_of(self, name: str) -> int:
-        """How many consumers the queue of that name has; 0 where there is none."""
+        """The number of consumers of a queue; 0 if it does not exist."""
         return (await self.look(BrokerEntity("queue", name, lambda _: None))).consumers
 
     async def _ask(
         self, ask: Callable[[Channel], Awaitable[BrokerAnswer]], what: str
     ) -> BrokerAnswer:
-        """Ask, and read a refusal.
+        """Send a query, and interpret a refusal.
 
         Raises:
             DependencyError: no answer in time, or the connection was lost.
@@ -283,7 +282,7 @@ def _counted(answer: QueueFrames.DeclareOk) -> BrokerAnswer:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log lines of the client and the link: what they would say is a finding."""
+    """Suppress the log lines of client and link, as their errors become findings."""
     loggers = [logging.getLogger(name) for name in ("aiormq", "aio_pika", LOGGER)]
     before = [(logger, logger.propagate) for logger in loggers]
     silence = logging.NullHandler()

@@ -33,7 +33,7 @@ _IN_URL: Final = frozenset({"profile", *DURABLE_OPTIONS})
 
 
 def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[Topic]:
-    """The two topics of *service*; without it, those of the runs on record."""
+    """The two topics of *service*; if it is None, the topics of the runs on record."""
     if service is not None:
         pairs = {(service.topic, settings.ops_topic_of(service.topic))}
     else:
@@ -50,17 +50,17 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
 
 
 class ConnectionChecks:
-    """The way to the broker of *settings*; each method is a check.
+    """Checks of the connection to the broker of *settings*; each method is a check.
 
     Args:
-        settings: Ours.
-        runs: Of the store.
+        settings: Our settings.
+        runs: The runs of the store.
         service: None if it was not named.
-        store: Identity of the store; None if it is in memory, or not made yet.
+        store: Identity of the store; None if it is in memory or does not exist yet.
 
     Attributes:
-        broker: None where the URL is wrong.
-        checks: What was found there; None where no node accepted the login.
+        broker: None if the URL is wrong.
+        checks: The checks of its answers; None if no node accepted the login.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ConnectionChecks:
         self._store = "" if store is None else store
 
     def check_url(self) -> Iterator[Finding]:
-        """The transport URL."""
+        """Check the transport URL."""
         settings = self._settings
         try:
             self.broker = broker = read_url(
@@ -92,7 +92,7 @@ class ConnectionChecks:
         yield from reach.check_guest(broker)
 
     def check_nodes(self) -> Iterator[Finding]:
-        """Connect to each host, and ask the first that answers."""
+        """Connect to each host, and query the first that answers."""
         if self.broker is None:
             return
         report = asyncio.run(
@@ -113,14 +113,14 @@ class ConnectionChecks:
 
 
 class BrokerChecks:
-    """What was found on a broker; each method named `check_` is a check.
+    """Checks of a broker's answers; each method named `check_` is a check.
 
     Args:
-        settings: Ours.
+        settings: Our settings.
         service: None if it was not named.
-        broker: Which was asked.
-        topics: That are known to be ours.
-        report: The answers, of which some may be missing.
+        broker: The broker.
+        topics: The known topics of our service.
+        report: The answers, which may be incomplete.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class BrokerChecks:
         self._version = versions.read_version(report.newest.version)
 
     def check_versions(self) -> Iterator[Finding]:
-        """What the broker is, and whether it takes transient queues."""
+        """Check product and version, and whether the broker accepts transient queues."""
         node = self._report.newest
         found = versions.check_version(node.product, node.version)
         yield found
@@ -155,7 +155,7 @@ class BrokerChecks:
             )
 
     def _has_transient(self) -> bool:
-        """Whether a queue exists as our profile declares it, and that is transient."""
+        """Whether a transient queue exists as our profile declares it."""
         return any(
             entity.kind == "queue"
             and (flags := entity.flags(self._profile)) is not None
@@ -165,7 +165,7 @@ class BrokerChecks:
         )
 
     def check_answers(self) -> Iterator[Finding]:
-        """Things about which the broker would not say how they are."""
+        """Report entities that the broker would not compare, and queries without answers."""
         if self._report.trouble is not None:
             yield fail("broker", str(self._report.trouble), STOPPED, ExitCode.DEPENDENCY)
         forbidden = self._entities(Fit.FORBIDDEN)
@@ -176,7 +176,7 @@ class BrokerChecks:
             yield fail(
                 "exclusive",
                 f"{listed(locked)}: exclusive to another connection",
-                "end whoever declared it so, or use another topic",
+                "end the program that declared it so, or use another topic",
             )
         for entity in self._entities(Fit.DOWN):
             yield fail(
@@ -198,7 +198,7 @@ class BrokerChecks:
         return next((answer.said for answer in answers if answer.said), "")
 
     def check_profile(self) -> Finding:
-        """Which profile fits what exists."""
+        """Check which profile fits the existing entities."""
         if not self._report.compared:
             return skip("profile", "not all that exists was compared, see above")
         found = check_profile(
@@ -212,17 +212,17 @@ class BrokerChecks:
         return found
 
     def check_delivery_limit(self) -> Iterator[Finding]:
-        """Quorum queues that drop what comes back too often."""
+        """Check for quorum queues that drop messages after too many deliveries."""
         return versions.check_delivery_limit(self._profile, self._version)
 
     def check_consumer_timeout(self) -> Iterator[Finding]:
-        """Methods that are acked on done against the broker's patience."""
+        """Check methods that are acked at their end against the broker's consumer_timeout."""
         if self._service is not None:
             methods = self._service.methods
             yield from versions.check_consumer_timeout(self._profile, self._version, methods)
 
     def check_waiting(self) -> Iterator[Finding]:
-        """Requests that nobody has taken yet."""
+        """Report the requests that no consumer has taken."""
         if not self._report.looked or not self._topics:
             return
         queues = [queue_entity(queue) for topic in self._topics for queue in topic.queues]
@@ -231,7 +231,7 @@ class BrokerChecks:
         yield ok("waiting", ", ".join(waiting) or "no message waits")
 
     def check_dead_letters(self) -> Iterator[Finding]:
-        """Requests that nobody could use, or that expired."""
+        """Report rejected and expired requests."""
         if not self._report.looked or not self._topics:
             return
         counts = [(self._messages(topic.dead), topic.dead.name) for topic in self._topics]
@@ -270,10 +270,10 @@ class BrokerChecks:
         return self._report.found.get(entity, _UNKNOWN).messages
 
     def check_readers(self) -> Finding:
-        """Readers of our shared queues that keep what they take in another store."""
+        """Check for readers of our shared queues that use another store."""
         check = "foreign readers"
         if StoreLocation(self._settings.store_url).path is None:
-            return skip(check, "a store in memory is nobody else's, and a start does not ask")
+            return skip(check, "a store in memory cannot be shared, and a start does not check")
         if not self._topics:
             return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")
         if self._report.foreign is None:

@@ -23,11 +23,11 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class BrokerEntity:
-    """A queue or exchange under a name that every run of the service uses.
+    """A queue or exchange with a fixed name, used by every run of the service.
 
     Attributes:
         kind: `queue` or `exchange`.
-        flags: How a profile declares it; None where it does not.
+        flags: Returns the flags of a profile; None if the profile does not declare it.
     """
 
     kind: str
@@ -40,10 +40,10 @@ class BrokerEntity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic, and what of it has a name that is known.
+    """One topic, with its entities that have fixed names.
 
     Attributes:
-        hosts: Hosts, and on the ops topic instances, that have a directed queue.
+        hosts: Hosts with a directed queue; on the ops topic also instances.
     """
 
     name: str
@@ -51,22 +51,22 @@ class Topic:
 
     @property
     def shared(self) -> Queue:
-        """What all hosts read."""
+        """The queue that all hosts read."""
         return shared_queue(self.name)
 
     @property
     def queues(self) -> list[Queue]:
-        """Where requests wait; fanout queues have a name of their own each time."""
+        """The queues of requests, without fanout queues, whose names are random."""
         return [self.shared, *(directed_queue(self.name, host) for host in self.hosts)]
 
     @property
     def dead(self) -> BrokerEntity:
-        """Where rejected and expired requests are kept."""
+        """The queue of rejected and expired requests."""
         return BrokerEntity("queue", dead_letter_queue(self.name), _dead)
 
 
 def entities_of(topics: Iterable[Topic], exchange: str, store: str) -> list[BrokerEntity]:
-    """All that a start declares under known names, in the order in which people read it."""
+    """All entities with fixed names that a start declares, in the order of the output."""
     return [
         BrokerEntity("exchange", exchange, lambda profile: profile.control),
         *(entity for topic in topics for entity in _entities_of(topic, store)),
@@ -74,7 +74,7 @@ def entities_of(topics: Iterable[Topic], exchange: str, store: str) -> list[Brok
 
 
 def queue_entity(queue: Queue) -> BrokerEntity:
-    """*queue*, as something to ask about."""
+    """*queue* as a BrokerEntity."""
     return BrokerEntity("queue", queue.name, lambda profile: profile.flags_of(queue))
 
 

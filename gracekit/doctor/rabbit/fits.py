@@ -1,4 +1,4 @@
-"""Which declare profile fits what exists on a broker: from answers to one sentence."""
+"""Decides which declare profile fits the existing entities on a broker."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gracekit.rpc.amqp.profiles import PROFILES
 CHECK: Final = "profile"
 
 Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
-"""For each thing that exists: how it compares with what each profile declares."""
+"""For each existing entity, by profile: how it compares with what the profile declares."""
 
 
 def check_profile(
     ours: str, fits: Fits, *, accepted: Sequence[str], in_url: bool = False
 ) -> Finding:
-    """Whether a start will be refused (406), and which profile would not.
+    """Check whether a start will be refused (406), and which profile would not be.
 
     Args:
         ours: Name of our profile.
-        fits: Has *ours*, and all others where that differs anywhere.
-        accepted: Names of the profiles that the broker's version takes.
-        in_url: Whether the transport URL names the profile, and not the setting.
+        fits: Must contain *ours*, and all other profiles if *ours* differs anywhere.
+        accepted: Names of the profiles that the broker's version accepts.
+        in_url: Whether the transport URL, and not the setting, names the profile.
     """
     if not fits:
         return ok(CHECK, f"{ours}; none of its queues and exchanges exists yet")
@@ -51,7 +51,7 @@ def check_profile(
 
 
 def fitting(fits: Fits) -> list[str]:
-    """Names of the profiles that nothing which exists contradicts."""
+    """Names of the profiles that fit all existing entities."""
     compared = [name for name in PROFILES if all(name in answers for answers in fits.values())]
     return [name for name in compared if not _wrong(fits, name)]
 
@@ -72,7 +72,7 @@ def _different(fits: Fits, ours: str, wrong: Sequence[BrokerEntity]) -> str:
 
 
 def _each(fits: Fits) -> str:
-    """`queue a is as durable declares it, exchange b as none`, without what fits all."""
+    """`queue a is as durable declares it, …`, without entities that fit all profiles."""
     said = []
     for entity, answers in fits.items():
         unfit = [name for name, answer in answers.items() if answer.fit is Fit.DIFFERS]
@@ -86,7 +86,7 @@ def _each(fits: Fits) -> str:
 
 
 def _mend_one(fits: Fits, accepted: Sequence[str]) -> str:
-    """The profile that asks for the fewest deletions, and these."""
+    """A remedy: the profile with the fewest entities to delete, and these."""
     wrong = {name: _wrong(fits, name) for name in accepted}
     nearest = min(accepted, key=lambda name: len(wrong[name]))
     return (

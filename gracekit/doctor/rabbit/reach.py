@@ -1,4 +1,4 @@
-"""The way to a broker: whether it is protected, who logs in, and whether it lets us in."""
+"""Checks of the connection to a broker: TLS, the user, and whether it accepts the login."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
 
 
 def check_tls(broker: Broker) -> Finding:
-    """Who could read along, or pass for the broker."""
+    """Check that the connection cannot be read by others, and that the broker is authenticated."""
     tls = broker.tls
     if tls is None:
         remote = [str(host) for host in broker.hosts if not is_loopback(host.host)]
@@ -27,20 +27,20 @@ def check_tls(broker: Broker) -> Finding:
             return ok("TLS", "none, and none is needed on this machine")
         return warn(
             "TLS",
-            f"none to {', '.join(remote)}: who is on the way reads password and requests",
+            f"none to {', '.join(remote)}: others on the network can read password and requests",
             f"write amqps:// (port {TLS_PORT} by default), and cafile= for your own authority",
         )
     if not tls.verify:
         return warn(
             "TLS",
-            "verify=none: anybody on the way can pass for the broker, and gets the password",
+            "verify=none: others on the network can pass for the broker, and get the password",
             "leave verify= out, and write cafile= for your own authority",
         )
     return ok("TLS", f"certificate and host name are checked against {tls.cafile or 'the system'}")
 
 
 def check_guest(broker: Broker) -> Iterator[Finding]:
-    """The user that everybody knows; off the broker's own machine the URL was refused."""
+    """Warn about user guest; on other machines than the broker's the URL is refused anyway."""
     if any(host.user == "guest" for host in broker.hosts):
         yield warn(
             "guest",
@@ -50,7 +50,7 @@ def check_guest(broker: Broker) -> Iterator[Finding]:
 
 
 def check_node(node: Node, *, others: bool) -> Iterator[Finding]:
-    """Whether *node* lets us in; if *others* do, a service starts all the same."""
+    """Check that *node* accepts the login; only a warning if *others* do."""
     check = f"broker {node.host}"
     if node.error is None:
         yield ok(check, "it lets us in")
@@ -60,7 +60,7 @@ def check_node(node: Node, *, others: bool) -> Iterator[Finding]:
 
 
 def told_with(check: str, error: GracekitError) -> Iterator[Finding]:
-    """FAILs from the lines of *error*, each with a remedy."""
+    """One FAIL for each line of *error*, each with a remedy."""
     wrong = isinstance(error, ConfigError)
     code = ExitCode.CONFIG if wrong else ExitCode.DEPENDENCY
     for one in told(check, error, code):

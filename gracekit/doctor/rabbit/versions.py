@@ -1,6 +1,6 @@
-"""What a version of RabbitMQ means for a declare profile and for methods.
+"""Checks that depend on the version of RabbitMQ.
 
-Tried with 3.10.8 only. What is said of later versions was read in their documentation,
+They were tested only with 3.10.8. Statements about later versions come from their documentation,
 release notes and source.
 """
 
@@ -18,17 +18,17 @@ from gracekit.rpc.amqp.profiles import PROFILES, Profile
 from gracekit.rpc.methods import Method
 
 Version = tuple[int, ...]
-"""`(3, 10, 8)`; nothing where it is not known."""
+"""`(3, 10, 8)`; empty if it is not known."""
 
 TRIED: Final = "3.10.8"
 OLDEST: Final[Version] = (3, 10)
 NO_TRANSIENT: Final[Version] = (4, 3)
-"""From here on queues that are neither durable nor exclusive are refused."""
+"""The first version that refuses queues which are neither durable nor exclusive."""
 DELIVERY_LIMIT: Final[Version] = (4, 0)
-"""From here on a quorum queue drops or dead-letters what was delivered 20 times."""
+"""The first version whose quorum queues drop or dead-letter a message after 20 deliveries."""
 NO_TIMEOUT_ON_CLASSIC: Final[Version] = (4, 3)
 CONSUMER_TIMEOUT_S: Final = 1800.0
-"""Default; what a broker has set is not told over AMQP."""
+"""The default; AMQP cannot query a broker's setting."""
 
 PERMIT: Final = "deprecated_features.permit.transient_nonexcl_queues = true"
 
@@ -40,22 +40,22 @@ def read_version(text: str) -> Version:
 
 
 def is_quorum(profile: Profile) -> bool:
-    """Whether requests wait in quorum queues."""
+    """Whether the profile's request queues are quorum queues."""
     return profile.topic.arguments.get("x-queue-type") == "quorum"
 
 
 def is_accepted(profile: Profile, version: Version) -> bool:
-    """Whether a broker of that version takes all queues of *profile*, as it comes."""
+    """Whether a broker of that version, with its defaults, accepts all queues of *profile*."""
     return version < NO_TRANSIENT or (profile.topic.durable and profile.own.durable)
 
 
 def accepted(version: Version) -> list[str]:
-    """Names of the profiles that a broker of that version takes."""
+    """Names of the profiles that a broker of that version accepts."""
     return [name for name, profile in PROFILES.items() if is_accepted(profile, version)]
 
 
 def check_version(product: str, said: str) -> Finding:
-    """Which broker this is."""
+    """Check product and version of the broker."""
     version = read_version(said)
     if product != "RabbitMQ" or not version:
         return skip(
@@ -74,13 +74,13 @@ def check_version(product: str, said: str) -> Finding:
 def check_transient(
     profile: Profile, said: str, *, fitting: Sequence[str], permitted: bool
 ) -> Finding:
-    """Queues that a broker of that version refuses.
+    """Check for queues that a broker of that version refuses.
 
     Args:
-        profile: Ours.
-        said: The version, as the broker writes it.
-        fitting: Names of the profiles that fit what exists.
-        permitted: Whether there is such a queue of ours already.
+        profile: Our profile.
+        said: The version, as the broker reports it.
+        fitting: Names of the profiles that fit the existing entities.
+        permitted: Whether our service has such a queue, so that the broker must permit them.
     """
     check, version = "transient queues", read_version(said)
     if is_accepted(profile, NO_TRANSIENT):
@@ -113,7 +113,7 @@ def check_transient(
 
 
 def check_delivery_limit(profile: Profile, version: Version) -> Iterator[Finding]:
-    """Quorum queues that drop what comes back too often."""
+    """Check for quorum queues that drop messages after too many deliveries."""
     if not is_quorum(profile) or version < DELIVERY_LIMIT:
         return
     check = "delivery limit"
@@ -124,7 +124,7 @@ def check_delivery_limit(profile: Profile, version: Version) -> Iterator[Finding
         yield warn(
             check,
             f"{limit} says otherwise, and profile {profile.name} has no dead-letter queue: it is "
-            "gone then, without a word",
+            "then lost, without any notice",
             "set a policy with dead-letter-exchange on the topics' queues (rabbitmqctl "
             "set_policy), or use profile quorum where every peer can",
         )
@@ -133,9 +133,9 @@ def check_delivery_limit(profile: Profile, version: Version) -> Iterator[Finding
 def check_consumer_timeout(
     profile: Profile, version: Version, methods: Iterable[Method[Any, Any]]
 ) -> Iterator[Finding]:
-    """Methods that are acked on done against the broker's patience."""
+    """Check methods that are acked at their end against the broker's consumer_timeout."""
     check = "consumer_timeout"
-    # gracekit's own answer at once, and nobody can give them a timeout=.
+    # Without gracekit's own methods, which are quick and cannot be given a timeout=.
     kept = [m for m in declared_ones(methods) if m.options.on_interrupt == "requeue"]
     if not kept:
         return
@@ -145,7 +145,7 @@ def check_consumer_timeout(
     half = CONSUMER_TIMEOUT_S / 2
     slow = [method for method in kept if (method.options.timeout_s or math.inf) > half]
     bound = f"{format_duration(half)}, half of the default of {format_duration(CONSUMER_TIMEOUT_S)}"
-    unseen = "what this broker has set is not told over AMQP"
+    unseen = "this broker's own setting cannot be read over AMQP"
     if slow:
         yield warn(
             check,

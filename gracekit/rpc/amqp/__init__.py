@@ -1,1 +1,1 @@
-"""The transport over RabbitMQ, in the oslo.messaging wire. Loaded only when a URL names it."""
+"""The RabbitMQ transport, in oslo.messaging's wire format. Imported only if a URL asks for it."""

@@ -1,4 +1,4 @@
-"""Whatever the broker is asked has its bound here, and ends with an error that says what it was."""
+"""Timeouts: each exchange with the broker is bounded, and its errors name what was asked."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gracekit.errors import DependencyError
 T = TypeVar("T")
 
 CLOSE_S: Final = 2.0
-"""For a broker to confirm the close of a channel."""
+"""Seconds for the broker to confirm the close of a channel."""
 
 TROUBLE: Final = (AMQPError, DependencyError)
-"""What `bounded` raises."""
+"""The errors that `bounded` raises."""
 
 
 async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
-    """One exchange with the broker.
+    """Await one exchange with the broker, with a timeout.
 
     Args:
-        exchange: Of aio-pika or aiormq, without a timeout of theirs: they bound by `wait_for`,
-            which before Python 3.12 now and then keeps the end of a connection from who waits.
-        timeout_s: Its bound, in seconds.
-        what: Names it in the error.
+        exchange: A call of aio-pika or aiormq, without its own timeout argument: they use
+            `wait_for`, which before Python 3.12 sometimes hides the loss of the connection.
+        timeout_s: Seconds to wait.
+        what: Names the exchange in the error.
 
     Raises:
-        DependencyError: the connection was lost, or the time is up; whether it was carried
-            out is not known. AMQP errors that say more are raised as they are.
+        DependencyError: the connection was lost, or the time is up; the broker may or may not
+            have done it. AMQP errors, which say more, are raised unchanged.
     """
     task = asyncio.current_task()
     cancels = task.cancelling() if task is not None else 0
@@ -42,12 +42,12 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
         raise DependencyError(f"{what}: the broker did not answer in {timeout_s:g} s") from None
     except BaseException as error:
         if task is not None and task.cancelling() > cancels:
-            # aiormq may raise an error of its own in the place of our cancellation.
+            # We were cancelled, but aiormq may raise another error instead.
             raise asyncio.CancelledError from error
         if isinstance(error, AMQPError):
             raise
-        # aiormq cancels who waits when a connection dies under them, or throws a bare Exception; a
-        # closed channel or connection is a RuntimeError.
+        # When a connection dies, aiormq cancels the waiting code or raises a bare Exception; for
+        # a closed channel or connection it raises RuntimeError.
         if isinstance(error, asyncio.CancelledError) or type(error) is Exception:
             raise DependencyError(f"{what}: the connection to the broker was lost") from error
         if isinstance(error, OSError | RuntimeError):
@@ -56,7 +56,7 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
 
 
 async def finished(work: Coroutine[Any, Any, None]) -> None:
-    """Do *work*, which is short and bounded, to its end; only then hear of a cancellation."""
+    """Run *work*, which is short and bounded, to its end; delay a cancellation until then."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -71,10 +71,11 @@ async def finished(work: Coroutine[Any, Any, None]) -> None:
 async def close_channel(
     channel: Channel, timeout_s: float, error: BaseException | None = None
 ) -> None:
-    """Close a channel, because of *error* if there is one.
+    """Close a channel, because of *error* if there is one; wait at most *timeout_s* seconds.
 
-    One that the broker does not confirm in time goes with its connection. In a task of its own:
-    a close that is cancelled would be sent twice, for which the broker closes the connection.
+    If the broker does not confirm in time, the channel ends with its connection. The close runs
+    in a separate task: if it were cancelled, aiormq would send it twice, and the broker would
+    close the connection for that.
     """
     closing = asyncio.ensure_future(channel.close(error or asyncio.CancelledError))
     closing.add_done_callback(_ignore_end)
@@ -83,9 +84,9 @@ async def close_channel(
 
 def _ignore_end(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # seen: what a close meets is of no interest
+        task.exception()  # marks it as retrieved: errors of a close are ignored
 
 
 def said(error: BaseException) -> str:
-    """What an error of the broker or the network says, in one line."""
+    """The text of an error of the broker or the network, in one line."""
     return (str(error) or type(error).__name__).replace("\n", " ")

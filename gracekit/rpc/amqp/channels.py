@@ -1,8 +1,8 @@
 """Messages on one channel: deliveries in, acks and publishes out.
 
-Two ways to the same end. `FramedChannel` reads and writes the frames of messages itself, on the
-socket that aiormq uses; `PlainChannel` has aiormq do it, as any program would. Opening,
-closing, prefetch, consuming and declaring are aiormq's in both.
+There are two implementations. `FramedChannel` reads and writes the frames of messages itself, on
+aiormq's socket, which is faster; `PlainChannel` leaves them to aiormq. In both, aiormq opens and
+closes the channel, sets the prefetch, starts consumers and declares queues.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from gracekit.rpc.transport import Message
 FLUSH_S: Final = 10.0
 _PERSISTENT: Final = 2
 _LONGEST_S: Final = 10 * 365 * 86_400
-"""Seconds after which a message may expire; RabbitMQ refuses one of more (rabbit.hrl)."""
+"""The longest expiration of a message in seconds; RabbitMQ refuses longer ones (rabbit.hrl)."""
 _FRAME_MAX: Final = 131_072
-"""Bytes, where the broker sets no bound."""
+"""Bytes of the largest frame, if the broker sets no limit."""
 
 
 class ReturnedError(Exception):
-    """No queue takes a message."""
+    """The broker returned a message: no queue is bound for it."""
 
 
 class NackedError(Exception):
-    """The broker could not take a message now."""
+    """The broker nacked a message: it could not take it now."""
 
 
 class MessageChannel(Protocol):
@@ -47,44 +47,44 @@ class MessageChannel(Protocol):
 
     @property
     def amqp(self) -> Channel:
-        """For all that is rare."""
+        """The channel of aiormq, for everything that this interface lacks."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """Whether what is said on it still leaves, as far as we know."""
+        """Whether frames can still be sent on it, as far as we know."""
         ...
 
     @property
     def takes_now(self) -> bool:
-        """Whether a message would leave at once; where that is not known, false."""
+        """Whether a message would be sent at once; False if that is not known."""
         ...
 
     def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:
         """Call *on_message* for each delivery, in order; it must not block.
 
-        Of a body above *keep* bytes its size alone is kept, where aiormq does not read it.
+        A `FramedChannel` drops a body of more than *keep* bytes and reports only its size.
         """
         ...
 
     def pause(self) -> None:
-        """Let the connection read nothing more for now."""
+        """Stop reading from the connection until `resume`."""
         ...
 
     def resume(self) -> None:
-        """Let it read again, as far as this channel is concerned."""
+        """Read again, unless another channel of the connection is paused."""
         ...
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
-        """Begin to read a queue."""
+        """Start a consumer on a queue."""
         ...
 
     async def cancel(self, consumer_tag: str) -> None:
-        """Read it no more; what was delivered before was told when this returns."""
+        """Stop a consumer; earlier deliveries have all been passed on when this returns."""
         ...
 
     def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
-        """Acknowledge: (delivery tag, multiple), in order with the nacks."""
+        """Send acks, each as (delivery tag, multiple); acks and nacks keep the order of calls."""
         ...
 
     def nack(self, tag: int, *, requeue: bool) -> None:
@@ -93,34 +93,35 @@ class MessageChannel(Protocol):
 
     @property
     def unfinished(self) -> object:
-        """How far a message has come of which a part is missing; None if there is none."""
+        """A value that changes with each part of an incomplete message; None if none is."""
         ...
 
     async def flush(self) -> None:
-        """Wait until the acks and nacks have left; where they cannot, the channel is closed."""
+        """Wait until the acks and nacks are sent; if they cannot be, close the channel."""
         ...
 
     def publish(
         self, exchange: str, key: str, message: Message, *, mandatory: bool
     ) -> asyncio.Future[Any]:
-        """Send a message, persistent; the future ends with the broker's confirm.
+        """Send a persistent message; the future is done when the broker confirms it.
 
-        It fails with ReturnedError (no queue takes it), NackedError, an AMQPError of the
-        channel, or DependencyError (the connection was lost): then it may be there, or not.
+        The future fails with ReturnedError (no queue takes it), NackedError, an AMQPError of the
+        channel, or DependencyError (the connection was lost). After the last two the message may
+        have been delivered or not.
         """
         ...
 
     async def wait_room(self) -> None:
-        """Wait while more waits to leave than the connection takes."""
+        """Wait until the socket accepts more data."""
         ...
 
     async def abandon(self, why: AMQPError) -> None:
-        """Wait for no confirm any more: whoever does hears *why*; the channel is closed."""
+        """Close the channel; all unconfirmed publishes fail with *why*."""
         ...
 
 
 class FramedChannel:
-    """See `MessageChannel`; frames of our own."""
+    """See `MessageChannel`; reads and writes frames itself."""
 
     def __init__(self, amqp: Channel, wire: Wire) -> None:
         self.amqp: Final = amqp
@@ -128,7 +129,7 @@ class FramedChannel:
         self._number = amqp.number
         self._frame_max = amqp.connection.connection_tune.frame_max or _FRAME_MAX
         self._ended = False
-        self._last = 0  # number of the last publish, which its confirm names
+        self._last = 0  # number of the last publish; confirms refer to it
         self._unconfirmed: dict[int, _Publish] = {}
         self._contents = Contents(wire, amqp.number)
         self._contents.on_return = self._was_returned
@@ -238,9 +239,10 @@ class FramedChannel:
                 publish.end(error)
 
     def _was_returned(self, key: str, body: bytes) -> None:
-        """A return does not name its publish, and comes before its confirm.
+        """Fail the publish that the broker returned.
 
-        Of several that are alike it is the first, whether anybody still waits for it or not.
+        A return does not carry the publish's number, and comes before its confirm. Among publishes
+        with the same key and body it belongs to the first, even if nothing waits for that any more.
         """
         for publish in self._unconfirmed.values():
             if not publish.is_back and publish.key == key and publish.body == body:
@@ -250,7 +252,7 @@ class FramedChannel:
 
     async def abandon(self, why: AMQPError) -> None:
         """See `MessageChannel`."""
-        self._end(why)  # first: a broker that confirms nothing may not answer a close either
+        self._end(why)  # first, as a broker that confirms nothing may not answer a close either
         await close_channel(self.amqp, CLOSE_S, why)
 
     def _closed(self, closing: asyncio.Future[Any]) -> None:
@@ -265,7 +267,7 @@ class FramedChannel:
 
 
 class _Publish:
-    """One that waits for its confirm."""
+    """A publish that waits for its confirm."""
 
     __slots__ = ("body", "future", "is_back", "key")
 
@@ -276,7 +278,7 @@ class _Publish:
         self.is_back = False
 
     def end(self, error: Exception | None) -> None:
-        """It was confirmed, or not."""
+        """Report the confirm, or the error, to the future."""
         if self.future.done():
             return
         if error is None:
@@ -286,7 +288,7 @@ class _Publish:
 
 
 class PlainChannel:
-    """See `MessageChannel`; all of it by aiormq."""
+    """See `MessageChannel`; leaves all frames to aiormq."""
 
     def __init__(self, amqp: Channel, wire: Wire) -> None:
         self.amqp: Final = amqp
@@ -326,7 +328,7 @@ class PlainChannel:
     async def cancel(self, consumer_tag: str) -> None:
         """See `MessageChannel`."""
         await self.amqp.basic_cancel(consumer_tag)
-        await asyncio.sleep(0)  # aiormq has made a task for what came before
+        await asyncio.sleep(0)  # lets aiormq's tasks for earlier deliveries run
 
     @property
     def unfinished(self) -> object:
@@ -334,7 +336,7 @@ class PlainChannel:
         return self._contents.unfinished
 
     async def _take(self, message: DeliveredMessage) -> None:
-        # aiormq cancels this task when the channel ends: nothing here waits.
+        # There is no await here, as aiormq cancels this task when the channel ends.
         deliver = message.delivery
         assert isinstance(deliver, Basic.Deliver)
         assert deliver.delivery_tag is not None
@@ -369,7 +371,10 @@ class PlainChannel:
             await self._fail(error)
 
     async def _fail(self, error: BaseException) -> None:
-        """A settlement did not leave: a later `multiple` would cover it."""
+        """Close the channel, as a settlement could not be sent.
+
+        On this channel a later ack with `multiple` would wrongly cover its delivery.
+        """
         self._said.clear()
         await close_channel(self.amqp, CLOSE_S, error)
 
@@ -406,7 +411,7 @@ class PlainChannel:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # aiormq cancels who waits when a connection dies, or throws a bare Exception.
+            # When a connection dies, aiormq cancels the waiting code or raises a bare Exception.
             raise _lost() from error
 
     async def wait_room(self) -> None:
@@ -449,8 +454,8 @@ def _packed_by_expiry(expires_in_s: float | None) -> bytes:
 
 
 def _unexpected(*_: object) -> None:
-    """Nobody reads on this channel."""
+    """Drops a delivery: `deliver_to` was not called for this channel."""
 
 
 async def _never(message: DeliveredMessage) -> None:
-    """Aiormq sees no delivery of a channel that is tapped."""
+    """Never called: the tap takes all deliveries before aiormq sees them."""

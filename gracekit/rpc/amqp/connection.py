@@ -1,9 +1,9 @@
 """One connection of aiormq, on our own socket, from its opening to its end.
 
-aiormq's tasks for reading, writing and heartbeats live until somebody closes their connection. So
-an opening that fails or is cancelled is closed here too. `aio_pika.Connection` does not do that:
-cancelled between the last answer of the broker and its own next step, it loses a connection that
-is open, and heartbeats keep that one alive for ever.
+aiormq's tasks for reading, writing and heartbeats run until their connection is closed. So this
+module also closes a connection whose opening failed or was cancelled. `aio_pika.Connection` does
+not: if it is cancelled right after the broker's last answer, it forgets an open connection, which
+heartbeats then keep alive for ever.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gracekit.rpc.amqp.bounds import bounded, finished
 from gracekit.rpc.amqp.wire import WireFactory
 
 CLOSE_TIMEOUT_S: Final = 3.0
-"""A broker that does not answer must not hold the end of a process."""
+"""Seconds to wait for a close: a broker that does not answer must not delay a process's end."""
 CUT_AFTER_S: Final = 2.0
-"""For aiormq to say goodbye; then its socket is cut."""
+"""Seconds for aiormq to close the connection in good order; then its socket is aborted."""
 
 
 class Connection:
-    """See the module.
+    """One connection; see the module.
 
     Attributes:
-        wires: Its socket.
-        amqp: What makes channels, once it is open.
+        wires: Makes and holds its socket.
+        amqp: The connection of aiormq, which makes channels once it is open.
     """
 
     def __init__(self, url: URL, *, tls: ssl.SSLContext | None, name: str) -> None:
@@ -46,10 +46,10 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect; where that fails or is cancelled, nothing is left of it.
+        """Connect; if that fails or is cancelled, everything opened so far is closed.
 
         Raises:
-            AMQPError: the broker refuses it, or cannot be reached.
+            AMQPError: the broker refuses the connection, or cannot be reached.
         """
         opening = asyncio.ensure_future(self._open())
         try:
@@ -63,18 +63,18 @@ class Connection:
         await self.amqp.ready()
 
     async def _abandon(self, opening: asyncio.Task[None]) -> None:
-        self.wires.abort()  # aiormq's goodbye would wait for a broker that may be frozen
+        self.wires.abort()  # an orderly close would wait for a broker that may be frozen
         opening.cancel()  # there may be no socket yet
         await asyncio.wait({opening}, timeout=CLOSE_TIMEOUT_S)
         await self.close()
 
     async def close(self, cut_after_s: float = CUT_AFTER_S) -> None:
-        """Say goodbye, and wait for the end; may be called again, and by several at once.
+        """Close, and wait for the end; may be called again, and by several tasks at once.
 
-        If this wait is cancelled, the closing goes on; it is bounded.
+        If this wait is cancelled, the close goes on; it is bounded.
 
         Args:
-            cut_after_s: Seconds that the broker has for its goodbye.
+            cut_after_s: Seconds for the broker to answer; then the socket is aborted.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
@@ -82,13 +82,13 @@ class Connection:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        # Whatever fails while closing, the socket is cut: there is nothing left to report.
+        # Errors of a close are ignored: the socket is aborted in any case.
         with self._cut_after(CUT_AFTER_S), contextlib.suppress(Exception):
             await bounded(self.amqp.close(ConnectionClosed), CLOSE_TIMEOUT_S, "close")
 
     @contextlib.contextmanager
     def _cut_after(self, seconds: float) -> Iterator[None]:
-        """Cut the socket: aiormq waits, deaf to a cancellation, for a peer that is frozen."""
+        """Abort the socket after *seconds*: a frozen peer makes aiormq wait, even if cancelled."""
         cut = asyncio.get_running_loop().call_later(seconds, self.wires.abort)
         try:
             yield

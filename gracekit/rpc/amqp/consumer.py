@@ -1,8 +1,8 @@
-"""A subscription that outlives connections, channels and queues, until it is cancelled.
+"""A consumer that survives the loss of connections, channels and queues, until it is cancelled.
 
-Its keeper opens an intake, and a new one whenever the present one ends by itself:
-connection lost, channel closed by the broker, queue deleted. One that was
-cancelled stays cancelled, whatever happens to the connection.
+A background task, the keeper, opens a new intake whenever the present one ends:
+the connection is lost, the broker closes the channel, or a queue is deleted. A
+cancelled consumer has no keeper, so it stays cancelled after a reconnection.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from gracekit.telemetry.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
 LOOK_EVERY_S: Final = 30.0
-"""Between two questions whether the queues are still there and read by somebody: a channel
-that looks open proves neither."""
+"""Seconds between two checks that the queues still exist and have a consumer: an open channel
+proves neither."""
 STALLED_S: Final = 5.0
-"""Without a byte of a message that has come in part; its intake is left then."""
+"""Seconds without a new byte of an incomplete message, after which the intake is replaced."""
 
 _LIMIT_REACHED: Final = re.compile(r"\blimit\b.*\bis reached")
-"""Of queues or exchanges; RabbitMQ refuses with the code of other flags."""
+"""A limit on the number of queues or exchanges; RabbitMQ uses the code for differing flags."""
 _MISSING: Final = re.compile(r"\bno queue\b")
-"""RabbitMQ uses the same code for a queue that exists and whose node is down."""
+"""Tells a missing queue from one whose node is down; RabbitMQ uses the same code for both."""
 
 
 class Declarer:
-    """Declares queues, each time on a channel of its own, which a refusal closes."""
+    """Declares and deletes queues, each time on a new channel, as a refusal closes the channel."""
 
     def __init__(self, link: Link, topology: Topology) -> None:
         self._link = link
@@ -58,8 +58,8 @@ class Declarer:
         """Make *queues* exist.
 
         Raises:
-            ConfigError: the broker will never take them as the profile declares them.
-            DependencyError: not now; try again.
+            ConfigError: the broker refuses the profile's declaration, and always will.
+            DependencyError: the broker cannot do it now; try again.
         """
         for queue in queues:
             channel = await self._channel()
@@ -75,16 +75,16 @@ class Declarer:
         """How many consumers read the queue *name*; None if there is no such queue.
 
         Raises:
-            DependencyError: the broker does not say.
+            DependencyError: the broker gives no answer.
         """
         answer = await self._ask_about(name)
         return None if answer is None else answer.consumer_count or 0
 
     async def is_idle(self, name: str) -> bool:
-        """Whether the queue *name* exists, nobody reads it and no message waits in it.
+        """Whether the queue *name* exists, without consumers and without ready messages.
 
         Raises:
-            DependencyError: the broker does not say.
+            DependencyError: the broker gives no answer.
         """
         answer = await self._ask_about(name)
         return answer is not None and not answer.consumer_count and not answer.message_count
@@ -103,13 +103,13 @@ class Declarer:
         return answer
 
     async def depth(self, names: Sequence[str]) -> int:
-        """How many messages wait in the queues *names* in all; a missing queue has none.
+        """How many messages wait in all queues *names* together; a missing queue has none.
 
-        All are asked about on one channel; RabbitMQ closes it where a queue is missing, and the
-        others are asked about on a new one.
+        All queues are queried on one channel. RabbitMQ closes the channel if a queue is missing;
+        then the rest is queried on a new one.
 
         Raises:
-            DependencyError: the broker does not say.
+            DependencyError: the broker gives no answer.
         """
         left, depth = [*names], 0
         while left:
@@ -129,11 +129,14 @@ class Declarer:
         return depth
 
     async def bind(self, queue: Queue) -> str:
-        """Bind *queue*, which exists, again; returns the name of its exchange if that was gone.
+        """Bind the existing *queue* again.
+
+        Returns:
+            The name of its exchange if that was missing and had to be made, otherwise "".
 
         Raises:
-            ConfigError: the broker will never bind it as the profile says.
-            DependencyError: not now.
+            ConfigError: the broker refuses the profile's exchange or binding, and always will.
+            DependencyError: the broker cannot do it now.
         """
         exchange = self._topology.exchange_of(queue)
         if not exchange:
@@ -163,16 +166,16 @@ class Declarer:
         return True
 
     async def delete(self, name: str) -> None:
-        """Remove a queue, whoever reads it."""
+        """Delete a queue, even if it has consumers."""
         channel = await self._channel()
         try:
-            # Not `if_unused`, for which a broker with quorum queues closes the connection.
+            # Without `if_unused`: for a quorum queue the broker closes the connection at that.
             await bounded(channel.queue_delete(name), OPEN_TIMEOUT_S, f"removal of {name}")
         finally:
             await close_channel(channel, OPEN_TIMEOUT_S)
 
     async def delete_idle(self, name: str) -> bool:
-        """Remove a classic queue if nobody reads it and no message waits in it; whether it went."""
+        """Delete a classic queue if it has no consumer and no message; return whether it did."""
         channel = await self._channel()
         try:
             asked = channel.queue_delete(name, if_unused=True, if_empty=True)
@@ -199,16 +202,16 @@ class Declarer:
             case ChannelPreconditionFailed() if _LIMIT_REACHED.search(said(error)):
                 return DependencyError(
                     f"the broker has no room for queue {queue.name!r} or its exchange: "
-                    f"{said(error)}; delete queues that nobody uses, or raise the limit "
+                    f"{said(error)}; delete unused queues, or raise the limit "
                     "(rabbitmqctl set_vhost_limits)"
                 )
             case ChannelPreconditionFailed():
                 return ConfigError(
                     f"queue {queue.name!r} or its exchange exists with other flags than profile "
                     f"{profile!r} declares: {said(error)}; choose the profile that fits "
-                    "(`gracekit doctor` tells which), or delete what exists once nobody uses it"
+                    "(`gracekit doctor` names it), or delete what exists once it is unused"
                 )
-            # 541, which also says that a quorum queue has no majority now; and 540 for safety.
+            # Code 541, also used for a quorum queue without a majority; and 540, to be safe.
             case ConnectionInternalError() | ConnectionNotImplemented() if not self._durable(queue):
                 return ConfigError(
                     f"the broker takes no queue like {queue.name!r} of profile {profile!r}: "
@@ -226,7 +229,7 @@ class Declarer:
                     f"the broker forbids queue {queue.name!r} or its exchange: {said(error)}; "
                     "give the user configure, write and read on it (rabbitmqctl set_permissions)"
                 )
-            case _:  # 404: a classic queue whose node is down; 405: a dead peer still holds it
+            case _:  # 404: a classic queue whose node is down; 405: a dead peer still owns it
                 return DependencyError(f"queue {queue.name!r}: {said(error)}")
 
 
@@ -235,12 +238,12 @@ class AmqpConsumer:
 
     Args:
         link: The connection to read on.
-        declarer: Makes the queues, each time anew.
-        queues: What to read.
+        declarer: Declares the queues each time the consumer is opened.
+        queues: The queues to read.
         on_delivery: See `Transport.consume`.
-        prefetch: Deliveries that may be unsettled at one time.
-        keep: Largest body in bytes that is kept.
-        on_cancelled: Told once that it delivers no more.
+        prefetch: How many deliveries may be unsettled at a time.
+        keep: Largest body in bytes to read; of larger ones only the size is kept.
+        on_cancelled: Called once, when the consumer delivers no more.
     """
 
     def __init__(
@@ -277,8 +280,8 @@ class AmqpConsumer:
         """Begin to deliver.
 
         Raises:
-            ConfigError: the queues cannot be had as declared.
-            DependencyError: not now.
+            ConfigError: the broker refuses the profile's declaration of the queues.
+            DependencyError: the broker cannot do it now.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -300,7 +303,7 @@ class AmqpConsumer:
         return self._failure
 
     def pause(self) -> None:
-        """See `Consumer.pause`; all others on the connection pause too."""
+        """See `Consumer.pause`; all other consumers of the connection pause too."""
         if self._intake is not None and not self._cancelled:
             self._intake.pause()
 
@@ -323,7 +326,7 @@ class AmqpConsumer:
             self._on_cancelled(self)
 
     async def close(self) -> None:
-        """Cancel, and close the channel: what is unsettled goes back."""
+        """Cancel, and close the channel: the broker requeues unsettled deliveries."""
         self._cancelled = True
         with self._link.asking(f"close of the channel of {self.queues[0].name}"):
             await self._end_keeper()
@@ -358,7 +361,11 @@ class AmqpConsumer:
         self._failure = ReadFailure(since=since, why=why)
 
     async def _ended(self, intake: Intake) -> str:
-        """Wait until *intake* is of no use, looking from time to time whether it still is."""
+        """Wait until *intake* has ended or no longer works; check it from time to time.
+
+        Returns:
+            Why it ended.
+        """
         ended = asyncio.ensure_future(intake.wait_ended())
         look_at, unfinished, since = self._next_look(), intake.unfinished, self._clock.loop()
         try:
@@ -390,7 +397,7 @@ class AmqpConsumer:
                     await asyncio.sleep(backoff.NO_READER_S)
                     readers = await self._declarer.consumers_of(queue.name)
             except DependencyError:
-                return  # no proof of anything; the link has its own
+                return  # proves nothing about the queue; the link notices a lost connection itself
             if not readers:
                 what = "is gone" if readers is None else "has no reader any more"
                 intake.end(f"queue {queue.name} {what}")
@@ -398,7 +405,7 @@ class AmqpConsumer:
             await self._look_at_binding(queue)
 
     async def _look_at_binding(self, queue: Queue) -> None:
-        """Who may declare an exchange may delete it, and all bindings with it."""
+        """Bind *queue* again: a peer may have deleted the exchange, and the bindings with it."""
         try:
             lost = await self._declarer.bind(queue)
         except DependencyError:
@@ -416,7 +423,7 @@ class AmqpConsumer:
             tries += 1
             try:
                 return await self._open()
-            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+            except Exception as error:  # noqa: BLE001 - no other task would try again
                 self._note_failure(said(error))
                 if is_told(tries):
                     self._telemetry.emit(
@@ -448,5 +455,8 @@ class AmqpConsumer:
         return intake
 
     def _count_stale(self) -> None:
-        """A settlement came too late: the message is delivered again, and known then."""
+        """Count a settlement that came too late for its channel.
+
+        The broker delivers the message again, and the journal recognises the duplicate.
+        """
         self.stale += 1

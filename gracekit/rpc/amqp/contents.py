@@ -1,10 +1,9 @@
-"""What the broker sends on one channel, checked: messages put together, answers to what was asked.
+"""Assemble messages from the frames of one channel, and check that each frame is the expected one.
 
-An ack of ours may stand for all deliveries up to its tag. It must not cover one that we have never
-seen, so each frame must be the one that is due: delivery tags rise by one, a message is its method,
-its header and exactly so many bytes, and only what was asked is answered. After anything else
-nothing of the connection is believed any more: it is cut, and the broker delivers again what was
-not acknowledged.
+One of our acks may cover all deliveries up to its tag, so it could cover a delivery that we never
+saw. To exclude that, every frame is checked: delivery tags rise by one, a message is a method, a
+header and exactly the announced number of bytes, and each answer belongs to a request. After
+any other frame the connection is cut, and the broker redelivers everything unacknowledged.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ class Contents:
     """The frames of one channel, see `Tap`.
 
     Args:
-        wire: Where they come from.
-        channel: Its number.
-        passes: Only check, and leave all frames to aiormq, but give it no text that is none: it
-            would end the connection at each new delivery of that message.
+        wire: The socket that the frames come from.
+        channel: Number of the channel.
+        passes: Only check frames, and pass all of them to aiormq. Text that is not UTF-8 is
+            replaced on the way: aiormq would end the connection at each redelivery of it.
 
     Attributes:
         on_message: Called for each delivery, in order.
-        on_return: Called with key and body of a message that no queue takes.
-        on_confirm: Called with number, `multiple`, and whether the broker took the message.
-        keep: Largest body in bytes that is kept; of a larger one the pieces are dropped as they
-            come.
-        consumers: Tags that deliveries may name.
-        is_over: The channel is closed, or we close it; what still comes is dropped.
+        on_return: Called with routing key and body of a message that the broker returned.
+        on_confirm: Called with number, `multiple`, and True for an ack, False for a nack.
+        keep: Largest body in bytes that is kept; the frames of a larger body are dropped as they
+            arrive.
+        consumers: The consumer tags of this channel; no delivery may name another.
+        is_over: Either side is closing the channel; later deliveries are dropped.
     """
 
     def __init__(self, wire: Wire, channel: int, *, passes: bool = False) -> None:
@@ -53,24 +52,24 @@ class Contents:
         self._wire = wire
         self._channel = channel
         self._takes = not passes
-        self._due = METHOD  # the kind of the next frame
+        self._due = METHOD  # the expected kind of the next frame
         self._last = 0  # delivery tag
-        self._answer = 0  # the method that is due for what aiormq has asked
-        # Of a message that has come in part; a returned one has no `_delivered`.
+        self._answer = 0  # the method that answers aiormq's last request
+        # State of an incomplete message; `_delivered` is None for a returned message.
         self._delivered: Delivered | None = None
         self._returned = ""
         self._properties = Properties()
         self._missing = 0  # bytes
-        self._is_first = False  # nothing of a body has come that is to be kept
+        self._is_first = False  # the body is to be kept, and no frame of it has come
         self._pieces: list[bytes] = []
         wire.tap(channel, self)
 
     @property
     def unfinished(self) -> object:
-        """How far a message has come of which a part is missing; None if there is none.
+        """See `MessageChannel.unfinished`; also None while reading is paused.
 
-        None also while we do not read. After each pause it differs: what was sent meanwhile
-        is still on its way.
+        After a pause the value differs even without a new byte, as data that was sent meanwhile
+        is still on its way: a message is not stalled only because we did not read.
         """
         read_since = self._wire.read_since
         if self._due == METHOD or read_since is None:
@@ -81,7 +80,7 @@ class Contents:
         """See `Tap`.
 
         Raises:
-            FaultError: it is not the frame that is due.
+            FaultError: another frame was expected.
         """
         if kind != self._due:
             return self._take_unexpected(kind, data, offset)
@@ -143,18 +142,18 @@ class Contents:
             raise FaultError("a confirm or a return on a channel that publishes nothing")
 
     def _take_rare(self, method: int) -> bool:
-        """The end of the channel, an answer, or what the broker says of itself: aiormq's."""
+        """Check a method that aiormq handles: a close, an answer, or a notice of the broker."""
         if method == frames.CHANNEL_CLOSE or (method == frames.CHANNEL_CLOSE_OK and self.is_over):
             self.is_over = True
-            self._wire.tap(self._channel, None)  # the number may be another's soon
+            self._wire.tap(self._channel, None)  # aiormq may soon reuse the number
         elif method == self._answer:
             self._answer = 0
         elif method not in _UNASKED:
-            raise FaultError(f"method {method >> 16}.{method & 0xFFFF}, which nobody has asked for")
+            raise FaultError(f"method {method >> 16}.{method & 0xFFFF}, which answers no request")
         return False
 
     def _take_unexpected(self, kind: int, data: bytes, offset: int) -> bool:
-        """A channel may end in the midst of a message."""
+        """Check a frame of an unexpected kind: only a channel may be closed inside a message."""
         if kind == METHOD and data[offset : offset + 4] in _CLOSES:
             return self._take_rare(frames.METHOD_ID.unpack_from(data, offset)[0])
         raise FaultError(f"a frame of type {kind} where one of type {self._due} is due")
@@ -194,7 +193,7 @@ class Contents:
             return
         if delivered is None:
             self.on_return(self._returned, body)
-        elif not self.is_over:  # else the broker takes it back
+        elif not self.is_over:  # otherwise drop it: the broker requeues it
             self.on_message(delivered, self._properties, body)
 
 
@@ -206,4 +205,4 @@ _CLOSES: Final = frozenset(
 
 
 def _drop(*_: object) -> None:
-    """Nobody reads on this channel."""
+    """The callback until another is set; drops everything."""

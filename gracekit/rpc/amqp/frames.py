@@ -1,7 +1,7 @@
-"""The few frames that every message needs, read and packed by hand.
+"""The few frames that every message needs, parsed and packed without pamqp.
 
-pamqp reads and packs any frame, in about 4 us each way; a delivery is three frames, and so is a
-reply. By hand the three cost 2 us. What is rare stays with pamqp.
+pamqp parses and packs any frame, in about 4 us each. A delivery is three frames, and so is a
+reply; this module does all three in 2 us. Rare frames are left to pamqp.
 
 A frame is type, channel, size, payload and an end (AMQP 0-9-1, 4.2.3). `offset` and `end`
 below bound a payload.
@@ -75,10 +75,10 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Delivered(msgspec.Struct, gc=False):
-    """What a `Basic.Deliver` says.
+    """The fields of a `Basic.Deliver`.
 
     Attributes:
-        key: The routing key, which need not be text.
+        key: The routing key, which may be no UTF-8.
     """
 
     consumer_tag: str
@@ -88,12 +88,13 @@ class Delivered(msgspec.Struct, gc=False):
 
 
 class Properties(msgspec.Struct, gc=False):
-    """Of one message.
+    """The properties of one message that are used here.
 
     Attributes:
-        expires_in_s: The sender's patience; how long it has waited already is not on the wire.
-        headers: Those that are text.
-        dropped: Bytes of a body that is larger than what is kept; 0 of all others.
+        expires_in_s: The expiration that the sender set, counted from its sending; how long the
+            message has waited in the queue is not in it.
+        headers: Those whose values are text.
+        dropped: Size in bytes of a body that was too large to keep; otherwise 0.
     """
 
     expires_in_s: float | None = None
@@ -105,10 +106,10 @@ class Properties(msgspec.Struct, gc=False):
 
 
 def read_deliver(data: bytes, offset: int, end: int) -> Delivered:
-    """A `Basic.Deliver`.
+    """Parse a `Basic.Deliver`.
 
     Raises:
-        ValueError: it does not fill its frame.
+        ValueError: its fields do not end where the frame does.
     """
     start = offset + 5
     after = start + data[offset + 4]
@@ -121,9 +122,9 @@ def read_deliver(data: bytes, offset: int, end: int) -> Delivered:
 
 
 def as_text(data: bytes, offset: int, end: int) -> bytes:
-    """A `Basic.Deliver` as aiormq can read it; empty if it can read this one.
+    """A replacement for a `Basic.Deliver` that aiormq cannot parse; empty if it can.
 
-    In an exchange or key that is no UTF-8 each byte above 127 becomes a question mark.
+    If exchange or key is no UTF-8, each byte above 127 becomes a question mark.
     """
     names = data[offset + 5 + data[offset + 4] + 9 : end]
     try:
@@ -141,13 +142,13 @@ def _asked(name: bytes) -> bytes:
 
 
 def as_readable(data: bytes, offset: int, end: int) -> bytes:
-    """A content header without properties if pamqp cannot read them, as `read_properties`.
+    """A replacement, without properties, for a content header that pamqp cannot parse.
 
     Empty if it can.
     """
     try:
         header.ContentHeader().unmarshal(data[offset:end])
-    except Exception:  # noqa: BLE001 - whatever it was, it comes again
+    except Exception:  # noqa: BLE001 - an error would recur at each redelivery
         return data[offset : offset + HEADER_FIXED] + _FLAGS.pack(0)
     return b""
 
@@ -156,7 +157,7 @@ def read_confirm(data: bytes, offset: int, end: int) -> tuple[int, bool]:
     """Delivery tag and `multiple` of a `Basic.Ack` or `Basic.Nack`.
 
     Raises:
-        ValueError: it does not fill its frame.
+        ValueError: its fields do not end where the frame does.
     """
     if end - offset != _SETTLE_SIZE:
         raise ValueError("its fields do not fill it")
@@ -168,7 +169,7 @@ def read_returned_key(data: bytes, offset: int, end: int) -> str:
     """The routing key of a `Basic.Return`.
 
     Raises:
-        ValueError: it does not fill its frame.
+        ValueError: its fields do not end where the frame does.
     """
     at = offset + 6  # after the reply code
     for _ in range(2):  # the reply text and the exchange
@@ -181,12 +182,12 @@ def read_returned_key(data: bytes, offset: int, end: int) -> str:
 
 def read_close(data: bytes, offset: int) -> tuple[int, str]:
     """Code and text of a `Connection.Close`."""
-    text = data[offset + 7 : offset + 7 + data[offset + 6]]  # which a broker cuts at 255 bytes
+    text = data[offset + 7 : offset + 7 + data[offset + 6]]  # the broker truncates it at 255 bytes
     return int.from_bytes(data[offset + 4 : offset + 6]), text.decode(errors="replace")
 
 
 def read_frame_max(data: bytes, offset: int) -> int:
-    """Bytes of the largest frame, as a `Connection.Tune` has it; 0 for no bound."""
+    """Bytes of the largest frame, from a `Connection.Tune`; 0 for no limit."""
     size: int = _UINT.unpack_from(data, offset + 6)[0]
     return size
 
@@ -198,22 +199,23 @@ def read_body_size(data: bytes, offset: int) -> int:
 
 
 def read_properties(data: bytes, offset: int, end: int) -> Properties:
-    """The properties in a content header: what is of interest, and no further.
+    """The properties in a content header, as far as they are used here.
 
-    A broker lets pass what pamqp cannot read, say a time after the year 9999: raised here, it
-    would end the connection at each new delivery of that message. It has no properties then.
+    RabbitMQ passes on properties that pamqp cannot parse, for example a time after the year 9999.
+    An error here would end the connection at each redelivery of that message, so such a message
+    is treated as one without properties.
     """
     try:
         return _read_properties(data, offset, end)
-    except Exception:  # noqa: BLE001 - whatever it was, it comes again
+    except Exception:  # noqa: BLE001 - an error would recur at each redelivery
         return Properties(None, _NO_HEADERS)
 
 
 def _read_properties(data: bytes, offset: int, end: int) -> Properties:
-    """They stand in the order of their flags, from the highest (AMQP 0-9-1, 4.2.6.1)."""
+    """Parse properties, which come in the order of their flags, highest first (4.2.6.1)."""
     at = offset + HEADER_FIXED
     (flags,) = _FLAGS.unpack_from(data, at)
-    if flags & 1:  # more flags follow, as nobody sends them
+    if flags & 1:  # more flags follow, which no known client sends
         read = header.ContentHeader()
         read.unmarshal(data[offset:end])
         return properties_of(read.properties)
@@ -245,7 +247,7 @@ def _inside(at: int, end: int) -> int:
 
 
 def properties_of(read: Basic.Properties) -> Properties:
-    """What of them is of interest here."""
+    """Convert pamqp's properties, as far as they are used here."""
     return Properties(_seconds(read.expiration), _texts(read.headers))
 
 
@@ -285,7 +287,7 @@ def publish(
     mandatory: bool,
     frame_max: int,
 ) -> bytes:
-    """A `Basic.Publish` with its content: *properties* as packed, frames of *frame_max* bytes."""
+    """A `Basic.Publish` with its content: packed *properties*, frames of *frame_max* bytes."""
     method = _publish_method(exchange, key, mandatory)
     content = _CONTENT.pack(60, 0, len(body)) + properties
     most = frame_max - OVERHEAD
@@ -300,7 +302,7 @@ def publish(
 
 
 def pack_properties(properties: Basic.Properties) -> bytes:
-    """What follows the body's size in a content header."""
+    """The part of a content header that follows the body's size."""
     packed: bytes = header.ContentHeader(properties=properties).marshal()
     return packed[HEADER_FIXED:]
 

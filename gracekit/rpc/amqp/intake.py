@@ -1,9 +1,9 @@
-"""Deliveries in, acknowledgements out: the one place that reads from a channel and settles on it.
+"""Deliveries in, acknowledgements out: the only module that reads and settles deliveries.
 
-An intake is one channel with its consumers. A delivery is settled on the channel
-that it came on, or not at all: once that channel is gone the broker has taken
-the message back. Acks of one iteration of the loop leave as few frames: one
-`multiple` for all below the lowest tag that is unsettled, the others singly.
+An intake is one channel with its consumers. A delivery can be settled only on the
+channel that it came on: when that channel is gone, the broker has requeued the
+message. The acks of one iteration of the loop are sent as few frames: one with
+`multiple` for all tags below the lowest unsettled one, and one for each other tag.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from gracekit.rpc.amqp.frames import Delivered, Properties
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, QueueKind, Settlement
 
 ANSWER_S: Final = 10.0
-"""Bound of one exchange on the channel."""
+"""Timeout in seconds of one exchange on the channel."""
 MOST_DOUBTED: Final = 1000
-"""Strays that are remembered until they come again; one more is believed at once."""
+"""How many strays are remembered until their redelivery; beyond that a stray is accepted at once.
 
-# A message there asks a service to do something, under the name that the service goes by. A
-# notification asks nobody: whatever key an operator has bound its queue under, it may be read.
+A stray is a message whose routing key is not the name of the queue that it came from."""
+
+# Messages in these queues are requests to a service, so their routing key must be its queue's
+# name. A notification is for any reader: an operator may bind its queue under any key.
 _FOR_SERVICES: Final = frozenset({QueueKind.SHARED, QueueKind.DIRECTED})
 
 _Stray = tuple[bytes, int, int]
-"""What a message is known by: its key, and hash and dropped size of its body."""
+"""Identifies a message at its redelivery: routing key, hash of the body, dropped size."""
 
 
 class Intake:
-    """One channel's consumers.
+    """The consumers of one channel.
 
     Args:
-        channel: Opened for this alone.
+        channel: A channel used by this intake alone.
         on_delivery: See `Transport.consume`.
-        process: Reaches the crash points.
-        on_stale: Called for each settlement that came too late for the channel.
-        keep: Largest body in bytes that is kept.
+        process: Its `reach` is called before and after each delivery, for crash tests.
+        on_stale: Called for each settlement that came after the channel's end.
+        keep: Largest body in bytes to read; of larger ones only the size is kept.
     """
 
     def __init__(
@@ -58,10 +60,10 @@ class Intake:
         self._process = process
         self._on_stale = on_stale
         self._queues: dict[str, Queue] = {}  # by consumer tag
-        self._keys: dict[str, bytes] = {}  # by consumer tag: what messages of a service name
-        self._doubted: set[_Stray] = set()  # on their way back, to come again
-        self._unsettled: dict[int, None] = {}  # by delivery tag, which only rises
-        self._acked: list[int] = []  # not yet told to the broker
+        self._keys: dict[str, bytes] = {}  # the routing key due, by consumer tag
+        self._doubted: set[_Stray] = set()  # given back, and expected again
+        self._unsettled: dict[int, None] = {}  # delivery tags, in rising order
+        self._acked: list[int] = []  # acks that are not sent yet
         self._closing = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
@@ -74,18 +76,18 @@ class Intake:
     # -- reading -------------------------------------------------------------------------
 
     async def open(self, queues: Sequence[Queue], *, prefetch: int) -> None:
-        """Read *queues*, which exist.
+        """Start to read the existing *queues*.
 
-        A broker bounds the unsettled deliveries of each consumer, not of a channel (quorum
-        queues refuse that): *prefetch* is divided among the queues, at least one each. The
-        shared queue comes last: the answer to the next question would wait behind all that it
-        delivers, and a backlog of large messages would keep a worker from starting.
+        The prefetch of AMQP bounds each consumer, not the channel (quorum queues refuse a bound
+        on the channel), so *prefetch* is divided among the queues, at least 1 each. The shared
+        queue comes last: otherwise the broker's answers to the next requests would arrive behind
+        its deliveries, and a backlog of large messages would prevent a worker from starting.
         """
         each = max(1, prefetch // len(queues))
         await bounded(self._channel.amqp.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
         for number, queue in enumerate(sorted(queues, key=_is_shared), 1):
-            # Unlike any other of this connection, also with a wrong bit: nothing is taken for
-            # a delivery of another queue.
+            # Tags of a connection differ in more than one bit: a bit error in a tag never makes
+            # a delivery look as if it came from another queue.
             tag = f"{number}.{self._channel.amqp.number}.{queue.name[:60]}"
             self._queues[tag] = queue
             if queue.kind in _FOR_SERVICES:
@@ -99,7 +101,7 @@ class Intake:
         return self._channel.unfinished
 
     def pause(self) -> None:
-        """Read nothing more for now."""
+        """Stop reading until `resume`."""
         if not self._closing:
             self._channel.pause()
 
@@ -108,11 +110,11 @@ class Intake:
         self._channel.resume()
 
     async def wait_ended(self) -> str:
-        """Wait until this intake delivers no more although nobody cancelled it; returns why."""
+        """Wait until this intake ends without being cancelled; return why it ended."""
         return await asyncio.shield(self._ended)
 
     def end(self, reason: str) -> None:
-        """It is of no use any more."""
+        """Mark this intake as ended."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
@@ -127,7 +129,7 @@ class Intake:
 
     def _on_message(self, delivered: Delivered, properties: Properties, body: bytes) -> None:
         if self._closing:
-            return  # the broker takes it back with the channel
+            return  # the broker requeues it when the channel closes
         tag, key = delivered.delivery_tag, delivered.key
         is_stray = self._keys.get(delivered.consumer_tag, key) != key
         if is_stray and self._doubts((key, hash(body), properties.dropped)):
@@ -152,7 +154,7 @@ class Intake:
         self._process.reach(Point.DELIVER, "after")
 
     def _doubts(self, stray: _Stray) -> bool:
-        """Whether a stray is to come again: the line may have changed a bit of its key."""
+        """Whether to give a stray back once, as the network may have garbled its routing key."""
         if stray in self._doubted:
             self._doubted.discard(stray)
             return False
@@ -188,12 +190,11 @@ class Intake:
     # -- the end -------------------------------------------------------------------------
 
     async def cancel(self) -> None:
-        """Stop delivery; returns when the broker has confirmed it.
+        """Stop the deliveries, and wait for the broker to confirm it.
 
-        Where it does not, or the wait is cancelled, the channel is closed: the broker then
-        takes back what is unsettled.
+        If it does not, the channel is closed: the broker then requeues unsettled deliveries.
         """
-        self.resume()  # its answer comes behind what is on its way
+        self.resume()  # the broker's answer comes after the deliveries on their way
         if self._ended.done():  # one of several queues may still be read
             await self.close()
             return
@@ -206,21 +207,21 @@ class Intake:
             await self.close()
 
     async def close(self) -> None:
-        """Send the last acks and close the channel: what was not settled goes back.
+        """Send the last acks and close the channel; the broker requeues unsettled deliveries.
 
-        The broker reads frames in order, so its confirmation proves that it read the acks.
+        The broker reads frames in order, so when it confirms the close, it has read the acks.
         """
         self._tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._channel.flush()
         self.resume()
-        self._closing = True  # an ack after the close would cost the whole connection
+        self._closing = True  # for an ack after the close the broker would close the connection
         await close_channel(self._channel.amqp, CLOSE_S)
         self.end("closed")
 
     async def wait_idle(self) -> None:
-        """Wait until everything delivered is settled, or void."""
+        """Wait until all deliveries are settled, or the channel is gone."""
         await self._idle.wait()
 
 
@@ -229,16 +230,16 @@ def _is_shared(queue: Queue) -> bool:
 
 
 def grouped(acked: Sequence[int], lowest_unsettled: int | None) -> list[tuple[int, bool]]:
-    """As which frames acks leave: (delivery tag, multiple).
+    """The ack frames to send, each as (delivery tag, multiple).
 
     Args:
-        acked: Tags to acknowledge, rising.
-        lowest_unsettled: Every tag below it is settled; None if all are.
+        acked: Tags to acknowledge, in rising order.
+        lowest_unsettled: The lowest tag that is not settled; None if all are.
 
     Returns:
-        One `multiple` up to the last tag below the lowest unsettled one; each of the others
-        by itself. `multiple` ends at a tag that the broker still holds, else it closes the
-        channel.
+        One `multiple` for the tags below *lowest_unsettled*, and one frame for each other tag.
+        The `multiple` names the last of *acked* below it, a tag that the broker still holds; for
+        an unknown tag it would close the channel.
     """
     whole = [tag for tag in acked if lowest_unsettled is None or tag < lowest_unsettled]
     frames = [(whole[-1], len(whole) > 1)] if whole else []

@@ -1,9 +1,9 @@
-"""One connection to the broker, made again whenever it is lost.
+"""One connection to the broker, opened again whenever it is lost.
 
-A plain connection, no robust one: whether to read again after a loss is a
-decision of ours (in a drain it is no), so this link only connects, and who uses
-it opens channels anew. Each connection is a generation; what belonged to an
-earlier one is void.
+It is not aio-pika's robust connection, which restores consumers after a loss. Whether to
+read again is gracekit's decision (during a drain it does not), so the link only
+reconnects, and its users open new channels. Channels and delivery tags of an earlier
+connection are void.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.rpc.amqp.wire import CloseReason, Wire
 from gracekit.telemetry.telemetry import Telemetry
 
-# At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
-# arguments and contexts of requests; of a lost connection they tell users and stacks, where an
-# event of ours says enough.
+# These loggers would leak requests: at DEBUG they log every frame, and at ERROR each message that
+# is returned too late, with its arguments and context. For a lost connection they log users and
+# stack traces, where our own events say enough.
 for _name, _level in (
     ("aiormq", logging.CRITICAL),
     ("aio_pika", logging.INFO),
@@ -46,27 +46,28 @@ for _name, _level in (
 
 NOT_ALLOWED: Final = 530
 KNOWN_AIORMQ: Final = frozenset({"7.2.4"})
-"""With which our frames were tested; with any other all messages go through aiormq."""
+"""Versions that our own frames were tested with; with any other, all frames go through aiormq."""
 
 READY_S: Final = 0.05
 SILENT_S: Final = 1.0
-"""The shortest wait in which a broker that sends nothing counts as silent."""
+"""Seconds without an answer or any other byte after which a broker counts as silent."""
 CUT_SILENT_AFTER_S: Final = 0.25
-"""As `CUT_AFTER_S`, of a broker that was silent on another connection."""
+"""Used instead of `CUT_AFTER_S` if the broker was silent on another connection."""
 
 
 def is_told(tries: int) -> bool:
-    """Whether a failed try is worth a line: the 1st, 2nd, 4th, 8th, ... and not one every 3 s."""
+    """Whether to log a failed try: only the 1st, 2nd, 4th, 8th, ..., not one every 3 s."""
     return tries & (tries - 1) == 0
 
 
 class Link:
-    """A connection that is there again after each loss.
+    """A connection that is opened again after each loss.
 
     Args:
-        broker: Where to connect.
-        purpose: What for; operators see it in the broker's list of connections.
-        label: Who connects, likewise.
+        broker: The broker to connect to.
+        purpose: What the connection is for, `consume` or `publish`.
+        label: Names this process. Operators see label and purpose in the broker's list of
+            connections.
     """
 
     def __init__(
@@ -81,23 +82,23 @@ class Link:
         self._own_frames = broker.own_frames and version("aiormq") in KNOWN_AIORMQ
         self._connection: Connection | None = None
         self._up = asyncio.Event()
-        self._changing = asyncio.Lock()  # two first users start one connection
+        self._changing = asyncio.Lock()  # lets concurrent first uses share one connection
         self._is_started = False
         self._keeper: asyncio.Task[None] | None = None
-        self._next = 0  # the host that is tried first
-        self._silent = False  # and so cut; until there is another connection
+        self._next = 0  # index of the host to try first
+        self._silent = False  # the last connection was cut for silence, and there is no new one
 
     async def start(self) -> None:
-        """Connect; each host is tried once.
+        """Connect; try each host once.
 
         Raises:
-            ConfigError: the broker refuses us, or does not prove who it is.
+            ConfigError: the broker refuses the login or vhost, or its certificate is not trusted.
             DependencyError: no host can be reached.
         """
         async with self._changing:
             if self._is_started:
                 return
-            await self._end(CUT_AFTER_S)  # what a stop that was cancelled has left
+            await self._end(CUT_AFTER_S)  # clean up after a stop that was cancelled
             self._take(await self._connect())
             self._keeper = background.start(
                 self._keep,
@@ -108,17 +109,20 @@ class Link:
             self._is_started = True
 
     async def stop(self, *, cut_after_s: float = CUT_AFTER_S) -> None:
-        """Disconnect, and stay so.
+        """Disconnect, and do not reconnect.
 
         Args:
-            cut_after_s: Seconds that the broker has for its goodbye.
+            cut_after_s: Seconds for the broker to confirm the close; then the socket is aborted.
         """
         async with self._changing:
             self._is_started = False
             await self._end(cut_after_s)
 
     async def _end(self, cut_after_s: float) -> None:
-        """Each is forgotten when it has ended: a stop that is cancelled is taken up by the next."""
+        """End the keeper and the connection.
+
+        Each is forgotten only once it has ended, so the next call continues a cancelled one.
+        """
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait({self._keeper}, timeout=CLOSE_TIMEOUT_S)
@@ -127,10 +131,13 @@ class Link:
 
     @contextlib.contextmanager
     def asking(self, what: str) -> Iterator[None]:
-        """Cut the connection if the block waits in vain for an answer, and nothing else comes.
+        """Abort the connection if no byte at all came while the block waited for an answer.
 
-        Whoever else waits on this connection then hears at once that it is lost. Otherwise each
-        would wait for as long again: heartbeats need three times their period to tell.
+        All other waits on this connection then fail at once. Otherwise each would run into its
+        own timeout: heartbeats detect a dead broker only after three periods.
+
+        Args:
+            what: The question, for the event.
         """
         wire, asked_at = self._wire, self._clock.loop()
         try:
@@ -148,16 +155,16 @@ class Link:
             wire.abort()
 
     async def channel(self) -> Channel:
-        """A new channel for exchanges with the broker, as soon as there is a connection.
+        """Open a channel for declarations and queries; wait for a connection first.
 
         Raises:
-            DependencyError: the connection was lost meanwhile.
+            DependencyError: the channel could not be opened.
         """
         await self._up.wait()
         return await self._open_channel()
 
     async def messages(self, *, confirms: bool = False) -> MessageChannel:
-        """A new channel for messages; see `channel`."""
+        """Open a channel for messages; see `channel`."""
         await self._up.wait()
         wire = self._wire
         channel = await self._open_channel(confirms=confirms)
@@ -176,7 +183,7 @@ class Link:
         return channel
 
     async def is_blocked(self) -> bool:
-        """Whether the broker takes no messages for now: an alarm for want of memory or disk."""
+        """Whether the broker blocks publishers, because of its memory or disk alarm."""
         if self._connection is None:
             return False
         ready = asyncio.ensure_future(self._connection.amqp.ready())
@@ -187,11 +194,11 @@ class Link:
         return not done
 
     async def wait_unblocked(self) -> None:
-        """Wait while the broker takes no messages; no longer than there is a connection."""
+        """Wait until the broker no longer blocks publishers, or the connection is lost."""
         if self._connection is None:
             return
         ready = asyncio.ensure_future(self._connection.amqp.ready())
-        closing = self._connection.amqp.closing  # of one that is lost ready() never ends
+        closing = self._connection.amqp.closing  # after a loss ready() never ends
         try:
             await asyncio.wait({ready, closing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -205,14 +212,14 @@ class Link:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the last connection was cut because the broker sent nothing any more."""
+        """Whether the last connection was aborted because the broker sent nothing."""
         return self._silent
 
     @property
     def server(self) -> Mapping[str, object]:
-        """What the broker says of itself: `{"product": "RabbitMQ", "version": "3.10.8", …}`.
+        """The broker's server properties: `{"product": "RabbitMQ", "version": "3.10.8", …}`.
 
-        Nothing while there is no connection.
+        Empty while there is no connection.
         """
         connection = self._connection if self.is_up else None
         return {} if connection is None else connection.amqp.server_properties
@@ -221,7 +228,7 @@ class Link:
 
     async def _keep(self) -> None:
         while True:
-            if self._connection is not None:  # else a fault came between loss and reconnection
+            if self._connection is not None:  # None: it failed before it had reconnected
                 error = self._said(await self._lost())
                 self._up.clear()
                 self._telemetry.emit("broker.lost", purpose=self._purpose, error=error)
@@ -229,14 +236,17 @@ class Link:
             self._take(await self._reconnect())
 
     async def _lost(self) -> BaseException:
-        """Wait until the connection ends; returns why."""
+        """Wait until the connection ends; return why."""
         assert self._connection is not None
         closing = self._connection.amqp.closing
         await asyncio.wait({closing})
         return (not closing.cancelled() and closing.exception()) or ConnectionError("closed")
 
     def _said(self, error: BaseException) -> str:
-        """Why the connection ended; aiormq cancels its reader when no heartbeat comes."""
+        """Why the connection ended, as text.
+
+        If no heartbeat comes, aiormq only cancels its reader, so that case is recognised by time.
+        """
         wire = self._wire
         silent_s = 0.0 if wire is None else self._clock.loop() - wire.heard_at
         if isinstance(error, asyncio.CancelledError) and silent_s > self._broker.heartbeat_s:
@@ -247,7 +257,7 @@ class Link:
 
     @property
     def _wire(self) -> Wire | None:
-        """The present connection's."""
+        """The socket of the present connection."""
         connection = self._connection
         return None if connection is None else connection.wires.wire
 
@@ -269,7 +279,7 @@ class Link:
             tries += 1
             try:
                 connection = await self._connect()
-            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+            except Exception as error:  # noqa: BLE001 - no other task would try again
                 if is_told(tries):
                     self._telemetry.emit(
                         "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)
@@ -279,7 +289,7 @@ class Link:
                 return connection
 
     async def _connect(self) -> Connection:
-        """Try each host once, beginning with the one after the last that failed."""
+        """Try each host once, starting after the last one that failed."""
         hosts = self._broker.hosts
         failures: list[str] = []
         refusal: ConfigError | None = None
@@ -320,7 +330,10 @@ class Link:
     def _explained(
         self, host: Host, error: AMQPError, goodbye: CloseReason | None
     ) -> GracekitError:
-        """What is wrong, and whether time can mend it; the login is in no text."""
+        """Convert *error*: DependencyError if waiting may help, otherwise ConfigError.
+
+        No text contains user or password.
+        """
         cause = error.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ConfigError(
@@ -343,12 +356,12 @@ class Link:
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
 
     def _refusal(self, host: Host, goodbye: CloseReason) -> GracekitError:
-        """The broker closed the connection when it heard the vhost, and said why."""
+        """Convert the reason that the broker gave when it refused the vhost."""
         why = goodbye.text.replace(f" for user '{host.user}'", "")
-        # A limit of the vhost, the user or the node is told by the same code as a missing vhost.
+        # RabbitMQ uses one code for a missing vhost and for a limit of vhost, user or node.
         if goodbye.code != NOT_ALLOWED or why.endswith("is reached"):
             return DependencyError(
-                f"broker {host} lets nobody into vhost {self._broker.vhost!r} now: {why}"
+                f"broker {host} accepts no connection to vhost {self._broker.vhost!r} now: {why}"
             )
         return ConfigError(
             f"broker {host} refused vhost {self._broker.vhost!r}: {why}; make it (rabbitmqctl "

@@ -1,4 +1,4 @@
-"""The way to one exchange: messages with confirms, over channels that are looked after."""
+"""Publishing to one exchange with confirms, on channels that are replaced when they stall."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from gracekit.telemetry.telemetry import Telemetry
 
 DECLARE_S: Final = 10.0
 CONFIRM_S: Final = 5.0
-"""A broker that is well and has not confirmed within this time never will: RabbitMQ 3.10 forgets
-what it was about to hand to the leader of a quorum queue when that leader dies."""
+"""Seconds after which a confirm of a healthy broker will not come any more. RabbitMQ 3.10 forgets
+messages that it is about to pass to the leader of a quorum queue if that leader dies."""
 LOOK_EVERY_S: Final = 1.0
 NACKS: Final = 4
-"""With no confirm between them, after which a queue's word is asked for on another channel."""
+"""Nacks of a queue without a confirm between them, after which the channel is replaced."""
 REFUSED_WITHIN_S: Final = 1.0
-"""A refusal comes at once; who waits longer for an answer is not the one that is sought."""
+"""Seconds to wait for a refusal, which comes at once: a later message was not the refused one."""
 
 Declare = Callable[[Channel], Awaitable[None]]
 
 
 class Outlet:
-    """The way to one exchange: a channel with confirms, opened when needed and declared on.
+    """Publishes to one exchange, on a channel with confirms that is opened when needed.
 
-    A refusal ends the channel of all that wait on it, and may mean one of them without
-    saying which. Each of those goes on by `apart`, one at a time: a refusal there is its own.
+    When the broker refuses a message, it closes the channel, and so all unconfirmed messages
+    on it fail. The broker usually does not say which one it refused, so they are resent one
+    at a time through `apart`, where a refusal can mean only the message just sent.
 
-    While messages wait for their confirms it is looked after: one that waits too long closes the
-    channel, and all that wait are sent again on the next. Not under an alarm: then the
-    broker has what was sent and will confirm it, and sent again each would be there twice.
+    A background task watches the waits. If a message waits too long for its confirm, the channel is
+    closed and all unconfirmed messages are sent again on a new one. While a memory or disk
+    alarm blocks publishers this is not done: the broker has the messages and will
+    confirm them, and resending would duplicate each.
     """
 
     def __init__(
@@ -68,17 +70,17 @@ class Outlet:
         self._opening = asyncio.Lock()
         self._channel: MessageChannel | None = None
         self._opened_at = 0.0
-        self._left: dict[MessageChannel, float] = {}  # what waits there goes on; since when
+        self._left: dict[MessageChannel, float] = {}  # replaced, but awaiting confirms; since when
         self._waiting: dict[asyncio.Future[Any], float] = {}  # since when; the oldest first
-        self._well_since = 0.0  # the broker takes messages
-        self._silent_since = math.inf  # a wait that ended unanswered began; no confirm came since
+        self._well_since = 0.0  # when a block by an alarm was last seen
+        self._silent_since = math.inf  # start of the first wait that failed after the last confirm
         self._watcher: asyncio.Task[None] | None = None
         self._stopped = False
-        self._nacks: dict[str, int] = {}  # on this channel, by queue, since its last confirm
+        self._nacks: dict[str, int] = {}  # by queue; on this channel, since the last confirm
 
     @property
     def apart(self) -> Outlet:
-        """Where one message at a time goes to the same exchange."""
+        """An outlet to the same exchange on which one message is sent at a time."""
         if self._apart is None:
             self._apart = Outlet(
                 self._link,
@@ -93,7 +95,7 @@ class Outlet:
 
     @property
     def ready_channel(self) -> MessageChannel | None:
-        """The present channel, if a message would leave on it at once."""
+        """The present channel, if a message would be sent on it at once; otherwise None."""
         channel = self._channel
         return channel if channel is not None and channel.takes_now else None
 
@@ -101,7 +103,7 @@ class Outlet:
         """The present channel, or a new one.
 
         Raises:
-            ReturnedError: there is no such exchange, and we may not make it.
+            ReturnedError: the exchange does not exist, and this login must not declare it.
         """
         if self._channel is None or not self._channel.is_open:
             async with self._opening:
@@ -121,7 +123,7 @@ class Outlet:
         return channel
 
     async def _open_as_it_is(self) -> MessageChannel:
-        """Who may not make the exchange, and so not delete it either, uses what is there."""
+        """Open a channel without declaring the exchange, which this login must not configure."""
         channel = await self._link.messages(confirms=True)
         asked = channel.amqp.exchange_declare(self.exchange, passive=True)
         try:
@@ -131,21 +133,22 @@ class Outlet:
         return channel
 
     def forget(self, channel: MessageChannel | None) -> None:
-        """One that has ended: the next message opens another."""
+        """Drop a channel that has ended; the next message opens another."""
         if self._channel is channel:
             self._channel = None
 
     def _leave(self, channel: MessageChannel, since: float) -> None:
-        """The next message opens another; who waits on this one may still hear of it."""
+        """Send no more on *channel*, but keep it open for confirms that may still come."""
         if self._channel is channel:
             self._channel, self._left[channel] = None, since
             self._look_after()
 
     def nacked(self, channel: MessageChannel | None, key: str) -> None:
-        """A nack may be the queue's word, or that of a broker's channel whose queue's leader died.
+        """Count a nack; replace the channel if a queue gets nothing but nacks on it.
 
-        The latter goes on for good, beside a queue that is well (seen with RabbitMQ 3.10): a
-        channel that says nothing else of a queue is left, and the next one finds the new leader.
+        The queue itself may nack, for example when it is full. But in RabbitMQ 3.10 a channel also
+        nacks for ever after the leader of a quorum queue died, though the queue works. Only a
+        new channel finds the new leader.
         """
         if channel is None or channel is not self._channel:
             return
@@ -155,7 +158,7 @@ class Outlet:
             self._leave(channel, now)
 
     def stop(self) -> None:
-        """Look after nothing any more; who waits for a confirm hears a TimeoutError."""
+        """Stop watching; all waits for confirms fail with TimeoutError."""
         self._stopped = True
         self._end_waits(before=math.inf)
         if self._watcher is not None:
@@ -167,7 +170,7 @@ class Outlet:
         """Wait for one confirm.
 
         Raises:
-            TimeoutError: there was none in the time of a publish.
+            TimeoutError: none came within the timeout of a publish.
         """
         self._waiting[publishing] = since = self._clock.loop()
         if self._watcher is None:
@@ -184,7 +187,11 @@ class Outlet:
             del self._waiting[publishing]
 
     async def wait_word(self, channel: MessageChannel, publishing: asyncio.Future[Any]) -> None:
-        """Wait for the answer to one that is alone on its channel; later ones get another."""
+        """Wait for the answer to a message that is alone on its channel.
+
+        If none comes in `REFUSED_WITHIN_S`, later messages get another channel, so that this one
+        stays alone.
+        """
         try:
             await asyncio.wait({publishing}, timeout=REFUSED_WITHIN_S)
         except asyncio.CancelledError:
@@ -207,12 +214,12 @@ class Outlet:
         while self._waiting or self._left or self._silent_since < math.inf:
             await asyncio.sleep(LOOK_EVERY_S)
             await self._look()
-        self._watcher = None  # in the same turn as the look that nobody waits
+        self._watcher = None  # before the loop runs other tasks, which may add a wait
 
     def _end_waits(self, *, before: float) -> None:
-        """Of what was sent before that moment, of the loop's time."""
+        """Fail the waits that began before the loop time *before* with TimeoutError."""
         for publishing, since in self._waiting.items():
-            is_aiormqs = isinstance(publishing, asyncio.Task)  # bounded by who sent it
+            is_aiormqs = isinstance(publishing, asyncio.Task)  # has the sender's own timeout
             if since < before and not is_aiormqs and not publishing.done():
                 publishing.set_exception(TimeoutError())
 

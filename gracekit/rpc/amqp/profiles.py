@@ -1,9 +1,9 @@
-"""Declare profiles: the flags of every exchange and queue that we declare, by name.
+"""Declare profiles: named sets of flags for all exchanges and queues that we declare.
 
-A queue or exchange that exists must be declared again with the same flags, else
-the broker closes the channel (406). So all that read one topic queue, and all
-that publish to one exchange, must agree; `oslo-…` are the flags that
-oslo.messaging 18 declares under its own options. What a reader owns alone (its
+Declaring an existing queue or exchange with other flags makes the broker close the
+channel (406). So all readers of one topic queue, and all publishers to one
+exchange, must use the same flags. The `oslo-…` profiles are the flags that
+oslo.messaging 18 declares under its own options. Queues with a single reader (its
 fanout and its reply queue) may differ between peers.
 """
 
@@ -21,7 +21,7 @@ from gracekit.errors import ConfigError
 from gracekit.rpc.transport import Queue, QueueKind
 
 EXPIRES_MS: Final = 1_800_000
-"""A fanout or reply queue that nobody reads goes after half an hour, as oslo's do."""
+"""The broker deletes a fanout or reply queue half an hour after its last consumer, as oslo's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,13 @@ class Profile:
     """How a deployment declares its exchanges and queues.
 
     Attributes:
-        name: How URL and settings call it.
-        exchange_durable: Of the control exchange.
-        fanout_durable: Of the fanout exchanges, which are auto-deleted in every profile.
-        topic: Shared, directed and notification queues.
-        own: Fanout and reply queues.
-        dead_letters: Whether a rejected or expired request goes to `<topic>_dead`; notifications
+        name: Its name in URL and settings.
+        exchange_durable: Whether the control exchange is durable.
+        fanout_durable: Whether fanout exchanges are durable; in every profile they are
+            auto-deleted.
+        topic: Flags of shared, directed and notification queues.
+        own: Flags of fanout and reply queues.
+        dead_letters: Whether rejected and expired requests go to `<topic>_dead`. Notifications
             never do.
     """
 
@@ -69,7 +70,7 @@ class Profile:
 
     @property
     def fanout(self) -> ExchangeFlags:
-        """How a topic's fanout exchange is declared; it goes with its last queue."""
+        """How a topic's fanout exchange is declared; it is deleted with its last queue."""
         return ExchangeFlags(type="fanout", durable=self.fanout_durable, auto_delete=True)
 
     def flags_of(self, queue: Queue) -> QueueFlags:
@@ -77,8 +78,8 @@ class Profile:
         if queue.kind in {QueueKind.FANOUT, QueueKind.REPLY}:
             return self.own
         if not self.dead_letters or queue.kind is QueueKind.NOTIFICATION:
-            # A listener of oslo.messaging declares a notification queue too, and knows of no dead
-            # letters: if we declared it with arguments, the broker would refuse one of us.
+            # Listeners of oslo.messaging also declare notification queues, without dead-letter
+            # arguments: if we added those, the broker would refuse either them or us.
             return self.topic
         dead = {
             "x-dead-letter-exchange": "",
@@ -113,7 +114,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 exchange_durable=True,
                 fanout_durable=False,
                 topic=_QUORUM,
-                # A classic durable queue cannot be had while the node that it lives on is down.
+                # A classic durable queue is not available while its node is down.
                 own=_OWN_QUORUM,
                 dead_letters=True,
             ),
@@ -176,17 +177,17 @@ def profile_named(name: str) -> Profile:
 
 
 def dead_letter_queue(topic: str) -> str:
-    """Where rejected and expired requests of *topic* are kept for people."""
+    """The queue that keeps rejected and expired requests of *topic* for operators."""
     return f"{topic}_dead"
 
 
 def fanout_exchange(topic: str) -> str:
-    """The exchange that copies a fanout; not scoped by the control exchange, as in oslo."""
+    """The exchange of a topic's fanouts; as in oslo, its name lacks the control exchange's."""
     return f"{topic}_fanout"
 
 
 class Topology:
-    """Declares what a profile says, on a channel that is used for nothing else.
+    """Declares exchanges and queues with a profile's flags.
 
     Args:
         profile: The flags.
@@ -198,7 +199,7 @@ class Topology:
         self.exchange: Final = exchange
 
     async def declare_queue(self, channel: Channel, queue: Queue) -> None:
-        """Make *queue* exist, bound to where its messages come from."""
+        """Declare *queue*, its dead-letter queue if any, and its binding."""
         flags = self.profile.flags_of(queue)
         if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
             await self._queue(channel, dead_letter_queue(queue.topic), self.profile.topic)
@@ -206,7 +207,7 @@ class Topology:
         await self.bind(channel, queue)
 
     def exchange_of(self, queue: Queue) -> str:
-        """Where its messages come from; empty for the default exchange, which cannot be lost."""
+        """The exchange that *queue* is bound to; empty for the default one, which always exists."""
         match queue.kind:
             case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
                 return self.exchange
@@ -216,7 +217,7 @@ class Topology:
                 return ""
 
     async def bind(self, channel: Channel, queue: Queue) -> None:
-        """Bind *queue*, which exists, to where its messages come from."""
+        """Bind the existing *queue* to its exchange, which is declared first."""
         match queue.kind:
             case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
                 await self.declare_control_exchange(channel)
@@ -230,11 +231,11 @@ class Topology:
                 pass  # every queue is bound to the default exchange
 
     async def declare_control_exchange(self, channel: Channel) -> None:
-        """Make the control exchange exist."""
+        """Declare the control exchange."""
         await self._exchange(channel, self.exchange, self.profile.control)
 
     async def declare_fanout_exchange(self, channel: Channel, topic: str) -> None:
-        """Make a topic's fanout exchange exist; it goes with its last queue."""
+        """Declare a topic's fanout exchange; the broker deletes it with its last queue."""
         await self._exchange(channel, fanout_exchange(topic), self.profile.fanout)
 
     async def _exchange(self, channel: Channel, name: str, flags: ExchangeFlags) -> None:

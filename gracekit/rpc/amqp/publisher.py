@@ -1,8 +1,9 @@
-"""Messages out: confirmed, mandatory and bounded, on a connection that reads nothing.
+"""Publishing: confirmed, mandatory and with a timeout, on a connection that has no consumers.
 
-A broker under an alarm stops reading from connections that publish; nothing that
-a drain needs (acks, cancels) goes by this one. A publish whose confirm got lost
-is sent again under the same request id, which the receiver's journal knows.
+During a memory or disk alarm a broker stops reading from connections that publish. So acks
+and cancels, which a drain needs, go by the other connection. If a confirm was lost,
+the message is sent again with the same request id, and the receiver's journal
+recognises the duplicate.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ from gracekit.rpc.transport import Message, Queue, QueueKind
 from gracekit.telemetry.telemetry import Telemetry
 
 LONGEST_NAME: Final = 255
-"""Bytes of a queue's name on the wire."""
+"""Bytes of the longest queue name that AMQP can carry."""
 REPLY_AGAIN_FOR_S: Final = 4.0
-"""A caller whose reply queue is missing may be connecting anew, and pause up to 3.6 s before that
-(`backoff.CONNECTION`); so long we try again."""
+"""Seconds for which a reply to a missing queue is retried: its caller may be reconnecting, with
+pauses of up to 3.6 s (`backoff.CONNECTION`)."""
 GONE_FOR_S: Final = 60.0
-"""A reply queue that was given up is tried once only, for so long."""
+"""Seconds for which a reply queue found missing gets one try for each reply, without retries."""
 _MOST_GONE: Final = 1000
 
 _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PASSING: Final = (AMQPError, DependencyError, NackedError)
-"""After these a message is sent again, unless it was refused."""
+"""After these errors a message is sent again, unless the broker refused it."""
 _OF_THE_EXCHANGE: Final = re.compile("(access to|internal) exchange '")
-"""In a refusal that means all messages to an exchange; others mean one, and say not which."""
+"""The text of refusals that concern an exchange and so all messages to it. Other refusals concern
+one message, and do not say which."""
 
 
 class Publisher:
-    """The way out of one transport.
+    """Publishes the messages of one transport.
 
     Args:
         link: The connection to publish on.
         topology: Names and flags of the exchanges.
-        timeout_s: Bound of one publish, reconnections included.
+        timeout_s: Timeout of one publish in seconds, including reconnections.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Publisher:
         self._outlets: dict[str, Outlet] = {}  # by exchange
         self._stopped = False
         self._under_way: set[asyncio.Timeout] = set()
-        self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
+        self._gone: dict[str, float] = {}  # missing reply queues, and until when not to retry
 
     def stop(self) -> None:
-        """Publish nothing more; what is under way fails at once."""
+        """Refuse further publishes; those under way fail at once."""
         self._stopped = True
         for bound in self._under_way:
             if not bound.expired():
@@ -105,7 +107,7 @@ class Publisher:
             await self._topology.declare_fanout_exchange(channel, topic)
 
         outlet = self._outlet(fanout_exchange(topic), declare)
-        with contextlib.suppress(ReturnedError):  # no exchange: nobody listens
+        with contextlib.suppress(ReturnedError):  # without an exchange there are no listeners
             await self._send(outlet, topic, message, mandatory=False)
 
     @property
@@ -114,7 +116,7 @@ class Publisher:
 
     @property
     def _to_queues(self) -> Outlet:
-        """By the default exchange, which is always there."""
+        """The outlet to the default exchange, which always exists."""
         return self._outlet("", _declare_nothing)
 
     def _outlet(self, exchange: str, declare: Declare) -> Outlet:
@@ -127,7 +129,7 @@ class Publisher:
         return outlet
 
     async def _reply(self, name: str, message: Message) -> None:
-        """To a caller's own queue, on the default exchange; it may be gone for ever."""
+        """Publish to a caller's reply queue on the default exchange; the queue may be gone."""
         now = self._clock.loop()
         patient = self._gone.get(name, 0.0) <= now
         until = now + REPLY_AGAIN_FOR_S if patient else now
@@ -151,18 +153,19 @@ class Publisher:
     async def _send(
         self, outlet: Outlet, key: str, message: Message, *, mandatory: bool = True
     ) -> None:
-        """Publish until the broker has confirmed it.
+        """Publish a message, again if needed, until the broker confirms it.
 
         Raises:
             ReturnedError: no queue takes it.
-            ConfigError: the broker refuses it, or the exchange exists otherwise than we declare it.
-            UnconfirmedError: no confirm in time.
+            ConfigError: the broker refuses it, or the exchange exists with other flags.
+            UnconfirmedError: no confirm in time; the message may be in the queue or not.
             DependencyError: no connection in time; nothing was sent.
         """
         until = self._clock.loop() + self._timeout_s
         channel = None if self._stopped else outlet.ready_channel
         if channel is not None:
-            # What nearly every message needs; its bound is the outlet's, as a timer costs 4 us.
+            # The fast path of nearly every message. The outlet's watcher bounds the wait, as a
+            # timer for each message would cost 4 us.
             try:
                 publishing = channel.publish(outlet.exchange, key, message, mandatory=mandatory)
                 await outlet.wait_confirm(publishing, key)
@@ -187,7 +190,7 @@ class Publisher:
         sent: bool,
         until: float,
     ) -> None:
-        """Try until it is confirmed, or the time is up."""
+        """Publish repeatedly until the message is confirmed, or loop time *until* is reached."""
         bound = asyncio.timeout_at(until)
         self._under_way.add(bound)
         try:
@@ -197,7 +200,7 @@ class Publisher:
                     try:
                         async with outlet.lock:
                             channel = await outlet.channel()
-                            await self._link.wait_unblocked()  # else each try would be there once
+                            await self._link.wait_unblocked()  # or each try would add a duplicate
                             await channel.wait_room()
                             publishing = channel.publish(
                                 outlet.exchange, key, message, mandatory=mandatory
@@ -219,10 +222,11 @@ class Publisher:
     async def _after_failure(
         self, error: Exception, outlet: Outlet, channel: MessageChannel | None, key: str
     ) -> Outlet:
-        """Pause where time may help; returns the outlet to try again by.
+        """Pause if waiting may help; return the outlet for the next try.
 
         Raises:
-            ConfigError: none, as it is this message that was refused.
+            ConfigError: trying again is useless, as the broker refused this message or all
+                messages to this exchange.
         """
         if isinstance(error, NackedError):
             outlet.nacked(channel, key)

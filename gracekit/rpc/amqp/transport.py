@@ -1,8 +1,8 @@
-"""Messages through RabbitMQ, in the oslo.messaging wire.
+"""The transport over RabbitMQ, in oslo.messaging's wire format.
 
-Two connections: one that only reads and declares, opened when something is
-first read, and one that only publishes. Each consumer has a channel of its
-own, so that a full new-request lane never delays ops.
+It has two connections: one only consumes and declares, and is opened at the first
+use; the other only publishes. Each consumer has a separate channel, so that a
+full lane of new requests never delays ops.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class AmqpTransport:
     """One process's connections to a broker; see `Transport`.
 
     Args:
-        broker: Where and how.
-        process: Who this is.
+        broker: Where the broker is, and how to use it.
+        process: This process.
         clock: Loop time and jitter.
-        telemetry: Hears of losses and returns.
-        keep: Largest body in bytes that is kept; of larger ones only the size is.
+        telemetry: Receives events about lost and restored connections.
+        keep: Largest body in bytes to read; of larger ones only the size is kept.
     """
 
     is_local: Final = False
@@ -99,7 +99,7 @@ class AmqpTransport:
         return all(link.is_up for link in links)
 
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """Nothing here is final: a lost broker is connected to again, for ever."""
+        """Never calls *callback*: after a loss this transport reconnects for ever."""
 
     # -- life ----------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class AmqpTransport:
         """See `Transport.start`.
 
         Raises:
-            ConfigError: the broker refuses us, or does not prove who it is.
+            ConfigError: the broker refuses the login or vhost, or its certificate is not trusted.
             DependencyError: it cannot be reached.
         """
         async with self._changing:
@@ -134,11 +134,12 @@ class AmqpTransport:
                 await asyncio.gather(*(consumer.close() for consumer in self._consumers))
                 self._consumers.clear()
                 await self._delete_owned()
-                # Where the broker was silent on the one, it need not be waited for on the other.
+                # If the broker was silent on one connection, do not wait for it on the other.
                 cut_after_s = CUT_SILENT_AFTER_S if self._reading.is_silent else CUT_AFTER_S
                 await asyncio.gather(*(link.stop(cut_after_s=cut_after_s) for link in links))
             except BaseException:
-                # Cut short: no connection is left behind, and whoever cut us is not kept.
+                # Cancelled or failed: end the connections in the background, without delaying
+                # the caller.
                 for link in links:
                     self._leave_to_itself(link.stop())
                 raise
@@ -157,7 +158,7 @@ class AmqpTransport:
     async def _delete_owned(self) -> None:
         owned, self._owned = list(self._owned), {}
         if not self._reading.is_up:
-            return  # they expire by themselves
+            return  # the broker lets them expire
         with contextlib.suppress(*TROUBLE, TimeoutError):
             async with asyncio.timeout(DELETE_TIMEOUT_S):
                 await asyncio.gather(*map(self._declarer.delete, owned), return_exceptions=True)
@@ -168,8 +169,8 @@ class AmqpTransport:
         """See `Transport.declare`.
 
         Raises:
-            ConfigError: the broker will not take them as the profile declares them.
-            DependencyError: not now.
+            ConfigError: the broker refuses the profile's declaration.
+            DependencyError: the broker cannot do it now.
         """
         self._check_started()
         await self._reading.start()
@@ -177,7 +178,7 @@ class AmqpTransport:
         self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
 
     async def remove(self, queues: Sequence[Queue]) -> None:
-        """Delete queues that outlive their readers, where nobody reads; their dead letters too."""
+        """Delete those of *queues*, and of their dead-letter queues, that have no consumer."""
         self._check_started()
         await self._reading.start()
         topics = dict.fromkeys(
@@ -188,19 +189,19 @@ class AmqpTransport:
                 await self._declarer.delete(name)
 
     async def discard(self, queues: Sequence[Queue]) -> None:
-        """See `Transport.discard`; those of a process that was killed stay for half an hour."""
+        """See `Transport.discard`; queues of a killed process expire after half an hour."""
         self._check_started()
         await self._reading.start()
         for queue in queues:
-            with contextlib.suppress(AMQPError):  # the user may not: then it expires
+            with contextlib.suppress(AMQPError):  # without the permission, let it expire
                 await self._declarer.delete(queue.name)
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`.
 
         Raises:
-            Undeliverable: no such queue.
-            UnconfirmedError: the broker did not confirm in time; the message may be there.
+            Undeliverable: there is no such queue.
+            UnconfirmedError: no confirm in time; the message may be in the queue or not.
         """
         await self._check_started().publish(queue, message)
 
@@ -222,35 +223,37 @@ class AmqpTransport:
     ) -> list[QueueReader]:
         """See `Transport.announce`.
 
-        A broker tells how many read a queue, and nothing else about them. So whoever reads a
-        shared queue also reads two marks, one of all that announce and one of their store: the
-        difference are those with another store, and consumers that read the queue without any
-        mark are no gracekit.
+        A broker reports only how many consumers a queue has. So each gracekit reader of a shared
+        queue also consumes from two empty queues, its marks: one is shared by all gracekit
+        readers, the other by those with the same store. The difference between the two counts
+        is the number of readers with another store. Consumers of the shared queue beyond the
+        first count are not gracekit's.
         """
-        del label  # has no place there
+        del label  # a broker has no place to keep it
         found: list[QueueReader] = []
         for queue in queues:
             ours, everybody = marks_of(queue, store)
             await self.consume([ours, everybody], _ignore, prefetch=2)
-            for mark in (ours, everybody):  # siblings read it too, and may just be about to
+            for mark in (ours, everybody):  # keep them: siblings read them too, or soon will
                 self._owned.pop(mark.name, None)
-            # We have announced, and do not read yet.
+            # to_read: this process has announced itself, but does not read the queue yet.
             found += await find_foreign(queue, store, self._readers_of, to_read=1)
         return found
 
     async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
-        """See `Transport.keep_mark`; a broker keeps nothing but messages."""
+        """See `Transport.keep_mark`; always 0, as a broker stores only messages."""
         return 0
 
     async def directed(self, topics: Sequence[str]) -> list[Queue]:  # noqa: ARG002
-        """See `Transport.directed`; AMQP has no list of queues."""
+        """See `Transport.directed`; always empty, as AMQP cannot list queues."""
         return []
 
     async def depth(self, queues: Sequence[Queue]) -> int:
         """See `Transport.depth`.
 
-        Asked on the connection that reads, which an alarm does not block. While reading pauses
-        for want of room for bodies, there is no answer either, and the call ends by its timeout.
+        It uses the consuming connection, which an alarm does not block. While reading is paused
+        because too many bytes of requests are in memory, no answer can arrive, and the call fails
+        by its timeout.
         """
         self._check_started()
         names = list(dict.fromkeys(queue.name for queue in queues))
@@ -270,7 +273,7 @@ class AmqpTransport:
         """See `Transport.prune`.
 
         Raises:
-            ConfigError: the queues are quorum queues, which a broker does not remove in this way.
+            ConfigError: they are quorum queues, which RabbitMQ cannot delete conditionally.
         """
         self._check_started()
         await self._reading.start()
@@ -282,7 +285,7 @@ class AmqpTransport:
             vhost = shlex.quote(self.broker.vhost)
             raise ConfigError(
                 "RabbitMQ does not remove quorum queues on the condition that they are empty, and "
-                f"a message could come meanwhile; once nobody sends there: for q in {names}; do "
+                f"a message could come meanwhile; once no client sends there: for q in {names}; do "
                 f'rabbitmqctl delete_queue -p {vhost} "$q"; done'
             )
         return [queue for queue in idle if await self._declarer.delete_idle(queue.name)]
@@ -296,8 +299,8 @@ class AmqpTransport:
         """See `Transport.consume`.
 
         Raises:
-            ConfigError: the broker will not take the queues as the profile declares them.
-            DependencyError: not now.
+            ConfigError: the broker refuses the profile's declaration.
+            DependencyError: the broker cannot do it now.
         """
         self._check_started()
         await self._reading.start()
@@ -319,7 +322,7 @@ class AmqpTransport:
         return consumer
 
     def _leave(self, consumer: AmqpConsumer) -> None:
-        """A cancelled consumer keeps its channel until what it delivered is settled."""
+        """Close the channel of a cancelled consumer once all its deliveries are settled."""
         self._leave_to_itself(self._close_when_done(consumer))
 
     async def _close_when_done(self, consumer: AmqpConsumer) -> None:
@@ -329,7 +332,10 @@ class AmqpTransport:
 
 
 def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
-    """The queues that are read by whoever reads the shared *queue*: into *store*, and at all."""
+    """The mark queues of the shared *queue*: of its readers with *store*, and of all readers.
+
+    See `AmqpTransport.announce`.
+    """
     digest = hashlib.sha256(store.encode()).hexdigest()[:16]
     return reply_queue(f"{queue.name}_readers_{digest}"), reply_queue(f"{queue.name}_readers")
 
@@ -337,17 +343,18 @@ def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
 async def find_foreign(
     queue: Queue, store: str, readers_of: Callable[[str], Awaitable[int]], *, to_read: int = 0
 ) -> list[QueueReader]:
-    """Who reads *queue* into another store than *store*; a sibling that comes or goes is none.
+    """The readers of *queue* that do not use *store*; siblings that start or stop do not count.
 
-    A reader begins with its store's mark and ends with the queue itself, and here they are
-    counted the other way round: who is counted late was counted early. One that leaves may
-    still be seen in a part of them, so what is found must be found again.
+    A reader subscribes to its store's mark first, then to the common mark, then to the queue.
+    Here they are counted in the opposite order, so a sibling that starts meanwhile is never
+    counted as foreign. One that stops may be counted in only some of them; therefore a finding
+    must repeat in `LOOKS` looks.
 
     Args:
         queue: A shared queue.
         store: Identity of our store.
-        readers_of: Tells how many consumers the queue of a name has, 0 where there is none.
-        to_read: How many of us have announced themselves and do not read yet.
+        readers_of: Returns the number of consumers of a queue by name; 0 if it does not exist.
+        to_read: How many of our readers have announced themselves and do not read yet.
     """
     ours, everybody = marks_of(queue, store)
     found: list[QueueReader] = []
@@ -372,4 +379,4 @@ def _reader(queue: Queue, label: str) -> QueueReader:
 
 
 def _ignore(delivery: Delivery) -> None:
-    """A mark carries no messages; one that comes all the same stays unsettled."""
+    """Ignore a delivery: mark queues carry no messages; a stray one stays unsettled."""

@@ -1,10 +1,10 @@
-"""From a URL to a broker: `amqp://`, `amqps://`, and `rabbit://` as oslo.messaging writes it.
+"""Parse a broker's URL: `amqp://`, `amqps://`, and `rabbit://` as oslo.messaging writes it.
 
     amqp://user:password@host-1:5672,host-2:5672/vhost?profile=quorum
     rabbit://user:password@host-1:5672,user:password@host-2:5672/vhost?amqp_durable_queues=true
 
-A host without a login has that of the one before it. No error, repr or event shows a
-user or a password, nor the value of an option.
+A host without a login uses that of the host before it. No error, repr or event shows
+a user, a password or the value of an option.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PORT: Final = 5672
 TLS_PORT: Final = 5671
 
 HEARTBEAT_S: Final = 10.0
-"""Far below RabbitMQ's 60 s: a dead peer shows after three of them."""
+"""Far below RabbitMQ's 60 s, as a dead peer is noticed only after three heartbeats."""
 CONNECT_TIMEOUT_S: Final = 10.0
 PUBLISH_TIMEOUT_S: Final = 30.0
 
@@ -36,12 +36,12 @@ _ESCAPES: Final = (
     "in users and passwords write : as %3A, / as %2F, ? as %3F, # as %23, @ as %40, , as %2C"
 )
 LONGEST_NAME: Final = 127
-"""Characters of an exchange or vhost, for the client below."""
+"""Longest name of an exchange or vhost in characters, a limit of the client library."""
 
 _EXCHANGE: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_NAME}}}")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
-# Names of oslo.messaging for what we call otherwise.
+# Options of oslo.messaging that have other names here.
 _OSLO_NAMES: Final = {
     "ssl_ca_file": "cafile",
     "ssl_cert_file": "certfile",
@@ -65,7 +65,7 @@ FRAMES: Final = ("own", "plain")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One node of the broker, and who logs in there."""
+    """One node of the broker, and the login for it."""
 
     host: str
     port: int
@@ -82,10 +82,10 @@ class Tls:
     """How a connection is protected.
 
     Attributes:
-        cafile: Certificates to trust, a PEM file; None for the system's.
-        certfile: Our own certificate, a PEM file; None for none.
-        keyfile: Its key; None where it stands in *certfile*.
-        verify: Whether the broker must prove who it is. Only for experiments is it not.
+        cafile: PEM file of the certificates to trust; None for the system's.
+        certfile: PEM file of our own certificate; None for none.
+        keyfile: Its key; None if *certfile* holds it too.
+        verify: Whether the broker's certificate is verified; False is for experiments only.
     """
 
     cafile: str | None = None
@@ -94,7 +94,7 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Certificate and host name are checked unless `verify=none` was written.
+        """The context for `ssl`; it verifies certificate and host name unless `verify` is False.
 
         Raises:
             ConfigError: a file cannot be read, or holds no certificate.
@@ -119,13 +119,14 @@ class Broker:
     Attributes:
         hosts: Its nodes, tried in turn.
         vhost: Virtual host.
-        tls: None for a connection that anybody on the way can read.
+        tls: None for a connection without encryption.
         profile: How exchanges and queues are declared.
         exchange: Name of the control exchange.
         heartbeat_s: Seconds; a peer that is silent for about three times as long is dead.
-        connect_timeout_s: Bound of one attempt to connect.
-        publish_timeout_s: Bound of a cast or fanout, reconnections included.
-        own_frames: Whether the frames of messages are read and written by us, or by aiormq.
+        connect_timeout_s: Timeout of one attempt to connect, in seconds.
+        publish_timeout_s: Timeout of one publish in seconds, including reconnections.
+        own_frames: Whether gracekit reads and writes the frames of messages itself; if False,
+            aiormq does.
         shown: The URL without its users and passwords.
     """
 
@@ -142,19 +143,19 @@ class Broker:
 
 
 def read_url(url: str, *, exchange: str, profile: str) -> Broker:
-    """Read a broker's URL.
+    """Parse a broker's URL.
 
     Args:
         url: See the module.
-        exchange: Control exchange where the URL names none.
-        profile: Declare profile where the URL names none.
+        exchange: Control exchange, if the URL names none.
+        profile: Declare profile, if the URL names none.
 
     Raises:
-        ConfigError: something in it cannot be; the message shows no secret.
+        ConfigError: a part of the URL is wrong; the message shows no secret.
     """
     shown = shown_url(url)
     try:
-        url.encode()  # the client leaves out what is no UTF-8, and all of a login that has some
+        url.encode()  # raises for text that is no UTF-8, which the client would silently drop
         parts = urlsplit(url)
         if "@" in parts.path + parts.query + parts.fragment:
             raise ConfigError(f"an @ stands behind the host; {_ESCAPES}")  # noqa: TRY301 - one way out
@@ -177,7 +178,7 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
         )
     except ConfigError as error:
         raise ConfigError(f"transport {shown!r}: {error}") from None
-    except ValueError:  # whose text may quote a password
+    except ValueError:  # its text may quote a password
         raise ConfigError(f"transport {shown!r} is no URL: {_ESCAPES}") from None
 
 
@@ -188,7 +189,7 @@ def _hosts(netloc: str, port: int) -> tuple[Host, ...]:
         login, at, address = entry.rpartition("@")
         if at:
             user, password = map(unquote, login.partition(":")[::2])
-            if not (user and password):  # the client would take guest for what is empty
+            if not (user and password):  # the client would use guest for an empty one
                 raise ConfigError(
                     "before an @ stand a user and a password, neither empty, as in "
                     f"amqp://user:password@host; {_ESCAPES}; without a login leave out the @ too, "
@@ -199,7 +200,7 @@ def _hosts(netloc: str, port: int) -> tuple[Host, ...]:
 
 
 def _host(address: str, port: int, user: str, password: str) -> Host:
-    # A comma, slash or @ in a password that is not escaped ends here; nothing of it is shown.
+    # A password with an unescaped comma, slash or @ may be parsed as a host: never show its text.
     parts = urlsplit(f"//{address}")
     try:
         host, named = parts.hostname or "localhost", parts.port
@@ -234,9 +235,9 @@ def _exchange(options: dict[str, str], default: str) -> str:
 
 
 def _vhost(path: str) -> str:
-    """`/name`; nothing, `/` and `//` all mean the vhost that is called `/`."""
+    """The vhost of the URL's path `/name`; an empty path, `/` and `//` mean the vhost `/`."""
     vhost = unquote(path.removeprefix("/")) or "/"
-    # The client has no place for long ones, and makes other names of the rest.
+    # The client cannot send longer names, and changes those with such parts to other names.
     if len(vhost) > LONGEST_NAME or "%2F" in vhost or {".", ".."} & set(vhost.split("/")):
         raise ConfigError(
             f"vhost {vhost[:50]!r} must have 1 to {LONGEST_NAME} characters, without %2F and "
@@ -256,7 +257,7 @@ def _check_guest(hosts: tuple[Host, ...]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nothing that is sent to *host* leaves this machine."""
+    """Whether data sent to *host* stays on this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -265,7 +266,7 @@ def is_loopback(host: str) -> bool:
 
 # -- options ----------------------------------------------------------------------
 
-# No error shows a value: a password with a ? or & in it may end here.
+# No error shows a value: an unescaped ? or & in a password puts a part of it here.
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""One socket to the broker, shared: aiormq speaks on it, and we do where every message passes.
+"""One socket to the broker, shared by aiormq and gracekit.
 
-aiormq reads each frame through a stream, a queue and a task, which is half of what a message
-costs a worker. Here a block of bytes is cut into frames as it comes; those that the tap of their
-channel takes go to it at once, and all others on to aiormq, which keeps connection, channels
-and everything rare. What the two write is whole frames, one after the other.
+aiormq reads each frame through a stream, a queue and a task, which is half of a message's cost
+for a worker. So this module splits the incoming bytes into frames itself. The tap of a channel
+takes the frames of messages directly; all others are passed on to aiormq, which manages the
+connection and its channels. Both write whole frames only, so their output never mixes.
 """
 
 from __future__ import annotations
@@ -37,64 +37,67 @@ from gracekit.rpc.amqp.frames import (
 )
 
 LIFE_SIGN_S: Final = 1.0
-"""aiormq takes a connection for stuck that brings it nothing; so often it hears that we read."""
+"""Seconds between heartbeats that we feed to aiormq: it closes a connection on which it receives
+nothing, even while we receive messages."""
 MOST: Final = 1 << 29
-"""Bytes of the largest message that any RabbitMQ takes, and of a frame where the broker sets no
-bound."""
+"""Bytes of the largest message that any RabbitMQ accepts, and of the largest payload of a frame if
+the broker sets no limit."""
 _AT_FIRST: Final = (1 << 17) - OVERHEAD
-"""Bytes of the largest payload until the broker has said its bound; RabbitMQ's own default."""
+"""Bytes of the largest payload until the broker announces its limit; RabbitMQ's default."""
 _LEAST: Final = 4096
-"""Bytes that each side must take in one frame (AMQP 0-9-1, `frame-min-size`)."""
+"""Bytes that each side must accept in one frame (AMQP 0-9-1, `frame-min-size`)."""
 _BUFFER: Final = 1 << 16
-"""Bytes that one read takes at most, into a buffer that is kept. asyncio would allocate 256 KiB for
-each read, which glibc mostly maps from the system and gives back at once: 8 % of a cast."""
+"""Bytes of the read buffer, which is reused. asyncio would allocate 256 KiB for each read, which
+glibc mostly maps and unmaps each time: 8 % of the cost of a cast."""
 _END: Final = bytes([END])
 _CLOSE_OK: Final = METHOD_ID.pack(CHANNEL_CLOSE_OK)
 _ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
 class FaultError(Exception):
-    """The broker sends what no broker sends: nothing of the connection is believed any more."""
+    """The broker violated the protocol, so no data of the connection can be trusted any more."""
 
 
 class CloseReason(NamedTuple):
-    """Why a broker closes a connection, in its own words, which aiormq does not always tell."""
+    """The code and text of a broker's `Connection.Close`, which aiormq does not always report."""
 
     code: int
     text: str
 
 
 class Tap(Protocol):
-    """Takes the frames of one channel that it wants."""
+    """Takes the frames of one channel that it handles, before aiormq."""
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
-        """Handle one frame, whose payload lies between *offset* and *end*.
+        """Handle one frame, whose payload lies between *offset* and *end*; must not block.
 
-        False: it is aiormq's; bytes: these are, as its payload. Must not block.
+        Returns:
+            True if the frame is done with, False to pass it to aiormq, or a payload to pass to
+            aiormq in its place.
 
         Raises:
-            FaultError: no such frame may come now.
+            FaultError: such a frame must not come now.
         """
         ...
 
     def ask(self, method: int) -> None:
-        """Heed that aiormq asks for something, which is to be answered."""
+        """Note that aiormq sends *method*, which the broker will answer."""
         ...
 
     def end(self) -> None:
-        """Heed that aiormq closes the channel: a frame behind that costs the connection."""
+        """Note that aiormq closes the channel: a later frame on it would end the connection."""
         ...
 
 
 class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """What comes on one socket, cut into frames.
+    """Splits the bytes of one socket into frames.
 
     Attributes:
-        is_lost: Nothing leaves any more.
-        heard_at: Loop time at which the last bytes came.
-        goodbye: The broker has closed the connection.
-        read_since: Loop time from which on we read; None while we do not.
-        missing: Bytes of a frame that has come in part, or so many at least.
+        is_lost: Whether the connection has ended, so that nothing can be sent.
+        heard_at: Loop time at which the last bytes arrived.
+        goodbye: Why the broker closed the connection; None if it did not.
+        read_since: Loop time at which reading began or was resumed; None while it is paused.
+        missing: At least so many bytes are missing of a frame that has arrived in part.
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
@@ -106,12 +109,12 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.read_since: float | None = self.heard_at
         self._socket: asyncio.Transport | None = None
         self._taps: dict[int, Tap] = {0: self}
-        self._open: set[int] = set()  # numbers of channels
-        self._shut: set[int] = set()  # of channels that we have closed
+        self._open: set[int] = set()  # numbers of open channels
+        self._shut: set[int] = set()  # numbers of channels that we have closed
         self._largest = _AT_FIRST  # bytes of a payload
         self._fault: ConnectionError | None = None
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._come: list[bytes] = []  # pieces of a frame that has come in part
+        self._come: list[bytes] = []  # pieces of a frame that has arrived in part
         self.missing = 0
         self._is_garbled = False
         self._is_blocked = False
@@ -123,7 +126,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._room.set()
 
     def tap(self, channel: int, tap: Tap | None) -> None:
-        """From now on the frames of *channel* go to *tap* first; None ends it."""
+        """From now on pass the frames of *channel* to *tap* first; None removes its tap."""
         if tap is None:
             self._taps.pop(channel, None)
             self._open.discard(channel)
@@ -131,14 +134,14 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             self._taps[channel] = tap
 
     def abort(self) -> None:
-        """Close the socket at once, whatever still waits to leave."""
+        """Close the socket at once, dropping unsent data."""
         if self._socket is not None:
             self._socket.abort()
 
     # -- in ------------------------------------------------------------------------------
 
     def hold(self, holder: object) -> None:
-        """Read nothing more until *holder* lets go; the broker hears of it by its full socket."""
+        """Stop reading until *holder* calls `let_go`; TCP flow control then stops the broker."""
         self._holders.add(holder)
         if self._socket is not None and not self.is_lost and not self._socket.is_closing():
             self._socket.pause_reading()
@@ -147,7 +150,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
                 self._sign_of_life()
 
     def let_go(self, holder: object) -> None:
-        """Read again, unless others hold."""
+        """Read again, unless there are other holders."""
         self._holders.discard(holder)
         if self._sign is not None and not self._holders:
             self._sign.cancel()
@@ -157,13 +160,13 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
                 self._socket.resume_reading()
 
     def _sign_of_life(self) -> None:
-        """As long as nothing is read, aiormq must not take the connection for stuck."""
+        """While reading is paused, feed heartbeats to aiormq, lest it close the connection."""
         self._sign = self._event_loop.call_later(LIFE_SIGN_S, self._sign_of_life)
         self._pass(HEARTBEAT)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._socket = cast(asyncio.Transport, transport)  # uvloop's is one without its name
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's is of another class
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,19 +200,19 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             self._come = [rest] if rest else []
 
     def _fail(self, fault: FaultError) -> None:
-        """Cut the connection; nothing follows, and no ack leaves of what came before."""
+        """Abort the connection: read nothing more, and send no acks for earlier deliveries."""
         self._fault = ConnectionError(f"the broker broke the protocol: {fault}")
         self.end()
         self.abort()
 
     def _cut(self, data: bytes) -> int:
-        """Hand over the whole frames in *data*; where the rest begins.
+        """Dispatch the complete frames in *data*; return the offset of the incomplete rest.
 
         Raises:
-            FaultError: one of them may not come now.
+            FaultError: a frame must not come now.
         """
         self.missing = 0
-        at = passed = 0  # what lies between is aiormq's
+        at = passed = 0  # the bytes between them are for aiormq
         whole = len(data)
         while whole - at >= OVERHEAD:
             kind, channel, size = HEAD.unpack_from(data, at)
@@ -218,7 +221,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
                 self.missing = end - whole
                 break
             if size > self._largest or data[end - 1] != END:
-                self._is_garbled = True  # aiormq says so, of what it gets now
+                self._is_garbled = True  # aiormq gets the rest, and reports the error
                 self.end()
                 self.abort()  # it must not wait for more
                 at = whole
@@ -240,7 +243,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         return at
 
     def _check_open(self, channel: int, data: bytes, offset: int) -> None:
-        """A frame for a channel that is not open is missing on the one that it was meant for."""
+        """Refuse a frame for a channel that is not open: it may belong to another channel."""
         is_close_ok = data[offset : offset + 4] == _CLOSE_OK  # two closes may have crossed
         if channel not in self._open and not is_close_ok:
             raise FaultError(f"a frame for channel {channel}, which is not open")
@@ -252,7 +255,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.data_received(frames)
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as any tap
-        """Note what the broker says of the connection itself, which is for aiormq too."""
+        """Handle channel 0: note blocks, the close and the frame size; aiormq gets them too."""
         if kind != METHOD:
             return False
         try:
@@ -277,28 +280,30 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     # -- out -----------------------------------------------------------------------------
 
     def send(self, frames: bytes) -> None:
-        """Send at once, after what waits."""
+        """Send at once, after frames that already wait."""
         self._waiting.append(frames)
         self.flush()
 
     def send_soon(self, frames: bytes) -> None:
-        """Send in one write with whatever else this iteration of the loop has to say."""
+        """Send together with all other frames of this iteration of the loop, in one write."""
         if not self._waiting:
             self._event_loop.call_soon(self.flush)
         self._waiting.append(frames)
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the waiting frames."""
         if self._waiting:
             frames, self._waiting = self._waiting, []
             if self._socket is not None and not self.is_lost and not self._socket.is_closing():
                 self._socket.write(b"".join(frames))
 
     def heed(self, frames: bytes | bytearray | memoryview) -> bool:
-        """Tell a tap what aiormq asks for, or that it ends its channel, or by channel 0 all.
+        """Inspect a frame that aiormq sends, and notify the tap of its channel.
 
-        Returns whether it may leave. aiormq closes a channel again when no answer comes within a
-        heartbeat; the broker, which has closed it, would close the connection for that.
+        Returns:
+            Whether to send it. aiormq repeats the close of a channel if no answer comes within a
+            heartbeat; the broker, which has closed it already, would close the connection for
+            that.
         """
         kind, channel, _ = HEAD.unpack_from(frames)
         if kind != METHOD:
@@ -323,20 +328,20 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         return True
 
     def ask(self, method: int) -> None:
-        """See `Tap`; answers on channel 0 are aiormq's alone."""
+        """See `Tap`; does nothing, as answers on channel 0 are not checked."""
 
     def end(self) -> None:
-        """See `Tap`; nothing is of use behind the end of the connection."""
+        """See `Tap`; the connection is being closed, so nothing more may be sent."""
         self.is_lost = True
         self._room.set()
 
     @property
     def takes_messages(self) -> bool:
-        """Whether the broker reads what we publish, and the socket has room for it."""
+        """Whether no alarm blocks publishers, and the socket has room."""
         return not self._is_blocked and self._room.is_set()
 
     async def wait_room(self) -> None:
-        """Wait while more waits to leave than the socket takes; at once when it is lost."""
+        """Wait until the socket's buffer has room; returns at once if the connection is lost."""
         await self._room.wait()
 
     def pause_writing(self) -> None:
@@ -354,7 +359,7 @@ class WireFactory(TransportFactory):
     """Makes the socket of one aiormq connection.
 
     Attributes:
-        wire: What it made.
+        wire: The socket; None before `create`.
     """
 
     def __init__(self) -> None:
@@ -362,7 +367,7 @@ class WireFactory(TransportFactory):
 
     @property
     def goodbye(self) -> CloseReason | None:
-        """Why the broker has closed the connection, if it did."""
+        """Why the broker closed the connection; None if it did not."""
         return None if self.wire is None else self.wire.goodbye
 
     def abort(self) -> None:
@@ -393,7 +398,7 @@ class WireFactory(TransportFactory):
 
 
 class _Writer(asyncio.StreamWriter):
-    """aiormq's way out: behind what we said before."""
+    """aiormq's writer; it sends our own waiting frames first."""
 
     def __init__(
         self,
