@@ -655,6 +655,19 @@ def test_an_unknown_option_of_a_decorator_is_refused():
     for option in ("timeout", "settle", "max_wait", "probe_timeout", "pending_timeout"):
         with pytest.raises(DeclarationError, match=f"work: {option}='5 min' is not a duration; w"):
             svc.rpc(**{option: "5 min"})(work)
+    for option in ("max_running", "max_attempts"):
+        for number in (0, -1, True, 1.5, "3"):
+            said = re.escape(f"work: {option}={number!r} must be a whole number from 1")
+            with pytest.raises(DeclarationError, match=said):
+                svc.rpc(**{option: number})(work)
+    for option in ("timeout", "probe_timeout"):
+        with pytest.raises(DeclarationError, match=f"work: {option}='0s' leaves no time"):
+            svc.rpc(**{option: "0s"})(work)
+
+    async def lists(ctx: Context, *names: str) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"\*names: .* is passed by position"):
+        svc.rpc(lists)
     with pytest.raises(DeclarationError, match="every='5 min' is not a duration"):
         svc.periodic(every="5 min")
     for topic in ("a*b", "", "x" * 121, "\udcff"):

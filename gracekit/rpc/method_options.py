@@ -70,20 +70,20 @@ def options_from(
     """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions.
 
     Raises:
-        ConfigError: one is no duration; the message names it.
+        ConfigError: one is no duration, or no number from 1; the message names it.
     """
     return MethodOptions(
         ops=ops,
         on_interrupt=on_interrupt,
         resource=(resource, resource) if isinstance(resource, str) else resource,
-        timeout_s=_limit("timeout", timeout),
+        timeout_s=_bound("timeout", timeout),
         in_drain=in_drain,
         anywhere=anywhere,
-        max_running=max_running,
-        max_attempts=max_attempts,
+        max_running=_count("max_running", max_running),
+        max_attempts=_count("max_attempts", max_attempts),
         settle_s=_limit("settle", settle),
         max_wait_s=_seconds("max_wait", max_wait),
-        probe_timeout_s=_limit("probe_timeout", probe_timeout),
+        probe_timeout_s=_bound("probe_timeout", probe_timeout),
         pending_timeout_s=_limit("pending_timeout", pending_timeout),
         version=version,
         namespace=namespace,
@@ -99,3 +99,18 @@ def _seconds(option: str, value: str | float) -> float:
 
 def _limit(option: str, value: str | float | None) -> float | None:
     return None if value is None else _seconds(option, value)
+
+
+def _bound(option: str, value: str | float | None) -> float | None:
+    """As `_limit`, for a time in which something must be possible."""
+    if (seconds := _limit(option, value)) == 0:
+        raise ConfigError(f"{option}={value!r} leaves no time: leave it out, or write a longer one")
+    return seconds
+
+
+def _count(option: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{option}={value!r} must be a whole number from 1, or be left out")
+    return value

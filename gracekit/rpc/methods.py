@@ -340,7 +340,7 @@ def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
     for parameter in rest:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise DeclarationError(
-                f"{handler.__qualname__}(): argument {parameter.name!r} is positional-only, "
+                f"{handler.__qualname__}(): argument {parameter} is passed by position, "
                 "but requests carry their arguments by name; make it a plain argument"
             )
     return inspect.Signature(rest)
