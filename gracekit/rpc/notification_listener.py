@@ -34,10 +34,9 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Process
-from gracekit.rpc.connect import given_or_opened
+from gracekit.rpc.connect import given_or_opened, written_url
 from gracekit.rpc.envelope import MAX_BODY_BYTES, check_size
 from gracekit.rpc.notifications import PRIORITIES, Notification, decode_notification
-from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import (
     Consumer,
     Delivery,
@@ -126,6 +125,7 @@ class NotificationListener(AsyncOnly):
         self._max_body_bytes = max_body_bytes
         self._telemetry = Telemetry()
         self._owned = isinstance(transport, str)
+        self._place = f" in {written_url(transport)}" if isinstance(transport, str) else ""
         self._transport = given_or_opened(
             transport,
             process=process,
@@ -274,10 +274,8 @@ class NotificationListener(AsyncOnly):
 
     async def _look_for_queues(self) -> None:
         """Log whether anybody has made the queues; reading makes them, so it is asked before."""
-        if not isinstance(self._transport, SqliteTransport):
-            return
         known = await self._transport.declared(QueueKind.NOTIFICATION)
-        if set(known) & set(self._queues):
+        if known is None or set(known) & set(self._queues):
             if self._is_doubtful:
                 self._telemetry.emit("notifications.found", topic=self._topic)
                 self._is_doubtful = False
@@ -288,7 +286,7 @@ class NotificationListener(AsyncOnly):
         near = usual if usual in topics else nearest(self._topic, topics)
         hint = "" if near is None else f" (did you mean topic {near!r}?)"
         self._doubt(
-            f"nobody has sent to {names} in {self._transport.path} yet{hint}: if a service has "
+            f"nobody has sent to {names}{self._place} yet{hint}: if a service has "
             "parked a task, compare the topic with its notification_topic, and the file with its "
             "transport_url"
         )

@@ -641,7 +641,7 @@ async def test_queues_that_nobody_has_made_are_logged_once(tmp_path: Path, caplo
     (line,) = told(caplog, "notifications.awaited")
     assert line.levelno == logging.WARNING
     assert hint in line.getMessage()
-    assert f"{topic}.info or {topic}.error in {tmp_path / 'queues.db'}" in line.getMessage()
+    assert f"{topic}.info or {topic}.error in {url} yet" in line.getMessage()
     assert "compare the topic with its notification_topic" in line.getMessage()
 
 
