@@ -325,7 +325,7 @@ LISTINGS: Final = (
     _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),
 )
 ACTIONS: Final = (
-    _verb("drain", "Drain the run; `resume` undoes it before its deadline.", _SECONDS),
+    _verb("drain", "Drain the run; `resume` undoes it until a task has stopped.", _SECONDS),
     _verb("extend", "Move the deadline of a drain that a command asked for.", _MORE),
     _verb("quiet", "Close the intake; running tasks go on."),
     _verb("resume", "Undo quiet, or a drain that a command asked for."),

@@ -129,7 +129,7 @@ def drain(
     """Drain a run: close its intake, wait for what runs, hand the rest over.
 
     INSTANCE may be left out if only one run lives. Ctrl-C detaches, and the drain
-    goes on; `gracekit resume` undoes it before its deadline.
+    goes on; `gracekit resume` undoes it until a task has stopped for it.
 
     At a terminal, with the extra `rich`, it draws how many tasks are in flight,
     with the deadline, and with kill_after if the settings of this command have
@@ -171,9 +171,10 @@ def _detach(watches: list[DrainWatch]) -> None:
         tell("interrupted before a drain was confirmed; see `gracekit status`", prefix="\n")
         return
     names = " ".join(asked)
+    which = names if len(asked) == 1 else "--all"
     tell(
         f"detached; the drain of {names} goes on. "
-        f"Undo before the deadline: gracekit resume {names if len(asked) == 1 else '--all'}",
+        f"Undo, until a task has stopped for it: gracekit resume {which}",
         prefix="\n",
     )
 
@@ -231,7 +232,7 @@ async def _ask(
     else:
         watch.say("intake of new requests closes, that of the ops lane stays open")
     detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""
-    watch.say(f"({detaches}Undo before the deadline: gracekit resume)")
+    watch.say(f"({detaches}Undo, until a task has stopped for it: gracekit resume)")
 
 
 # -- watching -------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Lane(_Word):
     """Where a task came from; the first two lanes have a capacity, slots and threads each."""
 
     REQUESTS = "requests"  # closed first by a drain
-    OPS = "ops"  # answers until the last task ends
+    OPS = "ops"  # answers until the last task ends, or the drain's deadline
     PERIODIC = "periodic"  # tracked, not journaled
     BACKGROUND = "background"  # work that a handler tracks by itself
 
