@@ -275,7 +275,7 @@ def _judge(
     if task.stopped:
         return _STOPPED
     cause = task.cancel_cause
-    if cause in _BY_DRAIN:
+    if cause in _BY_DRAIN and not _was_cancelled_again(task, error):
         return AttemptEnd(cut=Interruption.CANCELLED)  # interrupted is not failed
     if cause is CancelCause.TIMEOUT:
         return AttemptEnd(outcome=failed(timeout_error(method, during=error)))
@@ -306,6 +306,17 @@ def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptE
         expected=expected,
         log_why=why if in_group else "",
     )
+
+
+def _was_cancelled_again(task: TrackedTask, error: BaseException) -> bool:
+    """Whether something else cancelled the handler while it cleaned up after gracekit's cancel.
+
+    Then its last request may still be on its way.
+    """
+    if not isinstance(error, asyncio.CancelledError) or task.handler is None:
+        return False
+    is_ours = error.args[:1] in {(cause.value,) for cause in CancelCause}
+    return not is_ours and task.handler.cancelling() > task.cancels
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

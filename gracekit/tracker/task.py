@@ -195,6 +195,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         thread_id: Ident of the worker thread in which a plain handler runs; None outside one.
         history: How long its method's attempts took; None before it has started.
         cut: How the attempt was cut; None while it runs or if it ended.
+        cancels: How often gracekit cancelled the handler.
         serial: Its number in the order in which tasks were added to the tracker, from 1.
     """
 
@@ -224,6 +225,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     thread_id: int | None = None
     history: Durations | None = None
     cut: Interruption | None = None
+    cancels: int = 0
     serial: int = 0
 
     def advance(self, to: TaskState) -> None:
@@ -243,6 +245,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         if self.cancellable and self.handler is not None:
             if self.thread_id is None:  # a thread goes on to its end, so its stop stays true
                 self.stopped = False
+            self.cancels += 1
             self.handler.cancel(cause.value)
 
     def expected_end(self, now: float) -> float | None:

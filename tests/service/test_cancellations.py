@@ -195,6 +195,38 @@ async def test_a_foreign_cancellation_of_an_idempotent_task_is_a_crash_and_it_is
     assert (report.exit_code, report.handed_over, report.leases_kept) == (0, [], 0)
 
 
+@pytest.mark.parametrize("foreign", [True, False])
+async def test_a_foreign_cancellation_of_a_clean_up_in_a_drain_is_unclean(
+    world: World, svc: Service, foreign: bool
+):
+    """
+    The drain has cancelled the handler, and something else cuts what it does about that: its last
+    request may still be on its way.
+    """
+
+    @svc.rpc(on_interrupt="retry", settle=7)
+    async def work(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            me = asyncio.current_task()
+            assert me is not None
+            if foreign and ctx.attempt == 1:
+                asyncio.get_running_loop().call_later(0.5, me.cancel)
+            await asyncio.sleep(1)
+
+    life = await world.start(svc, drain_timeout_s=1)
+    client = await world.client(svc)
+    await client.prepare(request_id="t").cast(work)
+    await world.until(lambda: world.state("t") == "running")
+
+    await life.drain()
+
+    row = world.task("t")
+    assert row["cut"] == ("unclean" if foreign else "cancelled")
+    assert (row["not_before"] or 0) > world.clock.wall() if foreign else row["not_before"] is None
+
+
 async def test_a_foreign_cancellation_again_and_again_ends_at_the_cap(world: World, svc: Service):
     """
     It counts as a crash counts, so a task that always cancels itself ends.
