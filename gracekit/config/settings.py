@@ -104,13 +104,13 @@ class Settings:
             broker by `amqp://`, `amqps://` or `rabbit://`.
         store_url: Where the journal is kept: `sqlite:///file` or `memory://`. It must not be the
             file of the transport.
-        host: Name of this host. Its directed queue is named for it; several runs of one host may
-            share that queue.
+        host: Name of this host. The queue for requests to this host alone is named after it;
+            several runs of one host may share that queue.
         instance: Name of this process among those of its service. If it is unset, the run takes
             the first free `{host}-{n}`.
         ops_topic: Name of the ops topic. `{topic}` stands for the service's topic.
-        exchange: Control exchange on RabbitMQ. OpenStack sites use `openstack`. `?exchange=` in
-            the URL overrides it.
+        exchange: Name of the control exchange on RabbitMQ, to which clients send their calls and
+            casts. OpenStack sites use `openstack`. `?exchange=` in the URL overrides it.
         declare_profile: How exchanges and queues are declared on RabbitMQ: `durable`, `quorum`,
             or as oslo.messaging does it: `oslo-transient` (oslo's default), `oslo-durable`,
             `oslo-durable-all`, `oslo-quorum`, `oslo-quorum-all`. `?profile=` in the URL overrides
@@ -147,34 +147,39 @@ class Settings:
         accept_wait_s: How long a message that was read waits for a place (`max_accepted`) before it
             is given back to its queue.
         max_body_bytes: Size of the largest message that is parsed. A larger one is refused.
-        max_attempts: Crashes without progress after which an interrupted task is ended as ERRORED,
-            if it ran alone at the last one. Ten times as many end it in any case. A method's own
-            `max_attempts=` overrides it.
+        max_attempts: After so many crashes of its process without progress, an interrupted task is
+            ended as ERRORED. But if other tasks ran beside it at the last crash, one of them may
+            have caused it: then the task gets further attempts, and is ended after ten times as
+            many crashes at the latest. A method's own `max_attempts=` overrides it.
         retention_s: How long ended tasks stay on record, and with them their results and the
             detection of duplicates.
-        retention_after_s: How long runs must have consumed requests after a record has reached
-            `retention`, before it is removed. A duplicate of its request may still wait in a queue
-            when nothing has consumed for long.
+        retention_after_s: Extra time for which a record is kept when it is older than `retention`.
+            Only time in which a run of the service takes requests counts. Reason: while no run
+            takes requests, a duplicate of a recorded request may wait in a queue. If the record
+            were removed before the duplicate is read, the request would be run a second time.
         keep_failed_arguments: Keep arguments and context of FAILED and ERRORED tasks on record, so
             that `gracekit tasks retry` can run them again.
-        startup_reconciliation_enabled: Settle unfinished tasks of earlier runs, and resources in a
-            transient status, without being asked. If it is off, only `gracekit reconcile` settles
-            them.
+        startup_reconciliation_enabled: Settle, without being asked, unfinished tasks of earlier
+            runs, and resources whose status says that an operation is in progress although none is.
+            If it is off, only `gracekit reconcile` settles them.
         startup_reconciliation_wait_seconds: How long a task that was interrupted uncleanly is left
-            alone before it is probed or run again; a method's `settle=` overrides that. It is also
-            the time from readiness until resources are settled for the first time.
+            alone before it is probed or run again; a method's `settle=` overrides that. After a
+            start, the first pass over resources also waits so long from the moment at which the
+            service is ready.
         reconcile_every_s: Time between two looks for unfinished tasks of dead runs, and for records
             to remove.
         reconciliation_interval_s: Time from the end of one pass over the resources of a host to the
             next pass. 0 makes a pass after each start only.
         reconcile_at_once: Resources of one kind that a pass settles at one time.
-        beat_s: Time between two checks whether this run may still act. Its sign of life in the
-            store is written less often.
+        beat_s: Time between two checks whether this run may still act, or another run has taken
+            over its tasks. The run also records in the store that it is alive, but less often:
+            normally every 15 s.
         progress_every_s: Time between two progress lines in the log of a drain.
         host_gone_after_s: How long a host may have no run before tasks for this host only are given
             up (ERRORED).
-        fanout_gone_after_s: How long an instance may have no run before its copies of fanouts are
-            given up.
+        fanout_gone_after_s: A fanout that an instance has accepted and not finished waits for the
+            next run of that instance. If the instance has had no run for this time, another run of
+            the service ends the task: as CANCELLED if it was not started, otherwise as ERRORED.
         probe_timeout_s: How long one probe of recovery may take. A method's own `probe_timeout=`
             overrides it.
         use_pending_state: Park a task whose handler raises NoCapacity: it waits as PENDING. If it
@@ -195,7 +200,8 @@ class Settings:
             (neither traceback nor arguments), or `none` (only that the request has failed). The
             record keeps everything.
         dedupe_context: Keys of a caller's context, separated by commas. If a request id comes
-            again, these must have the same values as the first time, or be missing as they were.
+            again, the caller must have the same values for these keys as the first time, and a key
+            that was missing must be missing again. Otherwise the request is refused.
         reply_queues: Names of queues that replies may go to besides `reply_...`, separated by
             commas; `*` stands for any characters.
         admin: Address of the HTTP endpoint: `off`, `unix:/path`, `127.0.0.1:9701`, or
@@ -631,10 +637,10 @@ _WITHIN_A_DRAIN: Final = MappingProxyType(
     }
 )
 _NEVER_USED: Final = (
-    ("max_running", "max_accepted", "no more handlers run than requests have a place"),
-    ("ops_max_running", "ops_max_accepted", "no more handlers run than requests have a place"),
-    ("threads", "max_running", "no more threads are used than handlers may run"),
-    ("ops_threads", "ops_max_running", "no more threads are used than handlers may run"),
+    ("max_running", "max_accepted", "no more handlers run than requests are accepted"),
+    ("ops_max_running", "ops_max_accepted", "no more handlers run than requests are accepted"),
+    ("threads", "max_running", "a handler uses one thread, so some would be unused"),
+    ("ops_threads", "ops_max_running", "a handler uses one thread, so some would be unused"),
     ("prefetch", "max_accepted", "messages without a place only wait, and are given back"),
 )
 
