@@ -183,7 +183,7 @@ _COUNTERS: Final = (
             Label("outcome", "outcome", "resource_outcomes", "outcome"),
         ),
         events=("resource.reconciled",),
-        help="Resources at which passes have looked in this run, by what became of them.",
+        help="Resources that passes of this run have examined, by the outcome for each.",
     ),
     Metric(
         name="gracekit_tasks_handed_over_total",
@@ -207,7 +207,7 @@ _COUNTERS: Final = (
         kind=MetricKind.COUNTER,
         labels=(_METHOD,),
         events=("task.given_back",),
-        help="Started tasks without a row that were cut; their messages went back to the queue.",
+        help="Running requeue tasks that were cancelled; their messages went back to the queue.",
     ),
     Metric(
         name="gracekit_tasks_reconciled_total",
@@ -215,7 +215,7 @@ _COUNTERS: Final = (
         kind=MetricKind.COUNTER,
         labels=(Label("outcome", "outcome", "decisions", "verdict"),),
         events=("task.settled",),
-        help="Unfinished tasks on record about which recovery has decided.",
+        help="Unfinished tasks that recovery has settled, by what it decided to do with each.",
     ),
     Metric(
         name="gracekit_tasks_rejected_total",
@@ -244,7 +244,7 @@ _COUNTERS: Final = (
         instrument="gracekit.operators.refused",
         kind=MetricKind.COUNTER,
         events=("admin.refused", "door.refused"),
-        help="Requests by HTTP or by the door that their sender may not make.",
+        help="Requests to the HTTP endpoint or the door that were refused as not allowed.",
     ),
 )
 
