@@ -52,7 +52,7 @@ def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
         yield fail(
             "manifest",
             f"{path} is YAML, and PyYAML is not installed here: nothing in it was judged",
-            "pip install pyyaml, or give JSON: kubectl get deployment NAME -o json",
+            "pip install pyyaml, or give JSON: kubectl get statefulset NAME -o json",
         )
         return
     pods = [pod for document in documents for pod in find_pods(document)]
