@@ -13,7 +13,6 @@ from gracekit.config.settings import SETTINGS, variable_name
 from gracekit.rpc.method_options import MethodOptions
 from gracekit.testing import InMemoryService
 from gracekit.testing import run as play
-from tests.docs.loading import make_importable
 from tests.docs.pages import Page
 
 PAGE = Page("coming-from.md")
@@ -22,7 +21,7 @@ PAGE = Page("coming-from.md")
 @pytest.fixture
 def mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's service as a module."""
-    make_importable(PAGE, tmp_path, monkeypatch)
+    PAGE.make_importable(tmp_path, monkeypatch)
     return importlib.import_module("mail")
 
 

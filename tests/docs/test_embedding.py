@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import signal
 import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from gracekit import DrainReport, Runtime, ServiceState
 from gracekit.config.settings import Settings
 from gracekit.exits import ExitCode
-from tests.docs.loading import load
-from tests.docs.pages import Page, environment, run
+from tests.docs.pages import WAIT_S, Page, Program, run, running
 
 PAGE = Page("embedding.md")
-WAIT_S = 60.0
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -37,59 +29,20 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Program:
-    """A program of the page that runs, and what it has written."""
+def wait_answer(program: Program, url: str, status: int) -> str:
+    """The body of the first answer with that *status*."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self.log = log
+    def ask() -> str:
+        try:
+            with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+                got, body = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            got, body = error.code, error.read().decode()
+        except OSError:
+            return ""
+        return body if got == status else ""
 
-    def wait_for(self, condition: Callable[[], T]) -> T:
-        limit = time.monotonic() + WAIT_S
-        while not (found := condition()):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < limit, self.log.read_text()
-            time.sleep(0.02)
-        return found
-
-    def wait_answer(self, url: str, status: int) -> str:
-        """The body of the first answer with that *status*."""
-
-        def ask() -> str:
-            try:
-                with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
-                    got, body = answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                got, body = error.code, error.read().decode()
-            except OSError:
-                return ""
-            return body if got == status else ""
-
-        return self.wait_for(ask)
-
-    def terminate(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.process.terminate()
-        return self.process.wait(WAIT_S)
-
-
-@contextmanager
-def running(directory: Path, *command: str, **env: str) -> Iterator[Program]:
-    log = directory / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            (sys.executable, *command),
-            cwd=directory,
-            env=environment(**env),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield Program(process, log)
-    finally:
-        process.kill()
-        process.wait()
+    return program.wait_for(ask)
 
 
 @pytest.fixture
@@ -121,9 +74,9 @@ def test_fastapi_program_serves_and_drains_when_it_shuts_down(directory: Path, p
     uvicorn chooses the exit code; the end of the service is on record.
     """
     with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
-        assert program.wait_answer(f"http://127.0.0.1:{port}/readyz", 200) == '"serving"'
-        assert program.wait_answer(f"http://127.0.0.1:{port}/double/4", 200) == "8"
-        assert program.terminate() == -signal.SIGTERM  # 143, as a shell says it
+        assert wait_answer(program, f"http://127.0.0.1:{port}/readyz", 200) == '"serving"'
+        assert wait_answer(program, f"http://127.0.0.1:{port}/double/4", 200) == "8"
+        assert program.stop(signal.SIGTERM) == -signal.SIGTERM  # 143, as a shell says it
 
     status = run(directory, "-m", "gracekit", "status")
     assert re.search(r"gone \d+s .* drained", status), status
@@ -143,13 +96,13 @@ def test_readiness_is_answered_in_the_drain_under_uvicorn(directory: Path, port:
     url = f"http://127.0.0.1:{port}/"
 
     with running(directory, "embedded.py", port, GRACEKIT_DRAIN_TIMEOUT="2s") as program:
-        assert program.wait_answer(url, 200) == "serving"
+        assert wait_answer(program, url, 200) == "serving"
         run(directory, "-m", "gracekit", "cast", "inside", "double", "n=1")
         program.wait_for(
             lambda: "running" in run(directory, "-m", "gracekit", "tasks", "--state", "running")
         )
         program.process.terminate()
-        assert program.wait_answer(url, 503) == "draining"
+        assert wait_answer(program, url, 503) == "draining"
         assert program.process.wait(WAIT_S) == ExitCode.HANDED_OVER, program.log.read_text()
 
 
@@ -159,9 +112,9 @@ def test_program_with_signals_of_its_own_ends_with_the_code_of_the_drain(directo
     Its handler asks for the stop, and `serve` returns the report.
     """
     with running(directory, "program.py") as program:
-        program.wait_for(lambda: "serving" in program.log.read_text())
+        program.wait_text("serving")
         assert run(directory, "-m", "gracekit", "call", "inside", "double", "n=21") == "42\n"
-        assert program.terminate() == 0
+        assert program.stop(signal.SIGTERM) == 0
         assert program.log.read_text() == "serving\n0 finished, 0 handed over\n"
 
 
@@ -171,9 +124,9 @@ def test_drain_by_a_command_ends_the_service_and_not_the_program(directory: Path
     A program that does nothing about it stays there without a service.
     """
     with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
-        program.wait_answer(f"http://127.0.0.1:{port}/readyz", 200)
+        wait_answer(program, f"http://127.0.0.1:{port}/readyz", 200)
         run(directory, "-m", "gracekit", "drain")
-        assert program.wait_answer(f"http://127.0.0.1:{port}/readyz", 503) == '"stopped"'
+        assert wait_answer(program, f"http://127.0.0.1:{port}/readyz", 503) == '"stopped"'
         assert program.process.poll() is None
 
 
@@ -184,9 +137,9 @@ def test_settings_come_from_where_the_page_says(directory: Path, monkeypatch: py
     monkeypatch.chdir(directory)
     monkeypatch.setenv("GRACEKIT_DRAIN_TIMEOUT", "33s")
     monkeypatch.setenv("GRACEKIT_MAX_RUNNING", "7")
-    load(directory, "inside", monkeypatch)
+    PAGE.make_importable(directory, monkeypatch)
 
-    configured = load(directory, "configured", monkeypatch)
+    configured = importlib.import_module("configured")
 
     found = {
         name: (runtime.settings.drain_timeout_s, runtime.settings.max_running)

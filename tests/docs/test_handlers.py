@@ -7,13 +7,11 @@ import contextlib
 import datetime as dt
 import decimal
 import enum
+import importlib
 import inspect
 import ipaddress
 import re
 import signal
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -42,12 +40,10 @@ from gracekit.rpc.method_options import options_from
 from gracekit.service import OpsOptions, RpcOptions
 from gracekit.testing import InMemoryService, TaskState, run
 from gracekit.tracker.task import Reason
-from tests.docs.loading import load
-from tests.docs.pages import Page, environment
+from tests.docs.pages import Page, Program, running
 from tests.docs.pages import run as run_python
 
 PAGE = Page("handlers.md")
-WAIT_S = 60.0
 
 
 class Color(enum.StrEnum):
@@ -66,8 +62,8 @@ class Point(NamedTuple):
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """Imports a block of the page by its name."""
-    PAGE.write_to(tmp_path)
-    return partial(load, tmp_path, patch=monkeypatch)
+    PAGE.make_importable(tmp_path, monkeypatch)
+    return importlib.import_module
 
 
 def tables(heading: str) -> list[dict[str, list[str]]]:
@@ -727,33 +723,12 @@ def test_stop_hooks_are_called_after_a_start_that_has_failed():
 
 
 @contextlib.contextmanager
-def serving(directory: Path, **env: str) -> Iterator[Path]:
-    """`thumbs.py` as a service of its own; its log."""
-    log = directory / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            (sys.executable, "-m", "gracekit", "run", "thumbs:svc"),
-            cwd=directory,
-            env=environment(**env),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_for(lambda: "service.serving" in log.read_text(), log)
-        yield log
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(condition: Callable[[], bool], log: Path) -> None:
-    limit = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < limit, log.read_text()
-        time.sleep(0.02)
+def serving(directory: Path, **env: str) -> Iterator[Program]:
+    """`thumbs.py` as a service of its own, which drains at the end of the block."""
+    with running(directory, "-m", "gracekit", "run", "thumbs:svc", **env) as program:
+        program.wait_text("service.serving")
+        yield program
+        assert program.stop(signal.SIGTERM) == 0, program.log.read_text()
 
 
 @pytest.mark.process
@@ -762,9 +737,9 @@ def test_call_under_the_id_of_a_cast_returns_its_result(tmp_path: Path):
     As the page prints it, and each picture is rendered once.
     """
     PAGE.write_to(tmp_path)
-    with serving(tmp_path) as log:
+    with serving(tmp_path) as program:
         assert run_python(tmp_path, "order.py") == PAGE.outputs[0]
-        assert log.read_text().count("spring/a is 200 pixels wide") == 1
+        assert program.log.read_text().count("spring/a is 200 pixels wide") == 1
 
 
 def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url: str):
@@ -772,7 +747,8 @@ def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url:
     Without an envelope, by a library that knows nothing of gracekit; its id is the request's.
     """
     PAGE.write_to(tmp_path)
-    with serving(tmp_path, GRACEKIT_TRANSPORT_URL=rabbit_url, GRACEKIT_LOG_LEVEL="debug") as log:
+    settings = {"GRACEKIT_TRANSPORT_URL": rabbit_url, "GRACEKIT_LOG_LEVEL": "debug"}
+    with serving(tmp_path, **settings) as program:
         run_python(tmp_path, "produce.py", GRACEKIT_TRANSPORT_URL=rabbit_url)
-        wait_for(lambda: "order-1042" in log.read_text(), log)
-        wait_for(lambda: "task.finished task_id=order-1042" in log.read_text(), log)
+        program.wait_text("order-1042")
+        program.wait_text("task.finished task_id=order-1042")

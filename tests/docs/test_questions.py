@@ -20,7 +20,6 @@ from gracekit.config.loading import load
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing import InMemoryService, Point, TaskState
 from gracekit.testing import run as play
-from tests.docs.loading import make_importable
 from tests.docs.pages import ROOT, Page, run
 
 PAGE = Page("questions.md")
@@ -32,7 +31,7 @@ WAIT_S = 60.0
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All files of the page, which can be imported as long as the test runs."""
-    make_importable(PAGE, tmp_path, monkeypatch)
+    PAGE.make_importable(tmp_path, monkeypatch)
     return tmp_path
 
 

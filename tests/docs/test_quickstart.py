@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,39 +17,17 @@ import pytest
 from gracekit.config.settings import BY_OPTION
 from gracekit.testing import InMemoryService
 from gracekit.testing import run as run_in_memory
-from tests.docs.loading import load
-from tests.docs.pages import Page, environment, run
+from tests.docs.pages import WAIT_S, Page, Program, run, running
 
 PAGE = Page("quickstart.md")
-WAIT_S = 60.0
 
 
 @contextmanager
-def serving(directory: Path, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The process of a `gracekit run`, once it serves, and the file of its log."""
-    log = directory / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            (sys.executable, "-m", *command),
-            cwd=directory,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_for(lambda: "service.serving" in log.read_text(), log)
-        yield process, log
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(condition: Callable[[], bool], log: Path) -> None:
-    limit = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < limit, log.read_text()
-        time.sleep(0.02)
+def serving(directory: Path, *command: str) -> Iterator[Program]:
+    """The process of a `gracekit run`, once it serves."""
+    with running(directory, "-m", *command) as program:
+        program.wait_text("service.serving")
+        yield program
 
 
 def commands(beginning: str) -> list[list[str]]:
@@ -66,10 +42,9 @@ def test_first_service_answers_as_the_page_says(tmp_path: Path):
     The first block, the first `run` and the first `call` are all that is needed; Ctrl-C drains it.
     """
     PAGE.write_to(tmp_path)
-    with serving(tmp_path, *commands("gracekit run")[0]) as (service, log):
+    with serving(tmp_path, *commands("gracekit run")[0]) as service:
         assert run(tmp_path, "-m", *commands("gracekit call")[0]) == PAGE.outputs[0]
-        service.send_signal(signal.SIGINT)
-        assert service.wait(WAIT_S) == 0, log.read_text()
+        assert service.stop(signal.SIGINT) == 0, service.log.read_text()
 
 
 @pytest.mark.process
@@ -82,22 +57,21 @@ def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
     hurry(tmp_path / "thumbs.py", "asyncio.sleep(1)", "asyncio.sleep(0.2)")
     hurry(tmp_path / "ask.py", "range(60)", "range(20)")
     start = commands("gracekit run thumbs:svc$")[0]
-    with serving(tmp_path, *start) as (service, log):
+    with serving(tmp_path, *start) as service:
         assert run(tmp_path, "ask.py") == PAGE.outputs[1]
-        wait_for(lambda: "spring/0" in log.read_text(), log)
-        service.send_signal(signal.SIGINT)
-        assert service.wait(WAIT_S) == 75, log.read_text()
-        done = pictures_in(log)
+        service.wait_text("spring/0")
+        assert service.stop(signal.SIGINT) == 75, service.log.read_text()
+        done = pictures_in(service.log)
     for look in commands("gracekit (?:status|tasks)"):
         run(tmp_path, "-m", *look)
 
-    with serving(tmp_path, *start) as (service, log):
+    with serving(tmp_path, *start) as service:
         for look in commands("gracekit (?:status|tasks|call thumbs)"):
             run(tmp_path, "-m", *look)
-        wait_for(lambda: "spring/19" in log.read_text(), log)
+        service.wait_text("spring/19")
         run(tmp_path, "-m", *commands("gracekit drain")[0])
-        assert service.wait(WAIT_S) == 0, log.read_text()
-        again = pictures_in(log)
+        assert service.process.wait(WAIT_S) == 0, service.log.read_text()
+        again = pictures_in(service.log)
 
     assert sorted(done + again) == list(range(20))
 
@@ -132,8 +106,8 @@ def test_albums_are_rendered_at_one_time_and_tasks_of_one_in_turn(tmp_path: Path
     """
     What the page says of `resource="album"`.
     """
-    PAGE.write_to(tmp_path)
-    svc = load(tmp_path, "thumbs", monkeypatch).svc
+    PAGE.make_importable(tmp_path, monkeypatch)
+    svc = importlib.import_module("thumbs").svc
 
     async def main() -> None:
         async with InMemoryService(svc) as one:

@@ -21,7 +21,6 @@ from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 from gracekit.testing import InMemoryService, TaskState
 from gracekit.testing import run as play
 from gracekit.version import VERSION
-from tests.docs.loading import make_importable
 from tests.docs.pages import ROOT, Page
 
 PAGE = Page("releases.md")
@@ -32,7 +31,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All files of the page, which can be imported as long as the test runs."""
-    make_importable(PAGE, tmp_path, monkeypatch)
+    PAGE.make_importable(tmp_path, monkeypatch)
     return tmp_path
 
 

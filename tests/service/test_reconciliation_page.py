@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,9 @@ import pytest
 from gracekit import Service, Settings
 from gracekit.recovery.resources.reading import PAGE as FOUND_AT_ONCE
 from gracekit.recovery.resources.results import ResourceOutcome
+from tests.docs.pages import Page, run
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reconciliation.md").read_text()
+PAGE = Page("reconciliation.md").text
 
 
 def test_the_table_lists_every_argument_of_a_kind():
@@ -48,46 +45,15 @@ def test_the_numbers_of_the_page_are_the_defaults():
     assert f"at most `limit` ({FOUND_AT_ONCE})" in PAGE
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """The program of the page, as a reader copies it."""
-    program = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
-    (tmp_path / "volumes.py").write_text(program)
-    return tmp_path
-
-
-def run(directory: Path, *words: str) -> str:
-    """What Python prints in a reader's directory, with their own settings."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=directory,
-        env=env | {"PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.process
-def test_the_program_of_the_page_prints_what_the_page_says(directory: Path):
+def test_the_program_of_the_page_prints_what_the_page_says(tmp_path: Path):
     """
     A reader can copy it.
     """
-    (output,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    page = Page("reconciliation.md")
+    page.write_to(tmp_path)
 
-    assert run(directory, "volumes.py") == output
-
-
-@pytest.mark.process
-def test_the_program_of_the_page_is_typed(directory: Path):
-    """
-    A reader who runs mypy --strict over it sees no error.
-    """
-    run(directory, "-m", "mypy", "--strict", "--no-incremental", "volumes.py")
+    assert run(tmp_path, "volumes.py") == page.outputs[0]
 
 
 def test_the_table_of_outcomes_lists_all():
