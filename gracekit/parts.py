@@ -121,7 +121,7 @@ class PartList:
 
     async def undo(self) -> None:
         """After a failed start, stop the part that failed and all that were started before it."""
-        async with AsyncExitStack() as stack:  # if one raises, the others are stopped all the same
+        async with AsyncExitStack() as stack:  # if one raises, the others are stopped too
             for listed in self._listed[: self._started + 1]:
                 stack.push_async_callback(listed.part.stop)
 

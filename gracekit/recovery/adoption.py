@@ -115,13 +115,16 @@ class Adoption:
         mark = claim_mark()
         rows = await self._claims.missing(frozenset(self._tracker.row_ids()))
         is_claiming = mark[0] > 0 or claim_mark() != mark
+        in_doubt = False
         for row in rows:
             if self._is_known(row) or is_settled_now(row.id):
                 continue  # it came into the tracker meanwhile, or is being settled
             if is_claiming and row.state is TaskState.ACCEPTED:
-                asyncio.get_running_loop().call_later(backoff.MISSING_S, self._trigger.poke)
+                in_doubt = True
             else:
                 await self._disown(row)
+        if in_doubt:
+            asyncio.get_running_loop().call_later(backoff.MISSING_S, self._trigger.poke)
 
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
         """At the end of a drain, release rows that this run owns after a commit of unknown end.

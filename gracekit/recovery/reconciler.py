@@ -78,7 +78,6 @@ class Reconciler:
         self._adoption = Adoption(shared, side_tasks=self._side_tasks)
         self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
         self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
-        shared.services.parked_tasks.commit_retry = starts.commit_retry
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
@@ -235,6 +234,11 @@ class Reconciler:
     def resources(self) -> Resources:
         """The part of recovery that settles the resources of the application."""
         return self._resources
+
+    @property
+    def starts(self) -> Starts:
+        """Starts rows that this run has claimed."""
+        return self._starts
 
     @property
     def by_hand(self) -> PassesByHand:

@@ -114,7 +114,7 @@ class Starts:
         try:
             for row in rows:
                 await self.start(row, inside=None)
-        except StoreError as error:  # the retry is committed all the same
+        except StoreError as error:  # the retry is committed nevertheless
             self._telemetry.emit("store.error", what="settling", error=str(error))
             self._trigger.poke()
         return bool(rows)

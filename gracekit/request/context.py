@@ -43,7 +43,7 @@ class SafePointStop(asyncio.CancelledError):
 
     It is a cancellation, so that `except Exception` lets it pass and task
     groups inside a handler end as for any cancellation. A task group, `gather`
-    or `shield` may swallow it. The task stops all the same, because gracekit
+    or `shield` may swallow it. The task stops nevertheless, because gracekit
     decides by the note on it (`TrackedTask.stopped`), not by this exception.
     """
 

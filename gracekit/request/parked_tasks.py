@@ -63,7 +63,8 @@ class ParkedTasks:
 
     Attributes:
         commit_retry: Commits a batch that makes the row of that id ACCEPTED; returns whether this
-            run claimed the row in the same commit. Recovery sets it, as it imports this module.
+            run claimed the row in the same commit. `runtime.wiring` sets it, because recovery
+            imports this module.
     """
 
     commit_retry: Callable[[Batch, int, Lane], Awaitable[bool]]

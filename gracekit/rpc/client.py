@@ -454,7 +454,7 @@ def _name_of(method: object) -> str:
 
 
 def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments; who has given options among them is told where options belong."""
+    """Check the arguments. If options are among them, the error says where options belong."""
     try:
         method.bind(kwargs)
     except InvalidArgumentsError as error:

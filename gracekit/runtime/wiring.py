@@ -334,7 +334,10 @@ def _reconciler(
         settings=settings,
         telemetry=telemetry,
     )
-    return Reconciler(shared, ground.service.kinds, servers)
+    reconciler = Reconciler(shared, ground.service.kinds, servers)
+    # An order is carried out below recovery, and recovery starts the task.
+    requests.services.parked_tasks.commit_retry = reconciler.starts.commit_retry
+    return reconciler
 
 
 def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:
