@@ -16,7 +16,7 @@ import anyio
 from gracekit import Context, Done, Fail, Retry, Wait
 from gracekit.testing.loop import owner
 from gracekit.testing.machine import Life
-from gracekit.tracker.task import Lane, Verb
+from gracekit.tracker.task import CancelCause, Lane, Verb
 
 Items = Callable[[], Coroutine[Any, Any, None]]
 
@@ -330,11 +330,22 @@ class Truth:
             self.end(act)
 
     def _end_of(self, plan: Plan, act: Act, *, steps: bool) -> str:
-        if not steps and plan.policy != "requeue":  # a safe point may have left items out
+        if self._counts(plan, act) and not steps:  # a safe point may have left items out
             self.built[act.key] = act.life
         if plan.raises:
             raise ValueError(f"no {plan.request_id}")
         return plan.value()
+
+    @staticmethod
+    def _counts(plan: Plan, act: Act) -> bool:
+        """Whether this end must be recorded as the end of the task.
+
+        An error that is raised after a drain cancelled the handler is not: it may be
+        what the handler made of its cancellation (decision 0005).
+        """
+        assert act.ctx is not None
+        cut = act.ctx._task.cancel_cause in {CancelCause.DRAIN_DEADLINE, CancelCause.FORCED}
+        return plan.policy != "requeue" and not (plan.raises and cut)
 
     def answer(self, ctx: Context) -> Done | Retry | Fail | Wait:
         """What a probe finds: the truth, or that it cannot tell now."""
