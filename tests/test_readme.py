@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from gracekit.config.choices import OnInterrupt, choices_of
 from gracekit.exits import ExitCode
+from gracekit.testing import InMemoryService
+from gracekit.testing import run as play
 from tests.docs.pages import ROOT, Page, run, running
 from tests.docs.tables import section, tables
 
@@ -22,23 +25,42 @@ DEFAULT_URL = "sqlite:///gracekit.db"
 @pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
 def test_first_service_answers_as_the_readme_says(tmp_path: Path, queue, request):
     """
-    The service and the client can be copied, run, and drained; on RabbitMQ with another URL.
+    It can be copied, run, called and stopped with the commands shown; on RabbitMQ with its URL.
     """
     url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
     PAGE.write_to(tmp_path)
-    ask = tmp_path / "ask.py"
-    assert DEFAULT_URL in ask.read_text()
-    ask.write_text(ask.read_text().replace(DEFAULT_URL, url))
-    command = ("-m", "gracekit", "run", "thumbs:svc")
+    run_it, call_it = (
+        ("-m", *line.removesuffix(" &").split())
+        for line in re.findall(r"^    (gracekit .*)$", PAGE.text, re.MULTILINE)
+    )
 
-    with running(tmp_path, *command, GRACEKIT_TRANSPORT_URL=url) as service:
+    with running(tmp_path, *run_it, GRACEKIT_TRANSPORT_URL=url) as service:
         service.wait_text("service.serving")
-        assert run(tmp_path, "ask.py") == PAGE.outputs[0]
+        assert run(tmp_path, *call_it, GRACEKIT_TRANSPORT_URL=url) == PAGE.outputs[0]
         code = service.stop(signal.SIGTERM)
 
-    log = service.log.read_text()
-    assert code in {ExitCode.DRAINED, ExitCode.HANDED_OVER}, log
-    assert "summer/c" in log
+    assert code == ExitCode.DRAINED, service.log.read_text()
+
+
+def test_render_is_called_and_stopped_as_the_readme_says(tmp_path: Path, monkeypatch):
+    """
+    The call of the text returns a number; a drain stops at a safe point, and the next start goes
+    on.
+    """
+    PAGE.make_importable(tmp_path, monkeypatch)
+    thumbs = importlib.import_module("thumbs")
+    (call,) = re.findall(r"`await (client\.call\(render, .*?\))`", PAGE.text)
+
+    async def main() -> None:
+        async with InMemoryService(thumbs.svc) as client:
+            client.interrupt_at(1)
+            pending = client.start_call(thumbs.render, album="summer", pictures=["a", "b"])
+            await client.wait_stopped()
+            await client.start()
+            assert await pending == 2
+            assert await eval(call, {"client": client, "render": thumbs.render}) == 2
+
+    play(main())
 
 
 def test_policies_are_all_named():

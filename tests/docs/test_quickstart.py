@@ -31,20 +31,20 @@ def serving(directory: Path, *command: str) -> Iterator[Program]:
 
 
 def commands(beginning: str) -> list[list[str]]:
-    """The commands of the page that begin so, without their comments."""
-    lines = re.findall(rf"^    ({beginning}.*)$", PAGE.text, re.MULTILINE)
+    """The commands of the page that begin so, without their comments, in the foreground."""
+    lines = re.findall(rf"^    ({beginning}.*?)(?: &)?$", PAGE.text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
 @pytest.mark.process
 def test_first_service_answers_as_the_page_says(tmp_path: Path):
     """
-    The first block, the first `run` and the first `call` are all that is needed; Ctrl-C drains it.
+    The first block, the first `run` and the first `call` are all that is needed; SIGTERM drains it.
     """
     PAGE.write_to(tmp_path)
     with serving(tmp_path, *commands("gracekit run")[0]) as service:
         assert run(tmp_path, "-m", *commands("gracekit call")[0]) == PAGE.outputs[0]
-        assert service.stop(signal.SIGINT) == 0, service.log.read_text()
+        assert service.stop(signal.SIGTERM) == 0, service.log.read_text()
 
 
 @pytest.mark.process
@@ -56,11 +56,13 @@ def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
     PAGE.write_to(tmp_path)
     hurry(tmp_path / "thumbs.py", "asyncio.sleep(1)", "asyncio.sleep(0.2)")
     hurry(tmp_path / "ask.py", "range(60)", "range(20)")
-    start = commands("gracekit run thumbs:svc$")[0]
+    start = commands("gracekit run thumbs:svc")[0]
     with serving(tmp_path, *start) as service:
         assert run(tmp_path, "ask.py") == PAGE.outputs[1]
         service.wait_text("spring/0")
-        assert service.stop(signal.SIGINT) == 75, service.log.read_text()
+        assert service.stop(signal.SIGTERM) == 75, service.log.read_text()
+        (*_, last) = service.log.read_text().splitlines()  # as JSON, where no terminal is
+        assert {"handed_over": 1, "exit_code": 75}.items() <= json.loads(last).items()
         done = pictures_in(service.log)
     for look in commands("gracekit (?:status|tasks)"):
         run(tmp_path, "-m", *look)
@@ -118,5 +120,32 @@ def test_albums_are_rendered_at_one_time_and_tasks_of_one_in_turn(tmp_path: Path
             await one.pass_time(2.5)
             assert [spring.done(), summer.done(), more.done()] == [True, True, False]
             assert await more == 2
+
+    run_in_memory(main())
+
+
+def test_crash_loses_no_picture_and_repeats_at_most_two(tmp_path: Path, monkeypatch):
+    """
+    The next process waits for the settle time that the page names, and runs the task again.
+    """
+    PAGE.make_importable(tmp_path, monkeypatch)
+    thumbs = importlib.import_module("thumbs")
+    (settle_s,) = map(int, re.findall(r"waits (\d+) s in case", PAGE.text))
+    made: list[str] = []
+    monkeypatch.setattr(thumbs, "print", lambda line, **_: made.append(line), raising=False)
+
+    async def main() -> None:
+        async with InMemoryService(thumbs.svc) as one:
+            pictures = list("abcdef")
+            pending = one.start_call("render", album="spring", pictures=pictures)
+            await one.pass_time(3.5)
+            await one.crash()
+            before = len(made)
+            await one.start()
+            await one.pass_time(settle_s - 1)
+            assert len(made) == before
+            assert await pending == len(pictures)
+            assert sorted(set(made)) == [f"spring/{one}" for one in pictures]
+            assert len(made) <= len(pictures) + 2
 
     run_in_memory(main())
