@@ -30,6 +30,7 @@ from gracekit import (
     NoSuchMethodError,
     Service,
     UnsupportedVersionError,
+    rpc_method,
 )
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.config.settings import SETTINGS, Settings
@@ -490,10 +491,13 @@ def test_probe_is_given_the_arguments_as_they_were_sent_and_decides(loaded):
     (create,) = (method for method in svc.methods if method.name == "create")
     cloud: dict[str, str] = create.handler.__self__.cloud
     asked: list[Mapping[str, Any]] = []
+    ids: list[Any] = []
     probe = create.probe_hook
 
     async def noted(ctx: Context, **args: Any) -> Any:
         asked.append(args)
+        assert (ctx.fence is None, ctx.attempt, ctx.version) == (False, 1, "1.3")
+        assert (ctx.deadline, ctx.request_id) in {(None, one.request_id) for one in ids}
         return await probe(ctx, **args)
 
     async def slow(ctx: Context, volume: str, gib: int = 1) -> str:
@@ -505,7 +509,7 @@ def test_probe_is_given_the_arguments_as_they_were_sent_and_decides(loaded):
     async def main() -> None:
         async with InMemoryService(svc) as one:
             caller = one.prepare(namespace="storage", version="1.2", timeout="1h")
-            ids = [caller.start_call("create", volume=name) for name in ("a", "b", "c")]
+            ids[:] = [caller.start_call("create", volume=name) for name in ("a", "b", "c")]
             await one.pass_time(1)
             await one.crash()
             cloud.update(b="building", c="broken")
@@ -531,10 +535,18 @@ def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
     (create,) = (method for method in svc.methods if method.name == "create")
     create.handler.__self__.cloud["v"] = "building"
 
+    called: list[Mapping[str, Any]] = []
+    errored = create.errored_hook
+
+    async def noted(ctx: Context, **args: Any) -> None:
+        called.append(args)
+        assert (ctx.fence, ctx.attempt, ctx.version) == (None, 1, "1.3")
+        await errored(ctx, **args)
+
     async def slow(ctx: Context, volume: str) -> None:
         await asyncio.sleep(100)
 
-    create.handler = slow
+    create.errored_hook, create.handler = noted, slow
 
     async def main() -> None:
         async with InMemoryService(svc) as one:
@@ -547,8 +559,66 @@ def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
                 await pending
             await one.settled()
             assert f"v: gave_up, request {pending.request_id}" in capsys.readouterr().out
+            assert called == [{"volume": "v", "reason": "gave_up"}]  # without the default of gib
 
     run(main())
+
+
+def test_function_can_have_a_namespace_and_a_version_of_its_own():
+    """
+    For a method of a class, the options of `include` count.
+    """
+    svc = Service("versions", version="2.0")
+    options: Any = {"namespace": "storage", "version": "1.3"}
+
+    @svc.rpc(**options)
+    async def create(ctx: Context) -> str:
+        return ctx.version
+
+    class Volumes:
+        @rpc_method(**options)
+        async def count(self, ctx: Context) -> str:
+            return ctx.version
+
+    volumes = Volumes()
+    svc.include(volumes)
+    assert (volumes.count.namespace, volumes.count.version) == (None, "2.0")
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            assert [await one.call(create), await one.call(volumes.count)] == ["1.3", "2.0"]
+            storage = one.prepare(namespace="storage")
+            assert await storage.prepare(version="1.2").call("create") == "1.2"
+            with pytest.raises(UnsupportedVersionError):
+                await storage.prepare(version="1.4").call("create")
+
+    run(main())
+
+
+def test_probe_of_a_hold_gets_the_arguments_of_the_request_that_opened_it(loaded):
+    """
+    Its context has no caller, and the id that the page names.
+    """
+    migration = loaded("migration")
+    (expect,) = (one for one in migration.svc.methods if one.name == "expect")
+    called: list[tuple[str, dict[str, Any], Mapping[str, Any]]] = []
+
+    async def probe(ctx: Context, **args: Any) -> Done:
+        called.append((ctx.request_id, dict(ctx), args))
+        return Done()
+
+    expect.probe_hook = probe
+
+    async def main() -> None:
+        async with InMemoryService(migration.svc) as one:
+            caller = one.prepare(context={"user_id": "ann"})
+            await caller.call(migration.expect, vm="vm-1")
+            await one.crash()
+            await one.start()
+            await one.hears("hold.ended")
+
+    run(main())
+    assert called == [("hold migration vm-1", {}, {"vm": "vm-1"})]
 
 
 def test_resource_must_be_in_the_request():
