@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
+from gracekit import Context, Service
 from gracekit.rpc.options import CallOptions, PrepareOptions
+from gracekit.testing import InMemoryService
+from gracekit.testing import run as play
 from tests.docs.pages import Page, run
 
 PAGE = Page("callers.md")
@@ -32,3 +36,33 @@ def test_the_program_of_the_page_prints_what_the_page_says(tmp_path: Path):
     PAGE.write_to(tmp_path)
 
     assert run(tmp_path, program) == PAGE.outputs[0]
+
+
+def test_ops_method_called_by_name_needs_the_option_to_be_answered_in_a_drain():
+    """
+    Without it the request waits on the topic for new requests until the next start.
+    """
+    svc = Service("ops")
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(20)
+
+    @svc.ops
+    async def ping(ctx: Context) -> str:
+        return "pong"
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            one.start_call(work)
+            await one.pass_time(1)
+            drain = asyncio.ensure_future(one.drain())
+            await one.pass_time(1)
+            waits = one.start_call("ping")
+            assert await one.prepare(ops=True).call("ping") == "pong"
+            await drain
+            assert not waits.done()
+            await one.start()
+            assert await waits == "pong"
+
+    play(main())
