@@ -107,6 +107,48 @@ async def test_after(tmp_path: Path):
         await tell(view.call, tmp_path)
 
 
+async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: str, tmp_path: Path):
+    """
+    The methods; then the profile that fits, and with it that the queues do.
+    """
+    url = rabbit_url.replace("amqp://", "rabbit://")
+    settings = {"GRACEKIT_TRANSPORT_URL": url, "GRACEKIT_EXCHANGE": "openstack"}
+    shown = " ".join(PAGE.split())
+
+    nothing = await doctor(tmp_path, **settings)
+    async with serving(tmp_path, EXAMPLES / "before.py", url, until="serving", end=KILL):
+        wrong = await doctor(tmp_path, **settings)
+        (profile,) = re.findall(r"set (GRACEKIT_DECLARE_PROFILE=[\w-]+)", wrong)
+        fits = await doctor(tmp_path, **settings, **dict([profile.split("=")]))
+        more = dict([profile.split("=")], GRACEKIT_ACCEPT_UNSHARED_STORE="true")
+        accepts = await doctor(tmp_path, **settings, **more)
+
+    for said, line in (
+        (nothing, "none of its queues and exchanges exists yet"),
+        (nothing, "3 on topic disks: 1 error, 1 requeue, 1 retry"),
+        (nothing, "3 in threads"),
+        (wrong, "FAIL profile durable would be refused (406): "),
+        (wrong, profile),
+        (fits, "ok profile: oslo-transient fits what exists: exchange openstack, queue disks, "),
+        (fits, "foreign readers"),
+    ):
+        assert line in " ".join(said.split()), said
+        assert line.rstrip() in shown
+    assert "0 FAIL" in accepts
+    assert "WARN  foreign readers" in accepts
+
+
+async def doctor(directory: Path, **environment: str) -> str:
+    """What `gracekit doctor after:svc` prints."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    process = await asyncio.create_subprocess_exec(
+        oslo_python(), "-m", "gracekit", "doctor", "--app-dir", EXAMPLES, "after:svc",
+        cwd=directory, env=ours | environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    return said.decode()
+
+
 def test_the_page_shows_what_was_changed():
     """
     Its diff is how the two files end; before that they have the same classes.
