@@ -383,7 +383,7 @@ def start_errors() -> str:
 
 def metrics() -> str:
     """The table of metrics."""
-    head = ["| Prometheus | OpenTelemetry | | labels | |", "|---|---|---|---|---|"]
+    head = ["| Prometheus | OpenTelemetry | type | labels | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *map(_metric, METRICS)])
 
 
