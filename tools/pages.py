@@ -270,7 +270,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tasks that wait for capacity": (
         *("NoCapacity", "Parked", "Gone", "StaleVersionError", "UnknownTaskError"),
     ),
-    "Control verbs": ("RunEndedError", "ControlOffError"),
+    "Commands to a run": ("RunEndedError", "ControlOffError"),
     "The store": (
         *("StoreError", "ConflictError", "UnknownCommitError", "StoreLockedError"),
         *("StoreUnreachableError", "StoreFinalError", "StoreBrokenError", "StoreFencedError"),
