@@ -25,8 +25,8 @@ _LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last
 class GracekitError(Exception):
     """The base of every exception that gracekit raises on purpose.
 
-    Raised by itself where something is not possible in the present state, for example to resume a
-    service that does not drain. The message says why, and what is possible instead.
+    An error of this class itself means that something is not possible in the present state, for
+    example to resume a service that does not drain. The message says why, and what to do instead.
     """
 
 
@@ -44,8 +44,8 @@ class ConfigError(GracekitError):
 class DeclarationError(GracekitError):
     """A method, hook, job or kind of a service is declared in a way that cannot work.
 
-    Raised where it is declared, mostly when the module is imported. Change the code as the message
-    says.
+    Usually the line that declares it raises this, when the module is imported. Change the code as
+    the message says.
     """
 
 
@@ -134,7 +134,7 @@ class StoreClosedError(StoreError):
 class DependencyError(GracekitError):
     """A broker, a store or a run cannot be reached.
 
-    Look whether it runs, and whether the URL is right. A supervisor may start the service again.
+    Check that it runs, and that the URL is right. A supervisor may start the service again.
     """
 
 
@@ -152,8 +152,9 @@ class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
     """Another task or run holds the lease of the resource.
 
     `ctx.lease` raises it because it does not wait. Try again later, or name the resource in
-    `@svc.rpc(resource=...)`: then the task waits for its turn. A request is refused with it if it
-    would wait for its own caller, or for a task that only `gracekit reconcile` settles.
+    `@svc.rpc(resource=...)`: then the task waits for its turn. A request is refused with it if the
+    lease belongs to the task that has sent it and waits for its answer, or to a task that only
+    `gracekit reconcile` settles.
 
     No `Error` in its name: the resource is in use, as it may be at any time, and the code that asks
     for the lease decides what to do then.
@@ -173,7 +174,7 @@ class AlreadyRunningError(GracekitError):
 class RpcError(GracekitError):
     """A request or its reply went wrong: the base of all errors of calls.
 
-    A client that is stopped ends the calls that still wait with it; their requests may run.
+    If a client is stopped, calls that still wait raise this error itself; their requests may run.
     """
 
 
@@ -278,14 +279,14 @@ class MethodTimeoutError(RpcError, TimeoutError):
 
 
 class RunEndedError(RpcError):
-    """A control verb is meant for a run that has ended; its instance has another run now.
+    """An operator's command is meant for a run that has ended; its instance has another run now.
 
-    Look at `gracekit status` again.
+    Look at `gracekit status`, and give the command again if you mean the new run.
     """
 
 
 class ControlOffError(RpcError):
-    """This transport takes no control verbs, because anybody may send on a broker.
+    """A run takes no operator's commands from a broker, because every client could send them.
 
     Use the `gracekit` commands on the host of the run, or its HTTP endpoint.
     """

@@ -270,7 +270,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tasks that wait for capacity": (
         *("NoCapacity", "Parked", "Gone", "StaleVersionError", "UnknownTaskError"),
     ),
-    "Control verbs": ("RunEndedError", "ControlOffError"),
+    "Commands to a run": ("RunEndedError", "ControlOffError"),
     "The store": (
         *("StoreError", "ConflictError", "UnknownCommitError", "StoreLockedError"),
         *("StoreUnreachableError", "StoreFinalError", "StoreBrokenError", "StoreFencedError"),
@@ -383,7 +383,7 @@ def start_errors() -> str:
 
 def metrics() -> str:
     """The table of metrics."""
-    head = ["| Prometheus | OpenTelemetry | | labels | |", "|---|---|---|---|---|"]
+    head = ["| Prometheus | OpenTelemetry | type | labels | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *map(_metric, METRICS)])
 
 

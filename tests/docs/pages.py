@@ -20,6 +20,8 @@ WAIT_S: Final = 60.0
 T = TypeVar("T")
 _NAMED: Final = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OUTPUT: Final = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_HEADING: Final = re.compile(r"^#{1,4} (.*)$", re.MULTILINE)
 
 
 class Page:
@@ -35,6 +37,12 @@ class Page:
         self.text = (DOCS / name).read_text()
         self.files = dict(_NAMED.findall(self.text))
         self.outputs = _OUTPUT.findall(self.text)
+
+    @property
+    def anchors(self) -> set[str]:
+        """Those of its headings, as GitHub and MyST name them; a title that is repeated has one."""
+        titles = _HEADING.findall(_BLOCK.sub("", self.text))
+        return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in titles}
 
     def write_to(self, directory: Path) -> None:
         """Write the named blocks as files."""

@@ -121,6 +121,12 @@ def lines_after(command: str) -> list[str]:
     return after.partition("```")[0].partition("$ ")[0].splitlines()
 
 
+def columns_of(command: str) -> list[str]:
+    """The words of the columns that the page explains."""
+    rows = next(tables(section(PAGE.text, f"Columns of `{command}`")))
+    return " ".join(row[0] for row in rows).split()
+
+
 @pytest.mark.process
 def test_the_commands_of_the_page_do_what_it_says(directory: Path):
     """
@@ -148,6 +154,8 @@ def _look(op: Operator, directory: Path, run: Running) -> None:
     status, tasks = op.type("gracekit status"), op.type("gracekit tasks")
     assert status.split()[:7] == lines_after("gracekit status")[0].split()
     assert tasks.splitlines()[0].split() == lines_after("gracekit tasks")[0].split()
+    assert status.splitlines()[0].split() == columns_of("gracekit status")
+    assert tasks.splitlines()[0].split() == columns_of("gracekit tasks")
     assert ": balanced" in status
     assert op.type("gracekit tasks --stuck") == "no task is stuck\n"
     assert "e20ea3aa" in op.type("gracekit tasks --state failed --state errored")
@@ -229,6 +237,20 @@ def _say_gone(op: Operator, directory: Path) -> set[str]:
 
     assert "not proven" not in invoke("gracekit status").output
     return {line}
+
+
+def test_with_a_wrong_setting_only_doctor_works(directory: Path):
+    """
+    It names the setting, and examines what does not depend on settings.
+    """
+    wrong = {"GRACEKIT_DRAIN_TIMOUT": "60s"}
+
+    refused = CliRunner().invoke(cli, ["status"], env=wrong)
+    examined = CliRunner().invoke(cli, ["doctor", "thumbs:svc"], env=wrong)
+
+    assert (refused.exit_code, examined.exit_code) == (78, 78)
+    assert "did you mean GRACEKIT_DRAIN_TIMEOUT" in refused.output
+    assert "application" in examined.output.splitlines()
 
 
 # -- tables and the code ----------------------------------------------------------------

@@ -15,6 +15,7 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 TYPED = ["../README.md", *PAGES]
 UNTYPED = {"test_my_engine.py", "oslo_listen.py"}  # a test, and oslo's libraries have no types
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+TO_SECTION = re.compile(r"\]\(([\w./-]*\.md|)#([^)\s]+)\)")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -25,6 +26,20 @@ def test_a_link_of_a_page_leads_somewhere(name: str):
     page = DOCS / name
     targets = {target for target in LINK.findall(page.read_text()) if not target.startswith("http")}
     assert [one for one in targets if not (page.parent / one).is_file()] == []
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_link_to_a_section_leads_to_its_heading(name: str):
+    """
+    Otherwise the reader lands at the top of a long page.
+    """
+    text, directory = Page(name).text, (DOCS / name).parent
+    wrong = [
+        f"{target}#{anchor}"
+        for target, anchor in TO_SECTION.findall(text)
+        if anchor not in Page(str(directory / target) if target else name).anchors
+    ]
+    assert wrong == []
 
 
 def test_the_index_leads_to_every_page():

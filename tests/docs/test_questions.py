@@ -56,6 +56,16 @@ def test_the_page_answers_many_questions():
     assert [one for one in asked if ".md" not in question(one)] == []
 
 
+def test_every_link_leads_to_the_section_that_answers():
+    """
+    Pages are long, so a link names a section of its page; tests/docs/test_pages.py finds it there.
+    """
+    links = re.findall(r"\]\((\w[\w./-]*\.md)(#[\w-]+)?\)", PAGE.text)
+
+    assert len(links) > len(re.findall(r"^### ", PAGE.text, re.MULTILINE))
+    assert [page for page, anchor in links if not anchor] == []
+
+
 @pytest.mark.process
 def test_the_programs_in_memory_print_what_the_page_says(directory: Path):
     """

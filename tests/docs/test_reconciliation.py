@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from gracekit import Found
+from gracekit.cli.reconcile import reconcile
 from gracekit.testing import InMemoryService, run
 from tests.docs.pages import Page
+from tests.docs.tables import section, tables
 
 PAGE = Page("reconciliation.md")
 
@@ -64,3 +67,13 @@ def test_a_rule_that_waits_for_longer_than_max_wait_has_failed(page: dict[str, A
 
     run(main())
     assert page["records"] == {"s-1": "error_deleting"}
+
+
+def test_every_exit_status_of_the_command_is_explained():
+    """
+    Those that its help names, and no others.
+    """
+    (rows,) = tables(section(PAGE.text, "Exit status of `gracekit reconcile`"))
+    _, _, said = (reconcile.help or "").partition("Exit status:")
+
+    assert {row[0] for row in rows} == set(re.findall(r"\b\d+\b", said))
