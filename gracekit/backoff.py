@@ -7,14 +7,14 @@ is tried again, and its docstring says what has failed before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gracekit.clock import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses that begin short and grow up to a bound.
 
     Attributes:

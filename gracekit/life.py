@@ -20,10 +20,11 @@ import os
 import shlex
 import stat
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple, Self
 from weakref import WeakSet
+
+import msgspec
 
 from gracekit.errors import ConfigError
 
@@ -38,8 +39,7 @@ class Alive(enum.Enum):
     NOT_PROVEN = "not proven"  # neither: it is reported, and left alone
 
 
-@dataclass(frozen=True, slots=True)
-class Liveness:
+class Liveness(msgspec.Struct, frozen=True):
     """An answer and its reason, a clause for messages to operators."""
 
     answer: Alive
@@ -81,8 +81,7 @@ class Pid(enum.Enum):
     UNKNOWN = "the process table cannot be read"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LifeEvidence:
+class LifeEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known about the life of one process.
 
     Attributes:
@@ -134,8 +133,7 @@ def _table(evidence: LifeEvidence) -> tuple[Pid, str]:
 # -- what a row records of a life -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies one process, so that a later one with the same pid is not mistaken for it.
 
     Attributes:
@@ -188,8 +186,7 @@ class LockFile(NamedTuple):
         return f"{self.device:x}:{self.inode:x}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedLife:
+class RecordedLife(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as the row of its run records it.
 
     Attributes:

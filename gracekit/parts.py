@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 Action = Callable[[], Awaitable[object]]
 Around = Callable[[str, Awaitable[Any], float], Awaitable[Any]]
@@ -56,8 +57,7 @@ class StepPart:
             await self._end()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedPart:
+class ListedPart(msgspec.Struct, frozen=True):
     """One line of the list.
 
     Attributes:

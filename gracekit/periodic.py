@@ -12,9 +12,10 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from gracekit import background
 from gracekit.errors import StoreError
@@ -30,8 +31,7 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane, TrackedTask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodicJob:
+class PeriodicJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as declared.
 
     Attributes:

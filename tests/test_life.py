@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from msgspec import structs
 
 import gracekit.life
 import gracekit.process
@@ -98,7 +98,7 @@ def lock(tmp_path: Path) -> Iterator[LifeLock]:
 
 def life_of(lock: LifeLock, **changed: object) -> RecordedLife:
     return RecordedLife(
-        identity=replace(read_identity(), **changed),  # type: ignore[arg-type]
+        identity=structs.replace(read_identity(), **changed),  # type: ignore[arg-type]
         lock_name=lock.path.name,
         lock_file=lock.file,
     )
@@ -156,7 +156,7 @@ def test_a_zombie_is_gone():
         while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         zombie = RecordedLife(
-            identity=replace(read_identity(), pid=child.pid), lock_name="", lock_file=None
+            identity=structs.replace(read_identity(), pid=child.pid), lock_name="", lock_file=None
         )
         assert look(zombie, None).pid is Pid.GONE
     finally:
@@ -181,7 +181,7 @@ def test_a_process_whose_first_thread_has_ended_is_there_while_another_runs():
         while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z":
             time.sleep(0.01)
         ending = RecordedLife(
-            identity=replace(read_identity(), pid=child.pid, start_ticks=int(fields[19])),
+            identity=structs.replace(read_identity(), pid=child.pid, start_ticks=int(fields[19])),
             lock_name="",
             lock_file=None,
         )
@@ -217,7 +217,7 @@ def test_a_row_that_names_no_file_is_not_judged_by_a_file_of_its_name(lock: Life
     """
     An older gracekit recorded none, and a run's lock file was passed on from run to run.
     """
-    older = replace(life_of(lock), lock_file=None)
+    older = structs.replace(life_of(lock), lock_file=None)
 
     assert look(older, lock.path.parent).lock is Lock.UNKNOWN
     assert look(life_of(lock), None).lock is Lock.UNKNOWN
@@ -227,10 +227,12 @@ def test_device_numbers_are_compared_within_one_boot(lock: LifeLock):
     """
     A disk may have another number after a reboot; the inode's stays.
     """
-    moved = replace(life_of(lock), lock_file=LockFile(lock.file.device + 1, lock.file.inode))
+    moved = structs.replace(
+        life_of(lock), lock_file=LockFile(lock.file.device + 1, lock.file.inode)
+    )
     assert look(moved, lock.path.parent).lock is Lock.REPLACED
 
-    rebooted = replace(moved, identity=replace(moved.identity, boot_id="before"))
+    rebooted = structs.replace(moved, identity=structs.replace(moved.identity, boot_id="before"))
     assert look(rebooted, lock.path.parent).lock is Lock.HELD
 
 
@@ -435,7 +437,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], RecordedLife
     assert process.stdout is not None
     ticks = int(process.stdout.readline())
     file = LockFile.at(path)
-    identity = replace(read_identity(), pid=process.pid, start_ticks=ticks)
+    identity = structs.replace(read_identity(), pid=process.pid, start_ticks=ticks)
     yield process, RecordedLife(identity=identity, lock_name=path.name, lock_file=file)
     process.kill()
     process.communicate()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any, Final
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
@@ -164,7 +164,7 @@ def test_a_row_names_what_there_is():
         for event in metric.events:
             wanted = {label.field for label in metric.labels} | ({metric.value} - {""})
             assert wanted <= CATALOGUE[event].fields, metric.name
-        assert all(label.words in LabelWords.__slots__ for label in metric.labels)
+        assert all(label.words in LabelWords.__struct_fields__ for label in metric.labels)
         assert (metric.kind is MetricKind.GAUGE) == bool(metric.reading) == (not metric.events) or (
             metric is STORE_COMMIT
         )
@@ -227,7 +227,7 @@ def test_no_value_of_an_event_becomes_a_label_by_itself(value: Any):
     Whatever its fields hold, a label shows a word that the service knows, or `_OTHER`.
     """
     counted = RunMetrics(WORDS)
-    known = {word for name in LabelWords.__slots__ for word in getattr(WORDS, name)}
+    known = {word for name in LabelWords.__struct_fields__ for word in getattr(WORDS, name)}
 
     for event in BY_EVENT:
         fields = dict.fromkeys(CATALOGUE[event].fields, value)
@@ -293,7 +293,7 @@ def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
     """
     A scrape does not grow by thousands of samples that say nothing.
     """
-    many = dataclasses.replace(WORDS, handlers=frozenset(f"m{n}" for n in range(1000)))
+    many = msgspec.structs.replace(WORDS, handlers=frozenset(f"m{n}" for n in range(1000)))
     seen = readings(in_flight={("m7", "requests"): 2})
 
     samples = gauge_samples(by_name("gracekit_tasks_in_flight"), seen, many)
@@ -349,7 +349,7 @@ def test_the_words_of_a_service_are_all_that_its_code_can_say():
     assert words.states == {"accepted", "running", "pending", "handed_over"}
     assert {"run_again", "errored", "succeeded"} <= words.decisions
     assert words.phases == {state.value for state in ServiceState}
-    assert all(getattr(words, name) for name in LabelWords.__slots__)
+    assert all(getattr(words, name) for name in LabelWords.__struct_fields__)
 
 
 # -- OpenTelemetry --------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 OTHER: Final = "_OTHER"
 """Shown instead of a label value that is not a known word."""
@@ -35,8 +36,7 @@ class Together(enum.Enum):
     SMALLEST = "smallest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelWords:
+class LabelWords(msgspec.Struct, frozen=True, kw_only=True):
     """Every value that a label may have in one service.
 
     Attributes:
@@ -77,12 +77,14 @@ class LabelWords:
     def joined(self, other: LabelWords) -> LabelWords:
         """The words of both."""
         return LabelWords(
-            **{name: getattr(self, name) | getattr(other, name) for name in LabelWords.__slots__}
+            **{
+                name: getattr(self, name) | getattr(other, name)
+                for name in LabelWords.__struct_fields__
+            }
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(msgspec.Struct, frozen=True):
     """One label of a metric.
 
     Attributes:
@@ -98,8 +100,7 @@ class Label:
     field: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     Attributes:

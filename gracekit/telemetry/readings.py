@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from gracekit.phase import ServiceState
 from gracekit.telemetry.metrics import LabelWords
 from gracekit.version import VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreNumbers:
+class StoreNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """The gauges about the store, for all runs of the service; None is unknown.
 
     `control.facts` queries the store for them; reading the gauges does not.
@@ -31,8 +31,7 @@ class StoreNumbers:
     notifications_due: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class Readings(msgspec.Struct, frozen=True, kw_only=True):
     """The gauges of one run at one moment; None is unknown, and not shown.
 
     Attributes:

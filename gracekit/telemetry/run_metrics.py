@@ -7,15 +7,15 @@ import functools
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.telemetry.metrics import METRICS, STORE_COMMIT, LabelWords, Metric, MetricKind
 from gracekit.telemetry.samples import Add, Feeds, LabelValues
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(msgspec.Struct, frozen=True):
     """The observations with one set of label values.
 
     Attributes:

@@ -7,8 +7,9 @@ change. Only this module contains such names, so a new version is adopted here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM: Final = "gracekit"
@@ -29,8 +30,7 @@ OUTCOME: Final = "gracekit.outcome"
 REASON: Final = "gracekit.reason"
 
 
-@dataclass(frozen=True, slots=True)
-class Messaging:
+class Messaging(msgspec.Struct, frozen=True):
     """The messaging system, for traces.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -89,7 +89,7 @@ async def rendering(world: World, svc: Service) -> str:
         accounts_off_by=0,
         notifications_due=2,
     )
-    shown = dataclasses.replace(
+    shown = msgspec.structs.replace(
         life.runtime.readings(),
         drain_expected_s=4.0,
         broker_connected=True,

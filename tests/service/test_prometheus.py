@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
@@ -381,7 +382,7 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
     seen = StoreNumbers(
         unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0, notifications_due=1
     )
-    readings = replace(runtime.readings(), store=seen, broker_connected=True)
+    readings = msgspec.structs.replace(runtime.readings(), store=seen, broker_connected=True)
 
     plain, plain_type = Exposition(counted).write(readings)
     wanted = "application/openmetrics-text; version=1.0.0"
@@ -416,7 +417,9 @@ async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Servi
     life, _ = await scraped(world, svc)
     counted = RunMetrics(life.runtime.label_words)
     kept, readings = Exposition(counted), life.runtime.readings()
-    later = replace(readings, drain_left_s=4.0, store=StoreNumbers(unfinished={"running": 1}))
+    later = msgspec.structs.replace(
+        readings, drain_left_s=4.0, store=StoreNumbers(unfinished={"running": 1})
+    )
 
     def same(now: Readings, accept: str) -> bytes:
         written = kept.write(now, accept=accept)
