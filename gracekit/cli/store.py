@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
 
 from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
 from gracekit.cli.records import StoreRecords
@@ -36,7 +36,9 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
         source = records.location
     made = source.back_up(file.absolute(), now=time.time())
     if as_json:
-        click.echo(json_text(asdict(made) | {"path": str(made.path), "store": source.name}))
+        click.echo(
+            json_text(msgspec.structs.asdict(made) | {"path": str(made.path), "store": source.name})
+        )
     else:
         click.echo(
             f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "

@@ -12,6 +12,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.leases import leases_sql as sql
@@ -39,8 +41,7 @@ class Guard:
     token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRow:
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lease as stored.
 
     Attributes:

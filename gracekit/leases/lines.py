@@ -15,7 +15,8 @@ import contextlib
 import enum
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+import msgspec
 
 
 class Kind(enum.Enum):
@@ -66,8 +67,7 @@ class _Waiting:
         return bool(self.settling or self.recovered or self.new)
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     inside: int = 0
     too_many: int = 0  # places above the width since it shrank; these are not refilled
     waiting: _Waiting | None = None  # made for the first waiter, as mostly there is none

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.exits import Verdict, classify
@@ -29,8 +30,7 @@ NEAR_RUNS: Final = 200
 UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accounts:
+class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of requests; accepted must equal terminal + transient + removed.
 
     Attributes:
@@ -138,7 +138,9 @@ class StoreView:
         """*run* with the exit code from its lock file, if it could not record it in the store."""
         if run.exit_code is not None or run.adopted_at is not None:
             return run
-        return replace(run, exit_code=evidence_of(run, self._run_directory).exit_code)
+        return msgspec.structs.replace(
+            run, exit_code=evidence_of(run, self._run_directory).exit_code
+        )
 
     async def living(self, name: str | None = None) -> list[Run]:
         """Runs that are proven alive, by name."""

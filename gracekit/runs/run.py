@@ -7,9 +7,10 @@ because of a clock.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.exits import ExitEvidence, Verdict
 from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife, read_note
@@ -20,8 +21,7 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, Queries
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a process, as stored.
 
     Attributes:
@@ -125,9 +125,11 @@ def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
     path = lock_of(run, directory)
     note = "" if path is None or run.exit_code is not None else read_note(path)
     code = note.removeprefix(ENDED)
+    recorded = run.evidence
     if note.startswith(ENDED) and code.isdecimal():
-        return replace(run.evidence, exit_code=int(code))
-    return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == STOPPING)
+        return ExitEvidence(stop_begun=recorded.stop_begun, exit_code=int(code))
+    stop_begun = recorded.stop_begun or note == STOPPING
+    return ExitEvidence(stop_begun=stop_begun, exit_code=recorded.exit_code)
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:
@@ -158,7 +160,8 @@ def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
 
 def run_as_json(run: Run) -> dict[str, Any]:
     """The run as plain data for `--json`."""
-    data = asdict(run)
+    data = msgspec.structs.asdict(run)
+    data["identity"] = msgspec.structs.asdict(run.identity)
     data["lock_path"] = str(run.lock_path)
     data["lock_file"] = None if run.lock_file is None else str(run.lock_file)
     data["verdict"] = run.verdict.value if run.verdict else None

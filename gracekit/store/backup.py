@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import apsw
+import msgspec
 
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.store import files
@@ -26,8 +26,7 @@ BUSY_TIMEOUT_S: Final = 10.0
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backup:
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
     """A finished copy that passed the integrity check.
 
     Attributes:

@@ -10,8 +10,9 @@ import enum
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gracekit.errors import StoreBrokenError, StoreError
 
@@ -33,8 +34,7 @@ _NEXT: Final[Mapping[StoreState, frozenset[StoreState]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
+class StoreStatus(msgspec.Struct, frozen=True):
     """The present state of a store.
 
     Attributes:
