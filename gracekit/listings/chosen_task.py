@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.errors import GracekitError
 from gracekit.journal.order_rows import OrderTarget, targets_between, targets_of
@@ -21,8 +22,7 @@ LISTED: Final = 5
 _ABOVE_ALL: Final = chr(0x10FFFF)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenTask:
+class ChosenTask(msgspec.Struct, frozen=True, kw_only=True):
     """The task of an order.
 
     Attributes:

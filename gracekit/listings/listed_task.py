@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import age_s
 from gracekit.listings.api_versions import V1_0, as_version
@@ -18,8 +19,7 @@ _LONGEST_ID: Final = 40
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTask:
+class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
     """One task in the list.
 
     Attributes:

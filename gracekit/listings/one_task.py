@@ -6,8 +6,9 @@ Of arguments, context and result only the sizes are included, because they may h
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.errors import GracekitError
 from gracekit.journal.rows import from_json
@@ -23,8 +24,7 @@ Hear = Callable[[Run], Awaitable[RunReport]]
 """Asks a living run for its report on the task."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRecord:
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one task.
 
     Attributes:

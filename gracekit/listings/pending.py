@@ -6,8 +6,9 @@ A parked task has no owner, so all of this comes from the store; no run need be 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import age_s
 from gracekit.config.values import duration
@@ -21,8 +22,7 @@ _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedEntry:
+class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One parked task in the list.
 
     Attributes:
@@ -49,8 +49,7 @@ class ParkedEntry:
         return shown(self.columns) | times
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedList:
+class ParkedList(msgspec.Struct, frozen=True, kw_only=True):
     """Parked tasks, the oldest deadline first.
 
     Attributes:
@@ -77,8 +76,7 @@ async def list_parked(view: StoreView, service: str | None = None, *, limit: int
     return ParkedList(tasks=tasks, more=len(rows) > limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingStatus:
+class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The parked tasks of one service in numbers.
 
     Attributes:
@@ -116,8 +114,7 @@ async def count_parked(view: StoreView) -> list[PendingStatus]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsentNotifications:
+class UnsentNotifications(msgspec.Struct, frozen=True, kw_only=True):
     """Notifications on record that are not sent yet, of all services of a store.
 
     Attributes:

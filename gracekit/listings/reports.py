@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.phase import ServiceState
 
 RunAnswer = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a run.
 
     Attributes:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.listings import listings_sql as sql
 from gracekit.listings.store_view import StoreView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceStatus:
+class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of one service and host.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import age_s
 from gracekit.life import Alive, Liveness
@@ -25,8 +26,7 @@ SHOW_GONE_S: Final = 3600.0
 """Seconds for which an instance without a process is shown; longer if it has unfinished tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One listed run.
 
     Attributes:
@@ -59,8 +59,7 @@ class RunStatus:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusReport:
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The data of `gracekit status`.
 
     Attributes:

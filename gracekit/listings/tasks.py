@@ -6,8 +6,9 @@ Arguments, context, result and failure are left out, because they may hold secre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.config.values import duration
 from gracekit.life import Alive
@@ -26,8 +27,7 @@ ALL_STATES: Final = "all"
 _ALL: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskQuery:
+class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks are listed.
 
     Attributes:
@@ -48,8 +48,7 @@ class TaskQuery:
     version: str = V1_0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskList:
+class TaskList(msgspec.Struct, frozen=True, kw_only=True):
     """The listed tasks.
 
     Attributes:
@@ -132,7 +131,11 @@ class _Listing:
         lately = await self._view.engine.query(sql.HANDED_OVER_SINCE, since)
         recent = {str(request_id) for (request_id,) in lately}
         judged = ((entry, stuck.why_stuck(entry, recent=recent)) for entry in entries)
-        return [replace(entry, why_listed=why) for entry, why in judged if why is not None]
+        return [
+            msgspec.structs.replace(entry, why_listed=why)
+            for entry, why in judged
+            if why is not None
+        ]
 
     async def _with_holder(self, entry: ListedTask) -> ListedTask:
         """Add the holder of the lease that a task waits for, from the store.
@@ -151,7 +154,7 @@ class _Listing:
                 why = entry.why_listed
                 if why is not None:
                     why = why.replace(said, words) if said else f"{why}; waits for {words}"
-                return replace(entry, waits_for=words, why_listed=why)
+                return msgspec.structs.replace(entry, waits_for=words, why_listed=why)
         return entry
 
     def _holder(self, columns: Mapping[str, Any], lease: Row) -> str | None:
