@@ -8,8 +8,9 @@ or act on the same resource at the same time.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.config.choices import NOT_TWICE
 from gracekit.errors import ConfigError
@@ -19,8 +20,7 @@ from gracekit.telemetry.telemetry import Telemetry
 _SHOWN: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueReader:
+class QueueReader(msgspec.Struct, frozen=True, kw_only=True):
     """A process that reads a shared queue.
 
     Attributes:

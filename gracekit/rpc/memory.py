@@ -13,8 +13,9 @@ import contextvars
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
@@ -34,8 +35,7 @@ from gracekit.rpc.transport import (
 from gracekit.tracing.conventions import LOCAL_QUEUES
 
 
-@dataclass(slots=True, order=True)
-class _Stored:
+class _Stored(msgspec.Struct, eq=False):
     """A message with its position in a queue.
 
     Attributes:
@@ -45,23 +45,25 @@ class _Stored:
     """
 
     number: int
-    message: Message = field(compare=False)
-    expires_at: float | None = field(compare=False)
-    redelivered: bool = field(compare=False, default=False)
+    message: Message
+    expires_at: float | None
+    redelivered: bool = False
+
+    def __lt__(self, other: _Stored) -> bool:  # the order of the heap
+        return self.number < other.number
 
     def is_expired(self) -> bool:
         """Whether it expired before a consumer took it."""
         return self.expires_at is not None and _left(self.expires_at) == 0
 
 
-@dataclass(slots=True, eq=False)
-class _MemoryQueue:
+class _MemoryQueue(msgspec.Struct, eq=False):
     """A queue, its waiting messages (a heap), and its readers (the next one first)."""
 
     queue: Queue
     owner: MemoryTransport | None
-    waiting: list[_Stored] = field(default_factory=list)
-    readers: list[_MemoryConsumer] = field(default_factory=list)
+    waiting: list[_Stored] = msgspec.field(default_factory=list)
+    readers: list[_MemoryConsumer] = msgspec.field(default_factory=list)
     pump_due: bool = False
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodOptions:
+class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a method.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gracekit.errors import (
     DeclarationError,
@@ -16,11 +17,12 @@ from gracekit.rpc.methods import Method, cut, named, nearest
 from gracekit.rpc.versions import major, serves
 
 
-@dataclass(slots=True)
-class MethodTable:
+class MethodTable(msgspec.Struct):
     """The methods of one service by (namespace, name), and the versions each is served at."""
 
-    _methods: dict[tuple[str | None, str], list[Method[Any, Any]]] = field(default_factory=dict)
+    _methods: dict[tuple[str | None, str], list[Method[Any, Any]]] = msgspec.field(
+        default_factory=dict
+    )
 
     def add(self, method: Method[Any, Any], *, beside: bool = False) -> None:
         """Register *method*.

@@ -13,8 +13,9 @@ import difflib
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
 
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.errors import (
@@ -196,7 +197,9 @@ class Method(Generic[P, R_co]):
     def served(self, owner: object, target: MethodTarget) -> Method[P, R_co]:
         """A copy bound to *owner*, at one target, as `Service.include` registers it."""
         bound = self.attached(owner)
-        bound.options = replace(self.options, namespace=target.namespace, version=target.version)
+        bound.options = msgspec.structs.replace(
+            self.options, namespace=target.namespace, version=target.version
+        )
         bound._learnt = []  # noqa: SLF001 - also a Method
         return bound
 

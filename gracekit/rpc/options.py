@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
+
+import msgspec
 
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
@@ -66,8 +67,7 @@ class PrepareOptions(TypedDict, total=False):
     pending: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`PrepareOptions` with all defaults, checked."""
 
     host: str | None = None
@@ -78,7 +78,7 @@ class CallOptions:
     namespace: str | None = None
     version_cap: str | None = None
     ops_since: str | None = None
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = msgspec.field(default_factory=dict)
     request_id: str | None = None
     fail_fast: bool = False
     pending: bool = False
@@ -90,17 +90,18 @@ class CallOptions:
             TypeError: there is no such option.
             ConfigError: a value is invalid.
         """
+        known = self.__struct_fields__
         for name in changes:
-            if name not in CallOptions.__slots__:
+            if name not in known:
                 raise TypeError(
-                    f"prepare() has no option {name!r}{did_you_mean(name, CallOptions.__slots__)}; "
-                    f"it takes {', '.join(CallOptions.__slots__)}, and call() takes the arguments"
+                    f"prepare() has no option {name!r}{did_you_mean(name, known)}; "
+                    f"it takes {', '.join(known)}, and call() takes the arguments"
                 )
         for name, value in changes.items():
             _check_type(name, value)
-        options = replace(self, **changes)
+        options = msgspec.structs.replace(self, **changes)
         options.check()
-        return replace(options, context=MappingProxyType(dict(options.context)))
+        return msgspec.structs.replace(options, context=MappingProxyType(dict(options.context)))
 
     def check(self) -> None:
         """Raise ConfigError for an invalid value."""

@@ -7,7 +7,6 @@ of a statement, a constant beside the function holds the statement's index.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +33,7 @@ _INSERT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A connection, as recorded for other processes.
 
     Attributes:
@@ -420,8 +418,7 @@ def depth(queues: Sequence[str]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed message.
 
     Attributes:

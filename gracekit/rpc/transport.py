@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -35,8 +34,7 @@ class QueueKind(enum.Enum):
 OWNED: Final = frozenset({QueueKind.FANOUT, QueueKind.REPLY})
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """A queue by its wire name.
 
     Shared, directed and notification queues outlive their readers. Fanout and reply queues
@@ -205,8 +203,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         self.process.reach(_POINTS[how], "after")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A dead-lettered message, kept for operators.
 
     Attributes:
@@ -222,8 +219,7 @@ class DeadLetter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFailure:
+class ReadFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why queues cannot be read now.
 
     Attributes:

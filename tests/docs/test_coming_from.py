@@ -62,5 +62,5 @@ def test_settings_and_options_exist():
 
     assert variables <= {variable_name(name) for name in SETTINGS}
     assert {f"{one}_s" if one == "timeout" else one for one in options} <= set(
-        MethodOptions.__dataclass_fields__
+        MethodOptions.__struct_fields__
     )

@@ -24,7 +24,7 @@ def test_the_table_lists_every_option():
     listed = re.findall(r"^\| `(\w+)` \|", PAGE.text, re.MULTILINE)
 
     assert listed == list(PrepareOptions.__annotations__)
-    assert set(listed) == set(CallOptions.__slots__)
+    assert set(listed) == set(CallOptions.__struct_fields__)
 
 
 @pytest.mark.process

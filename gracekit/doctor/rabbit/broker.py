@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from aiormq.channel import Channel
 from aiormq.exceptions import AMQPError
 from pamqp.commands import Queue as QueueFrames
@@ -122,7 +123,9 @@ async def inquire(
 
 
 def _link(broker: Broker, host: Host) -> Link | GracekitError:
-    one = replace(broker, hosts=(host,), connect_timeout_s=min(CONNECT_S, broker.connect_timeout_s))
+    one = msgspec.structs.replace(
+        broker, hosts=(host,), connect_timeout_s=min(CONNECT_S, broker.connect_timeout_s)
+    )
     try:
         return Link(one, purpose="look", label="gracekit", clock=Clock(), telemetry=Telemetry())
     except ConfigError as error:  # its certificates

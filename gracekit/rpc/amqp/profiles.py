@@ -10,10 +10,10 @@ fanout and its reply queue) may differ between peers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 from aiormq.channel import Channel
 
 from gracekit.config.values import did_you_mean
@@ -24,16 +24,14 @@ EXPIRES_MS: Final = 1_800_000
 """The broker deletes a fanout or reply queue half an hour after its last consumer, as oslo's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFlags:
+class QueueFlags(msgspec.Struct, frozen=True, kw_only=True):
     """How one queue is declared."""
 
     durable: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFlags:
+class ExchangeFlags(msgspec.Struct, frozen=True, kw_only=True):
     """How one exchange is declared."""
 
     type: str
@@ -41,8 +39,7 @@ class ExchangeFlags:
     auto_delete: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """How a deployment declares its exchanges and queues.
 
     Attributes:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import msgspec
+
 from gracekit.config.oslo import DURABLE_OPTIONS, oslo_profile
 from gracekit.config.urls import shown_url
 from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration
@@ -77,8 +79,7 @@ class Host:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """How a connection is protected.
 
     Attributes:
@@ -112,8 +113,7 @@ class Tls:
         return context
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broker:
+class Broker(msgspec.Struct, frozen=True, kw_only=True):
     """Where a broker is, and how we use it.
 
     Attributes:
