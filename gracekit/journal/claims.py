@@ -7,8 +7,9 @@ exactly one succeeds. Rows of a living run are never touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from gracekit.errors import StoreError
 from gracekit.journal import claims_sql as sql
@@ -185,7 +186,7 @@ class Claims:
 
     def accepted(self, row: TaskRow) -> TaskRow:
         """*row* as `add_run_again` changes it."""
-        return replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
+        return msgspec.structs.replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
 
     def add_probing(self, batch: Batch, row: TaskRow, *, alone: bool = False) -> None:
         """Record that a probe of the row begins, so that a crash meanwhile is counted."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gracekit.errors import ConflictError
 from gracekit.journal import findings_sql as sql
@@ -19,8 +20,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingRow:
+class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
     """The row of one resource.
 
     Attributes:
@@ -51,8 +51,7 @@ class FindingRow:
     alone: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A resource that was found on a page of its kind.
 
     Attributes:
@@ -65,8 +64,7 @@ class Sighting:
     page: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRecord:
+class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass has done: wall times, and numbers of resources.
 
     Attributes:
@@ -101,8 +99,7 @@ class UnaskedPass(NamedTuple):
     found_only: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtWork:
+class AtWork(msgspec.Struct, frozen=True, kw_only=True):
     """An open task that acts on a resource.
 
     Attributes:

@@ -6,8 +6,9 @@ end. A hold keeps it until any later request ends the hold, or until it lapses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.errors import ConflictError, GracekitError
 from gracekit.journal import holds_sql as sql
@@ -18,8 +19,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """One hold.
 
     Attributes:

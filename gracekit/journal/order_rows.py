@@ -9,9 +9,10 @@ whether it took effect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json
@@ -63,8 +64,7 @@ _NOT_RETRIED: Final = MappingProxyType(
 _NOT_GIVEN_UP: Final = "only a task that waits for capacity can be; `gracekit tasks fail` ends it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderTarget:
+class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
@@ -220,8 +220,7 @@ def refusal(
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderIncident:
+class OrderIncident(msgspec.Struct, frozen=True, kw_only=True):
     """The incident of one order. If it is on record, the commit of the order took effect."""
 
     at: float

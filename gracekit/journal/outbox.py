@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.journal import outbox_sql as sql
@@ -28,8 +29,7 @@ LEAST_KEPT_S: Final = 600.0
 """Seconds for which a notification is kept at least, even if the task's deadline has passed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(msgspec.Struct, frozen=True, kw_only=True):
     """When a step was made, and which run sends the notification of it.
 
     Attributes:
@@ -47,8 +47,7 @@ class News:
         return News(message_id=message_id, at=clock.wall(), sender=sender)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """The task that a notification is about.
 
     Attributes:
@@ -142,8 +141,7 @@ def _add(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRow:
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One notification that is to be sent.
 
     Attributes:

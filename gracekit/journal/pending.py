@@ -8,8 +8,9 @@ are written in its commit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.journal import outbox
 from gracekit.journal import pending_sql as sql
@@ -28,8 +29,7 @@ from gracekit.store.engine import Queries
 from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkRequest:
+class ParkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to record of a task that is parked.
 
     Attributes:
@@ -164,8 +164,7 @@ def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:
     return columns | {"requested": from_json(columns["requested"])}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedCall:
+class ParkedCall(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a parked task.
 
     Attributes:

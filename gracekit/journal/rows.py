@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -157,8 +156,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     parking: Parking | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """A journal row, as recovery and the listings read it; columns as in the schema.
 
     Attributes:
