@@ -15,8 +15,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
@@ -48,8 +49,7 @@ class SafePointStop(asyncio.CancelledError):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class Services(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of the run that contexts and attempts use; built once by the Runtime.
 
     Attributes:

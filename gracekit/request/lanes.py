@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,8 +27,7 @@ from gracekit.tracing.spans import Attempt
 from gracekit.tracker.task import Awaited, Lane, TrackedTask
 
 
-@dataclass(slots=True, eq=False)
-class LaneGate:
+class LaneGate(msgspec.Struct, eq=False):
     """One lane's intake: its capacity, slots and threads, and whether it is open.
 
     Attributes:
@@ -52,12 +50,11 @@ class LaneGate:
     threads: Threads
     is_open: bool = True
     is_shut: bool = False
-    entering: dict[Job, None] = field(default_factory=dict)
-    not_started: list[str] = field(default_factory=list)
+    entering: dict[Job, None] = msgspec.field(default_factory=dict)
+    not_started: list[str] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Unfinished:
+class Unfinished(msgspec.Struct):
     """What one process has cut or given back, for the report of its drain.
 
     Attributes:
@@ -66,8 +63,8 @@ class Unfinished:
         given_back: Number of deliveries, also of `requeue` tasks, given back to the transport.
     """
 
-    handed_over: list[str] = field(default_factory=list)
-    unrecorded: list[str] = field(default_factory=list)
+    handed_over: list[str] = msgspec.field(default_factory=list)
+    unrecorded: list[str] = msgspec.field(default_factory=list)
     given_back: int = 0
 
     def hand_over(self, task: TrackedTask, *, recorded: bool) -> None:

@@ -21,9 +21,10 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from gracekit import background, backoff
 from gracekit.clock import Clock
@@ -79,8 +80,7 @@ def is_guilty(crashes: int, max_attempts: int, *, alone: bool) -> bool:
     return crashes >= max_attempts * (1 if alone else HOPELESS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, frozen=True, eq=False):
     """A suspect that waits to begin; the future `admitted` gets whether it is alone."""
 
     who: object
