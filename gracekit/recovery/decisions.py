@@ -9,6 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+import msgspec
+
 from gracekit import backoff
 from gracekit.config.choices import NOT_TWICE, OnInterrupt
 from gracekit.config.values import parse_duration
@@ -63,8 +65,7 @@ class Step(enum.Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """A step, and for ERROR its reason."""
 
     step: Step

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
@@ -22,8 +23,7 @@ END_S: Final = 1.0
 """A hook that has not ended so many seconds after its cancellation is overdue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookEnd:
+class HookEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a call.
 
     Attributes:
@@ -104,8 +104,7 @@ class HookCalls:
         return HookEnd(fault=words_of(raised), raised=raised)
 
 
-@dataclass(slots=True)
-class _Begin:
+class _Begin(msgspec.Struct):
     """Notes whether a hook was called: a plain one waits for a thread, perhaps in vain."""
 
     has_come: bool = False

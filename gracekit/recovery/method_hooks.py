@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.errors import RpcError
 from gracekit.journal.holds import Hold
@@ -26,8 +27,7 @@ from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookSubject:
+class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
     """What a hook is called about: an unfinished task, or a hold.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -31,8 +32,7 @@ from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of one run that the modules of recovery use.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.values import duration, format_duration
@@ -24,8 +25,7 @@ _SKEW_S: Final = 60.0
 """The clocks of two hosts may differ by so much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRequest:
+class PassRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass is to do.
 
     Attributes:
@@ -61,8 +61,7 @@ class PassRequest:
         return chosen in {None, kind}
 
 
-@dataclass(slots=True)
-class KindState:
+class KindState(msgspec.Struct):
     """One kind in one pass.
 
     Attributes:
@@ -72,10 +71,10 @@ class KindState:
         unsettled: Ids of its resources with a rule that are not settled; also only then.
     """
 
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     broken: str | None = None
-    failed: set[str] = field(default_factory=set)
-    unsettled: set[str] = field(default_factory=set)
+    failed: set[str] = msgspec.field(default_factory=set)
+    unsettled: set[str] = msgspec.field(default_factory=set)
 
 
 class Judging:

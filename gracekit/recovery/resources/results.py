@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found
 
@@ -84,8 +86,7 @@ def left(kind: str, found: Found, reason: str) -> Result:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class PassReport:
+class PassReport(msgspec.Struct, kw_only=True):
     """What one pass has done so far.
 
     Attributes:
@@ -102,10 +103,10 @@ class PassReport:
     """
 
     keeps: bool
-    numbers: Counter[ResourceOutcome] = field(default_factory=Counter)
-    results: list[Result] = field(default_factory=list)
-    broken: dict[str, str] = field(default_factory=dict)
-    unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    numbers: Counter[ResourceOutcome] = msgspec.field(default_factory=Counter)
+    results: list[Result] = msgspec.field(default_factory=list)
+    broken: dict[str, str] = msgspec.field(default_factory=dict)
+    unruled: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     interrupted: bool = False
     waits_for_pass: bool = False
     waits_for: int = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gracekit import backoff
 from gracekit.journal.findings import FindingRow, FindingRows
@@ -40,8 +41,7 @@ UNCHANGED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One resource that is to be settled.
 
     Attributes:

@@ -6,9 +6,10 @@ import asyncio
 import enum
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.errors import DeclarationError
 from gracekit.rpc.methods import check_no_generator
@@ -69,8 +70,7 @@ class KindHook:
         self._target = target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRule:
+class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
     """How the resources of one kind in one status are settled.
 
     Attributes:
