@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -99,7 +98,7 @@ class ShutdownCoordinator:
     def _make_final(self, first: StopRequest, final: StopRequest) -> None:
         """Make a drain final, by the earlier deadline: a signal's sender kills after a timeout."""
         deadline = min(self._times.deadline_of(first), self._times.deadline_of(final))
-        self._request = replace(first, final=True, timeout_s=deadline - first.at)
+        self._request = first.ending_at(deadline, final=True)
         self._past_return = True
         if self._phase.deadline is not None:
             self._phase.deadline = deadline
@@ -128,7 +127,7 @@ class ShutdownCoordinator:
         return left_s
 
     def _set_deadline(self, request: StopRequest, deadline: float) -> None:
-        self._request = replace(request, timeout_s=deadline - request.at)
+        self._request = request.ending_at(deadline, final=request.final)
         if self._phase.deadline is not None:  # None: the drain begins soon, with this deadline
             self._phase.asked_at, self._phase.deadline = request.at, deadline
         self._arm_alarm(deadline)

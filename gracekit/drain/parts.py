@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.hooks import ServiceHooks
@@ -17,8 +18,7 @@ from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainParts:
+class DrainParts(msgspec.Struct, frozen=True, kw_only=True):
     """The objects on which a drain acts.
 
     Attributes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.config.choices import StopSource
 from gracekit.exits import ExitCode
 
 LISTED_HOLDS: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequest:
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks for a drain, why, and how long it may take.
 
     Attributes:
@@ -30,6 +31,10 @@ class StopRequest:
     final: bool
     at: float
     timeout_s: float | None = None
+
+    def ending_at(self, deadline: float, *, final: bool) -> StopRequest:
+        """This request with another deadline, in loop time."""
+        return msgspec.structs.replace(self, final=final, timeout_s=deadline - self.at)
 
 
 @dataclass(slots=True, kw_only=True)
