@@ -14,10 +14,11 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from gracekit.config.admin import AdminAddress, family_of
 from gracekit.config.settings import Settings
@@ -57,8 +58,7 @@ class RefusedError(GracekitError):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a request on which access depends.
 
     Attributes:

@@ -6,9 +6,10 @@ Parameters are also parsed here, so that descriptions and checks are in one plac
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.admin.access import Need
 from gracekit.admin.api import AdminApi
@@ -24,8 +25,7 @@ LONGEST_TEXT: Final = 500
 LONGEST_ID: Final = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """One value that a request may carry.
 
     Attributes:
@@ -43,8 +43,7 @@ Values = Mapping[str, Any]
 """Values by name, from path, query and body, checked against their schemas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One operation: a method and a path.
 
     Attributes:

@@ -14,10 +14,11 @@ import os
 import select
 import socket
 import struct
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from gracekit import background
 from gracekit.clock import Clock
@@ -46,8 +47,7 @@ LAST_ANSWERS_S: Final = 0.5
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(msgspec.Struct, frozen=True):
     """The process at the other end of a connection, as the kernel reports it."""
 
     pid: int
@@ -195,7 +195,8 @@ class Door:
         if len(self._answering) > MAX_ASKS:
             raise GracekitError(f"{MAX_ASKS} asks are being answered now: try again")
         ask = read_ask(await _read_line(connection))
-        return replace(ask, args={**ask.args, "by": asker.named(ask.args.get("by"))})
+        by = asker.named(ask.args.get("by"))
+        return Ask(run_id=ask.run_id, verb=ask.verb, args={**ask.args, "by": by})
 
     async def _carry_out(self, ask: Ask) -> bytes:
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gracekit.clock import age_s
 from gracekit.control import facts_sql as sql
@@ -19,8 +20,7 @@ LOOK_TIMEOUT_S: Final = 1.0
 """If the store has not answered within this time, probes report that it does not answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one query of the store.
 
     Attributes:
@@ -34,7 +34,7 @@ class Facts:
 
     at: float
     answers: bool
-    unfinished: Mapping[str, int] = field(default_factory=dict)
+    unfinished: Mapping[str, int] = msgspec.field(default_factory=dict)
     oldest_s: float | None = None
     notifications_due: int | None = None
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.control.facts import StoreFacts
@@ -46,8 +47,7 @@ class Probe(enum.Enum):
     STARTED = "started"  # it does not ask the other probes yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one probe.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean
@@ -28,8 +29,7 @@ NEWS_WITHIN_S: Final = 0.2
 process soon after the pass, but still answers earlier asks: so the operator sees the end."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _HandPass:
+class _HandPass(msgspec.Struct, kw_only=True):
     """One pass.
 
     Attributes:

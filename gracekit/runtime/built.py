@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
@@ -47,8 +48,7 @@ from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has before it opens: the service, the four ports, the settings, the seat.
 
     Attributes:
@@ -86,8 +86,7 @@ class Ground:
         return {Lane.REQUESTS: topic, Lane.OPS: self.settings.ops_topic_of(topic)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that read and write the store."""
 
     journal: Journal
@@ -99,8 +98,7 @@ class Records:
     own: OwnRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that carry requests through their life."""
 
     services: Services
@@ -116,8 +114,7 @@ class Requests:
     outbox: Outbox
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wired:
+class Wired(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a service, built and not started.
 
     Attributes:
