@@ -10,9 +10,10 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 from gracekit.config.admin import AdminAddress, admin_address, files_of
 from gracekit.config.settings import SETTINGS, Settings, hard_limit_sum, variable_name
@@ -40,8 +41,7 @@ _OWN_LINE: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One service to deploy.
 
     Attributes:

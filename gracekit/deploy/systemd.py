@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 from gracekit.config.settings import variable_name
 from gracekit.config.urls import file_of
@@ -54,8 +55,7 @@ _BARE: Final = re.compile(r"[\w%+,./:=@$*-]+")
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - compared with paths, not written to
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitOptions:
+class UnitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The caller's choices for a unit, beside the settings.
 
     Attributes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gracekit.errors import ConfigError
 
@@ -19,8 +20,7 @@ _BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.-])")
 _OTHER_TYPES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(msgspec.Struct, frozen=True):
     """A value with a comment above it.
 
     Attributes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, kind_of
@@ -36,8 +37,7 @@ _NO_RUNS: Final = runs.Runs(living=(), doubtful=(), all=())
 QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """The input of `examine`.
 
     Attributes:
@@ -55,8 +55,8 @@ class Examination:
     problems: tuple[Finding, ...] = ()
     pids: tuple[int, ...] = ()
     unit: str | None = None
-    manifests: tuple[Path, ...] = field(default=())
-    dockerfiles: tuple[Path, ...] = field(default=())
+    manifests: tuple[Path, ...] = ()
+    dockerfiles: tuple[Path, ...] = ()
 
     @property
     def files(self) -> tuple[object, ...]:
@@ -73,7 +73,7 @@ def examine(examination: Examination) -> Findings:
             yield from _in("application", *_declaration_checks(examination.service))
         yield from _in("process", *_process_checks(examination.pids))
         yield from _in("host", *_host_checks())
-        yield replace(
+        yield msgspec.structs.replace(
             skip("settings", "the rest is judged by the settings, which are wrong", "mend them"),
             area="settings",
         )
@@ -113,7 +113,7 @@ def _elsewhere(examination: Examination, settings: Settings) -> set[str]:
 
 
 def _not_named(area: str, option: str) -> Finding:
-    return replace(
+    return msgspec.structs.replace(
         skip(
             "file",
             "the run of the given file has one of its own, which was not named here",
@@ -206,7 +206,7 @@ def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
         return _NO_RUNS, []  # check_schema reports it
     except GracekitError as error:
         found = told("runs", error, ExitCode.DEPENDENCY)
-        return _NO_RUNS, [replace(one, area="store") for one in found]
+        return _NO_RUNS, [msgspec.structs.replace(one, area="store") for one in found]
 
 
 def _run_directory(settings: Settings) -> Path:
@@ -319,11 +319,11 @@ def _inside(
         with database.ReadOnlyDatabase(path) as look:
             yield from _in(area, *checks(look))
     except GracekitError as error:
-        yield replace(database.unreadable(error), area=area)
+        yield msgspec.structs.replace(database.unreadable(error), area=area)
 
 
 def _no_file(area: str, url: str) -> Finding:
-    return replace(skip("file", f"{url} is the memory of one process"), area=area)
+    return msgspec.structs.replace(skip("file", f"{url} is the memory of one process"), area=area)
 
 
 # -- one check --------------------------------------------------------------------
@@ -332,7 +332,7 @@ def _no_file(area: str, url: str) -> Finding:
 def _in(area: str, *checks: Check) -> Findings:
     for check in checks:
         for finding in _run(check):
-            yield replace(finding, area=area)
+            yield msgspec.structs.replace(finding, area=area)
 
 
 def _run(check: Check) -> list[Finding]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gracekit.exits import ExitCode
 
@@ -22,8 +23,7 @@ class Level(enum.Enum):
     SKIP = "skip"  # it cannot be checked from here
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
@@ -436,7 +436,7 @@ def test_no_word_of_a_unit_becomes_a_directive(changed):
     Whatever is given, each directive is one that gracekit writes.
     """
     with pytest.raises(ConfigError, match="cannot stand in a unit"):
-        unit_of(dataclasses.replace(plan(), **changed))
+        unit_of(msgspec.structs.replace(plan(), **changed))
 
 
 def test_a_socket_of_instances_may_have_a_blank_in_its_name():
@@ -452,7 +452,7 @@ def test_no_word_of_a_container_becomes_a_line():
     """
     Neither in a manifest nor in a Dockerfile.
     """
-    one = dataclasses.replace(plan(), target="x\nUSER root")
+    one = msgspec.structs.replace(plan(), target="x\nUSER root")
 
     with pytest.raises(ConfigError, match="cannot stand in"):
         manifests(one, "i")

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -64,8 +65,7 @@ SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        (SELECT count(*) FROM task WHERE (state IN ({_OPEN})) <> ({IS_OPEN}))"""  # noqa: S608 - as above
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """The runs on record.
 
     Attributes:
@@ -222,8 +222,7 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     )
 
 
-@dataclass(slots=True)
-class _Unfinished:
+class _Unfinished(msgspec.Struct):
     """Numbers of open rows.
 
     Attributes:
@@ -232,7 +231,7 @@ class _Unfinished:
         at_work: The other rows, whose owner may be alive.
     """
 
-    left: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = msgspec.field(default_factory=Counter)
     unclean: int = 0
     at_work: int = 0
 

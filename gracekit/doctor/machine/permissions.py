@@ -11,9 +11,10 @@ import os
 import pwd
 import stat
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 READ: Final = 4
 WRITE: Final = 2
@@ -23,8 +24,7 @@ MOST_LINKS: Final = 40  # the kernel's limit
 _LIST: Final = "system.posix_acl_access"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(msgspec.Struct, frozen=True, kw_only=True):
     """A user with all groups that its processes have.
 
     Attributes:
@@ -38,8 +38,7 @@ class Account:
     groups: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
+class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
     """The file or directory whose mode refuses a user.
 
     Attributes:

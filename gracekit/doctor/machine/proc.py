@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 PROC: Final = Path("/proc")
 _OF_DISKS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Masks:
+class Masks(msgspec.Struct, frozen=True, kw_only=True):
     """The signal masks of a process.
 
     Attributes:

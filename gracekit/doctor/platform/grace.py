@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from gracekit.config.settings import Settings, shorter_drain, variable_name
 from gracekit.config.values import format_duration
@@ -100,7 +101,7 @@ def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -
     if finding.level is not Level.FAIL or not any(name in unknown for name in TIMES):
         return finding
     seen = f"{finding.seen}; {' or '.join(given.hidden)} may set other times"
-    return replace(finding, level=Level.WARN, seen=seen)
+    return msgspec.structs.replace(finding, level=Level.WARN, seen=seen)
 
 
 def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding]:
@@ -109,7 +110,7 @@ def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding
     if not given.hidden:
         return found
     more = f"; {' or '.join(given.hidden)} may set what is missing"
-    return [replace(one, level=Level.WARN, seen=one.seen + more) for one in found]
+    return [msgspec.structs.replace(one, level=Level.WARN, seen=one.seen + more) for one in found]
 
 
 def not_known(check: str, name: str, source: str, what: str) -> Finding:

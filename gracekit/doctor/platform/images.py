@@ -9,8 +9,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.urls import UrlKind, file_of, kind_of
@@ -22,8 +23,7 @@ from gracekit.doctor.platform.units import begins_drain, judged_by
 from gracekit.errors import ConfigError
 
 
-@dataclass(slots=True)
-class ImagePlan:
+class ImagePlan(msgspec.Struct):
     """The contents of a Dockerfile's last stage.
 
     Attributes:
@@ -35,11 +35,11 @@ class ImagePlan:
         directory: WORKDIR.
     """
 
-    command: list[str] = field(default_factory=list)
-    variables: dict[str, str] = field(default_factory=dict)
+    command: list[str] = msgspec.field(default_factory=list)
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | None = None
     stop_signal: str | None = None
-    volumes: list[str] = field(default_factory=list)
+    volumes: list[str] = msgspec.field(default_factory=list)
     directory: str = ""
 
 

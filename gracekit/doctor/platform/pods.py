@@ -9,10 +9,11 @@ import importlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
@@ -28,8 +29,7 @@ KILL_AFTER: Final = f"{PREFIX}KILL_AFTER"
 DEEPEST: Final = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """One pod template of a manifest.
 
     Attributes:
@@ -91,7 +91,10 @@ def read_documents(path: Path) -> list[Any] | None:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def find_pods(value: Any, around: Pod = Pod(name="pod", spec={}), depth: int = 0) -> Iterator[Pod]:
+_NOT_NAMED: Final = Pod(name="pod", spec={})
+
+
+def find_pods(value: Any, around: Pod = _NOT_NAMED, depth: int = 0) -> Iterator[Pod]:
     """Yield the pod templates in a manifest, whatever its kind."""
     if depth > DEEPEST:
         return
@@ -103,13 +106,13 @@ def find_pods(value: Any, around: Pod = Pod(name="pod", spec={}), depth: int = 0
     if "kind" in value:
         metadata = value.get("metadata")
         label = metadata.get("name", "") if isinstance(metadata, dict) else ""
-        around = replace(around, name=f"{value['kind']} {label}".strip())
+        around = msgspec.structs.replace(around, name=f"{value['kind']} {label}".strip())
     if isinstance(value.get("replicas"), int):
-        around = replace(around, replicas=value["replicas"])
+        around = msgspec.structs.replace(around, replicas=value["replicas"])
     if isinstance(claims := value.get("volumeClaimTemplates"), list):
-        around = replace(around, claims=frozenset(map(_name_of_claim, claims)))
+        around = msgspec.structs.replace(around, claims=frozenset(map(_name_of_claim, claims)))
     if isinstance(value.get("containers"), list):
-        yield replace(around, spec=value)
+        yield msgspec.structs.replace(around, spec=value)
         return
     for key in ("items", "spec", "template", "jobTemplate"):
         yield from find_pods(value.get(key), around, depth + 1)

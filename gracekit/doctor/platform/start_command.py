@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from gracekit.config.loading import load
 from gracekit.config.settings import BY_VARIABLE, SETTINGS, Settings, option_name, variable_name
@@ -21,8 +23,7 @@ _UNSET: Final = frozenset({"default", "service"})  # origins
 _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_url"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartCommand:
+class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in a command and its environment.
 
     Attributes:
@@ -37,7 +38,7 @@ class StartCommand:
     flags: Mapping[str, object]
     variables: Mapping[str, str]
     file: Path | None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     open_sources: Sequence[str] = ()
 
     @property

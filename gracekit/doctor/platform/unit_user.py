@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from gracekit.config.admin import files_of
 from gracekit.config.settings import Settings
@@ -56,8 +57,7 @@ _BITS: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Use(msgspec.Struct, frozen=True, kw_only=True):
     """One file or directory that a service uses.
 
     Attributes:

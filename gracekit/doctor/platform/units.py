@@ -14,9 +14,10 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
@@ -186,7 +187,7 @@ def judged_by(
         settings = given.load(settings)
     except ConfigError as error:
         found = refused("settings", given, error)
-        yield from (replace(one, seen=f"{where}: {one.seen}") for one in found)
+        yield from (msgspec.structs.replace(one, seen=f"{where}: {one.seen}") for one in found)
         return settings
     yield ok("settings", f"{where} says {', '.join(given.says)}, and is judged by that")
     return settings

@@ -12,9 +12,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 QUEUE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"x-max-age": "1h"})
 """An argument for streams only; any other queue with it cannot be created."""
@@ -49,8 +50,7 @@ _BY_NAME: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerAnswer:
+class BrokerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer.
 
     Attributes:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -48,8 +47,7 @@ BrokerAnswers = dict[str, BrokerAnswer]
 """By profile: how one entity compares with what the profile declares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One host of the URL.
 
     Attributes:
@@ -64,8 +62,7 @@ class Node:
     version: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class BrokerReport:
+class BrokerReport(msgspec.Struct, kw_only=True):
     """The answers of a broker, which may be incomplete.
 
     Attributes:
@@ -80,10 +77,10 @@ class BrokerReport:
     """
 
     nodes: Sequence[Node]
-    found: dict[BrokerEntity, BrokerAnswer] = field(default_factory=dict)
+    found: dict[BrokerEntity, BrokerAnswer] = msgspec.field(default_factory=dict)
     looked: bool = False
     compared: bool = False
-    fits: dict[BrokerEntity, BrokerAnswers] = field(default_factory=dict)
+    fits: dict[BrokerEntity, BrokerAnswers] = msgspec.field(default_factory=dict)
     foreign: list[QueueReader] | None = None
     trouble: GracekitError | None = None
 

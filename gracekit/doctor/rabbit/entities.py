@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from gracekit.rpc.amqp.profiles import (
     ExchangeFlags,
     Profile,
@@ -38,8 +40,7 @@ class BrokerEntity:
         return f"{self.kind} {self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """One topic, with its entities that have fixed names.
 
     Attributes:
