@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from gracekit.cli.text import safe
 from gracekit.cli.watch import is_redrawn
@@ -59,8 +60,7 @@ def _why(task: RunAnswer) -> str:
     return f"no safe point since {duration(since)}"
 
 
-@dataclass(slots=True, kw_only=True)
-class DrainPicture:
+class DrainPicture(msgspec.Struct, kw_only=True):
     """The picture of one drain.
 
     Attributes:

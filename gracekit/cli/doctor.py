@@ -6,11 +6,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from gracekit.cli.app import load_service, what_failed
 from gracekit.cli.options import (
@@ -156,7 +156,7 @@ def _service(
 
 
 def _in(area: str, findings: Sequence[Finding]) -> list[Finding]:
-    return [replace(finding, area=area) for finding in findings]
+    return [msgspec.structs.replace(finding, area=area) for finding in findings]
 
 
 # -- what is shown ----------------------------------------------------------------

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
+import msgspec
 
 from gracekit.cli.burndown import Burndown, CountAt, DrainPicture, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
@@ -51,8 +51,7 @@ _NAMED_TASKS: Final = 20
 _NAMED_HOLDS: Final = 5
 
 
-@dataclass(slots=True, kw_only=True)
-class DrainWatch:
+class DrainWatch(msgspec.Struct, kw_only=True):
     """One drain that is watched.
 
     Attributes:
@@ -76,10 +75,10 @@ class DrainWatch:
     stop_seen: bool = False
     shown: str = ""
     code: int = 0
-    result: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = msgspec.field(default_factory=dict)
     drawing: Burndown | None = None
     kill_after_s: float | None = None
-    levels: list[CountAt] = field(default_factory=list)
+    levels: list[CountAt] = msgspec.field(default_factory=list)
     told_at: float = 0.0
 
     @property

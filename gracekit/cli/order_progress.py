@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gracekit.cli.text import safe
 from gracekit.journal.order_rows import DONE, OrderTarget
@@ -15,8 +16,7 @@ ASKED: Final = 3
 _IN_LINE: Final = "a run that serves its method and does not drain starts it again"
 
 
-@dataclass(slots=True)
-class OrderProgress:
+class OrderProgress(msgspec.Struct):
     """How far an order is.
 
     Attributes:
@@ -30,7 +30,7 @@ class OrderProgress:
     state: str | None = None
     code: int = ASKED
     words: str = ""
-    moves: int = field(default=0, repr=False)
+    moves: int = 0
 
     def end(self, words: str, *, state: str | None, code: int = 0) -> OrderProgress:
         """Nothing more is to be done."""

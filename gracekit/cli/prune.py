@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from gracekit.cli.call import check_transport
 from gracekit.cli.options import CommonOptions, common, need_duration
@@ -27,8 +27,7 @@ from gracekit.runs.files import instance_lock_name
 from gracekit.runs.run import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
+class _Left(msgspec.Struct, frozen=True, kw_only=True):
     """What a store says of hosts and instances, by name.
 
     Attributes:

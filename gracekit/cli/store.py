@@ -36,9 +36,8 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
         source = records.location
     made = source.back_up(file.absolute(), now=time.time())
     if as_json:
-        click.echo(
-            json_text(msgspec.structs.asdict(made) | {"path": str(made.path), "store": source.name})
-        )
+        facts = msgspec.structs.asdict(made)
+        click.echo(json_text(facts | {"path": str(made.path), "store": source.name}))
     else:
         click.echo(
             f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "

@@ -13,10 +13,10 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
+import msgspec
 
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
@@ -181,15 +181,14 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
         await engine.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedOnly:
+class ParkedOnly(msgspec.Struct, frozen=True, kw_only=True):
     """Says that an order is for parked tasks and no others.
 
     Attributes:
         given: Arguments to replace before a retry.
     """
 
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def carry_out(

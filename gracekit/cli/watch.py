@@ -11,10 +11,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import click
+import msgspec
 
 from gracekit.cli.main import tell
 from gracekit.cli.text import LONGEST_WHY, json_line, safe
@@ -29,8 +29,7 @@ _CLEAR_LINE: Final = "\x1b[K"
 _CLEAR_BELOW: Final = "\x1b[J"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """What a command shows once.
 
     Attributes:

@@ -8,11 +8,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
@@ -133,7 +133,8 @@ def _write(text: str) -> None:
 
 def _tell(judgement: Judgement, facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text(facts | asdict(judgement) | {"sentence": judgement.sentence()}))
+        judged = msgspec.structs.asdict(judgement) | {"sentence": judgement.sentence()}
+        click.echo(json_text(facts | judged))
         return
     for request_id, why in judgement.lost.items():
         click.echo(f"lost: {request_id}: {why}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gracekit.demo.files import (
     CONFIRMED,
@@ -35,8 +36,7 @@ _REPEATABLE: Final = "retry"
 _ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The results of all confirmed requests.
 
     Attributes:

@@ -15,9 +15,10 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings, variable_name
@@ -64,8 +65,7 @@ SETTINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of all files at one moment.
 
     Attributes:
@@ -118,8 +118,7 @@ class View(Protocol):
         """Announce a step of the story."""
 
 
-@dataclass(slots=True)
-class _Child:
+class _Child(msgspec.Struct):
     name: str
     process: Process
     stopping_at: float | None = None
@@ -129,8 +128,7 @@ class _Child:
         return self.process.returncode
 
 
-@dataclass(slots=True)
-class Story:
+class Story(msgspec.Struct):
     """One demonstration in *directory*, displayed by *view*.
 
     Attributes:
@@ -141,14 +139,14 @@ class Story:
     directory: Path
     view: View
     broker: str | None = None
-    exit_codes: dict[str, int] = field(default_factory=dict)
-    _clock: Clock = field(default_factory=Clock)
-    _children: dict[str, _Child] = field(default_factory=dict)
-    _services: dict[str, _Child] = field(default_factory=dict)
+    exit_codes: dict[str, int] = msgspec.field(default_factory=dict)
+    _clock: Clock = msgspec.field(default_factory=Clock)
+    _children: dict[str, _Child] = msgspec.field(default_factory=dict)
+    _services: dict[str, _Child] = msgspec.field(default_factory=dict)
     _reader: StoreReader | None = None
     _began: float = 0.0
     _began_wall: float = 0.0
-    _topic: str = field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
+    _topic: str = msgspec.field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
 
     async def play(self, *, crash: bool) -> None:
         """Play the story, from the first start to the last exit.

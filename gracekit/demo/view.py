@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
+
+import msgspec
 
 from gracekit.demo.files import Entry
 from gracekit.demo.story import DRAIN_S, Snapshot
@@ -27,8 +28,7 @@ _COLOURS: Final = {"A": "36", "B": "35", "C": "34", "wait": "33", "good": "32", 
 _WAITING: Final = ("sent", "accepted")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """One cell of a row: its character and colour."""
 
     sign: str
@@ -50,13 +50,12 @@ class SilentView:
         """See `View`."""
 
 
-@dataclass(slots=True)
-class PlainView:
+class PlainView(msgspec.Struct):
     """One line for each event, for logs and pipes."""
 
     write: Callable[[str], None]
     _now_s: float = 0.0
-    _told: dict[str, str] = field(default_factory=dict)
+    _told: dict[str, str] = msgspec.field(default_factory=dict)
     _pings: int = 0
 
     def say(self, text: str) -> None:
@@ -99,16 +98,15 @@ def _who_and_word(snapshot: Snapshot, request: Entry) -> tuple[str, str]:
     return str(row["process"] or "journal"), word
 
 
-@dataclass(slots=True)
-class TableView:
+class TableView(msgspec.Struct):
     """A table with a row for each request and process, redrawn in place."""
 
     write: Callable[[str], None]
     colours: bool = True
     _caption: str = ""
     _drawn: int = 0
-    _history: dict[str, list[tuple[float, Cell]]] = field(default_factory=dict)
-    _words: dict[str, str] = field(default_factory=dict)
+    _history: dict[str, list[tuple[float, Cell]]] = msgspec.field(default_factory=dict)
+    _words: dict[str, str] = msgspec.field(default_factory=dict)
     _pings: int = 0
 
     def say(self, text: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, Self
+
+import msgspec
 
 from gracekit.rpc.methods import Method
 from gracekit.testing.faults import check_count
@@ -18,8 +19,7 @@ from gracekit.testing.ports import Died, PlayedProcess, owned_by
 Blow = Literal["drain", "crash"]
 
 
-@dataclass(slots=True, kw_only=True)
-class Trap:
+class Trap(msgspec.Struct, kw_only=True):
     """One drain or crash that a test has planned.
 
     Attributes:
