@@ -7,7 +7,7 @@ in one transaction, so that several processes may start at once.
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +38,12 @@ def load_migrations(package: str) -> list[str]:
     Raises:
         ConfigError: the numbers are not 1, 2, 3, … without a gap.
     """
+    # Not by `importlib.resources`, which loads zipfile, tempfile and two compressions for this.
     texts = {
-        int(match[1]): entry.read_text(encoding="utf-8")
-        for entry in importlib.resources.files(package).iterdir()
-        if (match := _NAME.fullmatch(entry.name))
+        int(match[1]): file.read_text(encoding="utf-8")
+        for directory in importlib.import_module(package).__path__
+        for file in Path(directory).iterdir()
+        if (match := _NAME.fullmatch(file.name))
     }
     if not texts or sorted(texts) != list(range(1, len(texts) + 1)):
         raise ConfigError(
