@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import stat
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +60,8 @@ class SettingsFile:
 
 def read_settings_file(file: Path) -> SettingsFile:
     """Read *file*; problems are returned, not raised."""
+    import tomllib  # noqa: PLC0415 - most processes read no file
+
     try:
         with file.open(encoding="utf-8") as opened:
             who = _who_may_write(opened.fileno(), file)
