@@ -7,8 +7,7 @@ answer is stored once for each run.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.errors import (
     AlreadyRunningError,
@@ -40,8 +39,7 @@ class Verdict(enum.Enum):
     FAILED = "failed"  # it left a record of its own failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitEvidence:
+class ExitEvidence(NamedTuple):
     """What is known of an ended run.
 
     Attributes:

@@ -10,7 +10,6 @@ import contextlib
 import selectors
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,12 +95,12 @@ def _label(answer: dict[str, Any]) -> str:
     return "@".join(str(answer[key]) for key in ("service", "instance") if key in answer)
 
 
-@dataclass(slots=True)
 class _Asked:
     """One connection, and what was received on it."""
 
-    connection: socket.socket
-    line: bytes = b""
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.line = b""
 
     def read(self) -> bool:
         """Read what has arrived; true when nothing more will come."""

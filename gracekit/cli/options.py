@@ -15,9 +15,8 @@ import pwd
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -176,8 +175,7 @@ def refuse_options_before_the_verb() -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommonOptions:
+class CommonOptions(NamedTuple):
     """The options of every command for operators.
 
     Attributes:

@@ -6,9 +6,8 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.config.problems import Problem, problem
 from gracekit.errors import ConfigError
@@ -26,8 +25,7 @@ _LAST_PORT: Final = 65_535
 _LOOPBACK_6: Final = b"\x00" * 15 + b"\x01"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminAddress:
+class AdminAddress(NamedTuple):
     """One address to listen at.
 
     Attributes:

@@ -7,10 +7,10 @@ act on a change registers with `on_change`. All other settings keep their values
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.config.settings import SETTINGS, Settings, option_name
 from gracekit.errors import ConfigError
@@ -26,8 +26,7 @@ CHANGEABLE: Final = (
 OnChange = Callable[[Settings, Settings], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(NamedTuple):
     """One setting whose value in the file, environment or flags differs from the present one.
 
     Attributes:

@@ -7,12 +7,10 @@ import re
 import shlex
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from gracekit.config.oslo import read_oslo
 from gracekit.config.settings import (
     BY_OPTION,
     BY_VARIABLE,
@@ -39,8 +37,7 @@ _NEEDED_BEFORE: Final = LOG_SETTINGS | frozenset(
 """Settings that the command line or the log needs before, or without, importing a service."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsFile:
+class SettingsFile(NamedTuple):
     """The contents of a settings file.
 
     Attributes:
@@ -53,7 +50,7 @@ class SettingsFile:
 
     file: Path
     text: str = ""
-    entries: Mapping[str, Any] = field(default_factory=dict)
+    entries: Mapping[str, Any] = MappingProxyType({})
     is_pipe: bool = False
     problem: str = ""
 
@@ -211,6 +208,8 @@ class _Reader:
                 self._take_option(key, value, "service", f"{key} in the service's defaults")
 
     def read_oslo(self, conf: Any) -> None:
+        from gracekit.config.oslo import read_oslo  # noqa: PLC0415 - few come from OpenStack
+
         try:
             found = read_oslo(conf)
         except ConfigError as error:

@@ -6,10 +6,11 @@ It imports nothing of oslo; its input is a `cfg.ConfigOpts` that has parsed its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlencode
+
+import msgspec
 
 from gracekit.errors import ConfigError
 
@@ -41,8 +42,7 @@ _ELSEWHERE: Final = MappingProxyType(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class OsloOptions:
+class OsloOptions(msgspec.Struct, kw_only=True):
     """The settings found in oslo.config.
 
     Attributes:
@@ -51,9 +51,9 @@ class OsloOptions:
         doubts: A sentence for each option that is set but cannot be honoured.
     """
 
-    values: dict[str, object] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    values: dict[str, object] = msgspec.field(default_factory=dict)
+    origins: dict[str, str] = msgspec.field(default_factory=dict)
+    doubts: list[str] = msgspec.field(default_factory=list)
 
     def take(self, setting: str, value: object, *options: str, group: str = DEFAULT) -> None:
         """Add one setting and its origin."""

@@ -6,11 +6,10 @@ would check its default, and complain about a value that the user never wrote.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from gracekit.config.admin import OFF, admin_problems, parse_admin, parse_certificate
 from gracekit.config.choices import (
@@ -589,8 +589,7 @@ def _deadlines(settings: Settings) -> Iterator[Problem]:
             yield problem(text, *rule.about)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """One inequality between settings, with their values.
 
     Attributes:

@@ -195,8 +195,7 @@ class Door:
         if len(self._answering) > MAX_ASKS:
             raise GracekitError(f"{MAX_ASKS} asks are being answered now: try again")
         ask = read_ask(await _read_line(connection))
-        by = asker.named(ask.args.get("by"))
-        return Ask(run_id=ask.run_id, verb=ask.verb, args={**ask.args, "by": by})
+        return ask._replace(args={**ask.args, "by": asker.named(ask.args.get("by"))})
 
     async def _carry_out(self, ask: Ask) -> bytes:
         try:

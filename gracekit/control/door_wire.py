@@ -13,10 +13,9 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from gracekit import errors
 from gracekit.errors import BadMessageError, ConflictError, GracekitError, Parked
@@ -38,8 +37,7 @@ _CLASSES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """One verb, for one run."""
 
     run_id: str

@@ -125,11 +125,9 @@ def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
     path = lock_of(run, directory)
     note = "" if path is None or run.exit_code is not None else read_note(path)
     code = note.removeprefix(ENDED)
-    recorded = run.evidence
     if note.startswith(ENDED) and code.isdecimal():
-        return ExitEvidence(stop_begun=recorded.stop_begun, exit_code=int(code))
-    stop_begun = recorded.stop_begun or note == STOPPING
-    return ExitEvidence(stop_begun=stop_begun, exit_code=recorded.exit_code)
+        return run.evidence._replace(exit_code=int(code))
+    return run.evidence._replace(stop_begun=run.evidence.stop_begun or note == STOPPING)
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:

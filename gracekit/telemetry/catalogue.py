@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.config.values import did_you_mean
 from gracekit.errors import GracekitError
@@ -14,8 +13,7 @@ from gracekit.errors import GracekitError
 LOGGER: Final = "gracekit"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One kind of event.
 
     Attributes:
