@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 import gracekit
+import gracekit.testing
 from gracekit import errors
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
@@ -76,6 +77,28 @@ NOT_LOADED: Final = (
     "gracekit.demo",
     "gracekit.testing",
 )
+
+# What a service on SQLite without a file of settings has no use for, beside those.
+NOT_NEEDED: Final = (
+    "aiormq",
+    "importlib.resources",
+    "tempfile",
+    "tomllib",
+    "zipfile",
+    "gracekit.admin.server",
+    "gracekit.config.oslo",
+    "gracekit.doctor",
+)
+SERVING: Final = """
+import asyncio
+before = set(sys.modules)
+from gracekit import Runtime, Service, Settings
+svc = Service("compute")
+svc.rpc(on_interrupt="retry")(lambda ctx: None)
+async def serve(settings):
+    async with Runtime(svc, settings):
+        return set(sys.modules) - before
+"""
 
 
 class Import(NamedTuple):
@@ -455,6 +478,21 @@ def test_import_loads_no_broker_and_no_command_line():
 
 
 @pytest.mark.process
+def test_a_service_loads_nothing_that_it_has_no_use_for(tmp_path: Path):
+    """
+    A start on SQLite loads no module for RabbitMQ, HTTP, files of settings or archives.
+    """
+    urls = f"store_url='sqlite:///{tmp_path}/store.db', transport_url='sqlite:///{tmp_path}/q.db'"
+    useless = {*NOT_LOADED, *NOT_NEEDED}
+    code = (
+        f"{SERVING}\nloaded = asyncio.run(serve(Settings({urls})))\n"
+        f"print(sorted(loaded & {useless!r}), 'gracekit.store.engine' in loaded)"
+    )
+
+    assert _said_by(code) == "[] True"
+
+
+@pytest.mark.process
 def test_import_loads_no_module_of_the_package():
     """
     Each public name loads what it needs when it is used: the command line needs few of them.
@@ -502,6 +540,28 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'gracekit' has no attribute 'Servcie'"):
         gracekit.Servcie  # noqa: B018 - the access is the test
     assert set(gracekit.__all__) <= set(dir(gracekit))
+
+
+KEPT_DATACLASSES: Final = {
+    "Host": "it leaves the login out of its repr",
+    "BrokerEntity": "two are equal whatever their function is",
+}
+"""Dataclasses that users do not get, and why they are no structs."""
+
+
+def test_only_what_users_get_is_a_dataclass():
+    """
+    A service imports more than a hundred classes, and a dataclass costs as much as thirty structs.
+    """
+    made = {
+        node.name
+        for path, _ in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any("dataclass" in ast.unparse(line) for line in node.decorator_list)
+    }
+
+    assert made - {*gracekit.__all__, *gracekit.testing.__all__} == KEPT_DATACLASSES.keys()
 
 
 # -- pauses ---------------------------------------------------------------------------------
