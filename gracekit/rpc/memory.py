@@ -345,6 +345,9 @@ class MemoryTransport:
         for queue in queues:
             self._broker.declare(queue, self)
 
+    async def compare(self, queues: Sequence[Queue], *, store: str | None) -> None:
+        """See `Transport.compare`; does nothing, as these queues have no flags."""
+
     async def discard(self, queues: Sequence[Queue]) -> None:
         """See `Transport.discard`; does nothing, as queues end with their owner's connection."""
 

@@ -214,6 +214,9 @@ class SqliteTransport:
         connection = await self._reached()
         await self._engine.commit(rows.declare(queues, connection.id))
 
+    async def compare(self, queues: Sequence[Queue], *, store: str | None) -> None:
+        """See `Transport.compare`; does nothing, as these queues have no flags."""
+
     async def discard(self, queues: Sequence[Queue]) -> None:
         """See `Transport.discard`; does nothing, as queues end with their owner's connection."""
 

@@ -298,6 +298,19 @@ class Transport(Protocol):
         """Create queues, so that they take messages before a consumer starts."""
         ...
 
+    async def compare(self, queues: Sequence[Queue], *, store: str | None) -> None:
+        """Refuse a start, before it declares anything, if the broker would refuse it later.
+
+        Args:
+            queues: The queues that the service will declare.
+            store: Identity of our store, as for `announce`; None if it will not be announced.
+
+        Raises:
+            ConfigError: some exist already, with other flags than this transport declares.
+            DependencyError: the broker gives no answer.
+        """
+        ...
+
     async def discard(self, queues: Sequence[Queue]) -> None:
         """Delete queues whose owner is dead, with their messages.
 

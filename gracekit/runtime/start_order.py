@@ -74,7 +74,7 @@ def in_order(
             ListedPart("door", _door(ground, control)),
             ListedPart("adoption", StepPart(reconciler.take_over)),
             ListedPart("history", StepPart(seed)),
-            ListedPart("transport", ground.transport, reserve_s=margin_s / 4),
+            ListedPart("transport", _transport(ground, parts.servers), reserve_s=margin_s / 4),
             ListedPart("answers", StepPart(end=_soon(requests.answers.stop))),
             ListedPart("outbox", _outbox(ground, requests.outbox)),
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
@@ -120,6 +120,18 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
         ground.telemetry.emit("intake.opened", channel=lane.value)
 
     return StepPart(start, end=server.stop)
+
+
+def _transport(ground: Ground, servers: Mapping[Lane, RpcServer]) -> StepPart:
+    """The part that connects; a start that the broker would refuse later ends here."""
+    transport, store = ground.transport, ground.location.identity()
+
+    async def start() -> None:
+        await transport.start()
+        queues = [queue for server in servers.values() for queue in server.queues]
+        await transport.compare(queues, store=store)
+
+    return StepPart(start, end=transport.stop)
 
 
 def _outbox(ground: Ground, outbox: Outbox) -> StepPart:

@@ -7,6 +7,9 @@ reports of its users, never heard from a broker here. What the first say is trie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 
 from gracekit import Context, Service
@@ -141,8 +144,14 @@ def as_declared_by(*names: str) -> dict[str, BrokerAnswer]:
     return {name: BrokerAnswer(fit=Fit.FITS) if name in names else OTHER for name in PROFILES}
 
 
-def judged(fits: Fits, *, accepted: tuple[str, ...] = ALL, in_url: bool = False):
-    return check_profile("durable", fits, accepted=accepted, in_url=in_url)
+def judged(
+    fits: Fits,
+    *,
+    accepted: tuple[str, ...] = ALL,
+    in_url: bool = False,
+    found: Mapping[BrokerEntity, BrokerAnswer] = MappingProxyType({}),
+):
+    return check_profile("durable", fits, found=found, accepted=accepted, in_url=in_url)
 
 
 def test_nothing_there_is_told_as_such():
@@ -217,6 +226,32 @@ def test_where_no_profile_fits_all_each_thing_is_told_with_its_own():
     assert (
         "nearest is quorum, and then: delete exchange gracekit, exchange compute_fanout"
     ) in found.remedy
+
+
+def test_queues_in_use_are_not_to_be_deleted_for_idle_ones():
+    """
+    The peers' queue has readers, the others have none: these go, though they are more.
+    """
+    peers, own = as_declared_by("oslo-transient"), as_declared_by("durable")
+    fits = {SHARED: peers, **dict.fromkeys(REST[1:], own), DIRECTED: own}
+    found = {entity: BrokerAnswer(fit=Fit.FITS) for entity in fits}
+    found[SHARED] = BrokerAnswer(fit=Fit.FITS, consumers=2)
+
+    remedy = judged(fits, found=found).remedy
+
+    assert "nearest is oslo-transient, and then: delete queue compute_dead, queue compute" in remedy
+
+
+def test_queues_that_carry_no_messages_are_deleted_first():
+    """
+    Queues that only count readers are cheaper to delete than one that takes requests.
+    """
+    peers, own = as_declared_by("oslo-transient"), as_declared_by("durable")
+    fits = {SHARED: peers, REST[2]: own, REST[3]: own}
+
+    remedy = judged(fits).remedy
+
+    assert "nearest is oslo-transient, and then: delete queue compute_readers_" in remedy
 
 
 def test_a_profile_that_the_version_refuses_is_not_proposed():

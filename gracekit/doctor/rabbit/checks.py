@@ -204,6 +204,7 @@ class BrokerChecks:
         found = check_profile(
             self._profile.name,
             self._report.fits,
+            found=self._report.found,
             accepted=versions.accepted(self._version),
             in_url=self._in_url,
         )

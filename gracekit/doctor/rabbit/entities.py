@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -30,11 +30,13 @@ class BrokerEntity:
     Attributes:
         kind: `queue` or `exchange`.
         flags: Returns the flags of a profile; None if the profile does not declare it.
+        carries: Whether messages are sent to it; none are to the queues that count readers.
     """
 
     kind: str
     name: str
     flags: Callable[[Profile], Flags | None] = field(compare=False, repr=False)
+    carries: bool = field(default=True, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -83,15 +85,16 @@ def _entities_of(topic: Topic, store: str) -> Iterator[BrokerEntity]:
     yield from map(queue_entity, topic.queues)
     yield BrokerEntity("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
     yield topic.dead
-    yield from map(queue_entity, marks_of(topic.shared, store))
+    for mark in marks_of(topic.shared, store):
+        yield replace(queue_entity(mark), carries=False)
 
 
 def _dead(profile: Profile) -> QueueFlags | None:
     return profile.topic if profile.dead_letters else None
 
 
-def listed(entities: Iterable[BrokerEntity]) -> str:
-    """`queue a, exchange b and 2 more`."""
+def listed(entities: Iterable[BrokerEntity], most: int = SHOWN) -> str:
+    """`queue a, exchange b and 2 more`; names at most *most*."""
     names = [str(entity) for entity in entities]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

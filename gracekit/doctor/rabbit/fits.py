@@ -17,13 +17,19 @@ Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
 
 
 def check_profile(
-    ours: str, fits: Fits, *, accepted: Sequence[str], in_url: bool = False
+    ours: str,
+    fits: Fits,
+    *,
+    found: Mapping[BrokerEntity, BrokerAnswer],
+    accepted: Sequence[str],
+    in_url: bool = False,
 ) -> Finding:
     """Check whether a start will be refused (406), and which profile would not be.
 
     Args:
         ours: Name of our profile.
         fits: Must contain *ours*, and all other profiles if *ours* differs anywhere.
+        found: For each existing entity, its numbers of messages and consumers.
         accepted: Names of the profiles that the broker's version accepts.
         in_url: Whether the transport URL, and not the setting, names the profile.
     """
@@ -36,7 +42,9 @@ def check_profile(
             return skip(CHECK, "nothing of what exists could be compared, see above")
         return ok(CHECK, f"{ours} fits what exists: {listed(known)}")
     seen = f"profile {ours} would be refused (406): {_different(fits, ours, wrong)}"
-    delete = f"delete {listed(wrong)} once empty and unused; the next start declares anew"
+    delete = (
+        f"delete {listed(wrong, len(wrong))} once empty and unused; the next start declares anew"
+    )
     fit = fitting(fits)
     usable = [name for name in fit if name in accepted]
     if usable:
@@ -47,7 +55,9 @@ def check_profile(
             f"{seen}; all that exists is as {_or(fit)} declares it, and that has transient queues"
         )
         return fail(CHECK, f"{exists}, which this broker's version refuses", delete)
-    return fail(CHECK, f"{seen}; no profile fits all: {_each(fits)}", _mend_one(fits, accepted))
+    return fail(
+        CHECK, f"{seen}; no profile fits all: {_each(fits)}", _mend_one(fits, found, accepted)
+    )
 
 
 def fitting(fits: Fits) -> list[str]:
@@ -85,13 +95,22 @@ def _each(fits: Fits) -> str:
     return ", ".join(said[:SHOWN]) + more
 
 
-def _mend_one(fits: Fits, accepted: Sequence[str]) -> str:
-    """A remedy: the profile with the fewest entities to delete, and these."""
-    wrong = {name: _wrong(fits, name) for name in accepted}
-    nearest = min(accepted, key=lambda name: len(wrong[name]))
+def _mend_one(
+    fits: Fits, found: Mapping[BrokerEntity, BrokerAnswer], accepted: Sequence[str]
+) -> str:
+    """A remedy: the profile for which the least must be deleted, and what that is."""
+
+    def cost(profile: str) -> tuple[int, int, int]:
+        """How many entities to delete: those in use, those that carry messages, and all."""
+        wrong = _wrong(fits, profile)
+        in_use = [entity for entity in wrong if entity in found and found[entity].is_in_use]
+        return len(in_use), sum(entity.carries for entity in wrong), len(wrong)
+
+    nearest = min(accepted, key=cost)
+    wrong = _wrong(fits, nearest)
     return (
         f"choose the profile that the peers have; nearest is {nearest}, and then: delete "
-        f"{listed(wrong[nearest])} once empty and unused"
+        f"{listed(wrong, len(wrong))} once empty and unused"
     )
 
 

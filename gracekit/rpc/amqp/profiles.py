@@ -9,7 +9,7 @@ fanout and its reply queue) may differ between peers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -37,6 +37,17 @@ class ExchangeFlags(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     durable: bool
     auto_delete: bool = False
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """A queue or exchange that a profile declares."""
+
+    name: str
+    flags: QueueFlags | ExchangeFlags
+
+    def __str__(self) -> str:
+        kind = "queue" if isinstance(self.flags, QueueFlags) else "exchange"
+        return f"{kind} {self.name!r}"
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,12 +206,46 @@ class Topology:
         self.profile: Final = profile
         self.exchange: Final = exchange
 
+    def declarations(self, queue: Queue) -> Iterator[Declaration]:
+        """What must exist for *queue*: its exchange, its dead-letter queue if any, and itself."""
+        match queue.kind:
+            case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
+                yield Declaration(self.exchange, self.profile.control)
+            case QueueKind.FANOUT:
+                yield Declaration(fanout_exchange(queue.topic), self.profile.fanout)
+            case QueueKind.REPLY:
+                pass  # the default exchange always exists
+        if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
+            yield Declaration(dead_letter_queue(queue.topic), self.profile.topic)
+        yield Declaration(queue.name, self.profile.flags_of(queue))
+
+    async def declare(
+        self, channel: Channel, declaration: Declaration, *, passive: bool = False
+    ) -> None:
+        """Declare one queue or exchange; if *passive*, only ask whether it exists."""
+        flags = declaration.flags
+        if isinstance(flags, QueueFlags):
+            await channel.queue_declare(
+                declaration.name,
+                durable=flags.durable,
+                arguments=dict(flags.arguments) or None,
+                passive=passive,
+            )
+        else:
+            await channel.exchange_declare(
+                declaration.name,
+                exchange_type=flags.type,
+                durable=flags.durable,
+                auto_delete=flags.auto_delete,
+                passive=passive,
+            )
+
     async def declare_queue(self, channel: Channel, queue: Queue) -> None:
         """Declare *queue*, its dead-letter queue if any, and its binding."""
-        flags = self.profile.flags_of(queue)
         if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
-            await self._queue(channel, dead_letter_queue(queue.topic), self.profile.topic)
-        await self._queue(channel, queue.name, flags)
+            dead = Declaration(dead_letter_queue(queue.topic), self.profile.topic)
+            await self.declare(channel, dead)
+        await self.declare(channel, Declaration(queue.name, self.profile.flags_of(queue)))
         await self.bind(channel, queue)
 
     def exchange_of(self, queue: Queue) -> str:
@@ -229,21 +274,8 @@ class Topology:
 
     async def declare_control_exchange(self, channel: Channel) -> None:
         """Declare the control exchange."""
-        await self._exchange(channel, self.exchange, self.profile.control)
+        await self.declare(channel, Declaration(self.exchange, self.profile.control))
 
     async def declare_fanout_exchange(self, channel: Channel, topic: str) -> None:
         """Declare a topic's fanout exchange; the broker deletes it with its last queue."""
-        await self._exchange(channel, fanout_exchange(topic), self.profile.fanout)
-
-    async def _exchange(self, channel: Channel, name: str, flags: ExchangeFlags) -> None:
-        await channel.exchange_declare(
-            name,
-            exchange_type=flags.type,
-            durable=flags.durable,
-            auto_delete=flags.auto_delete,
-        )
-
-    async def _queue(self, channel: Channel, name: str, flags: QueueFlags) -> None:
-        await channel.queue_declare(
-            name, durable=flags.durable, arguments=dict(flags.arguments) or None
-        )
+        await self.declare(channel, Declaration(fanout_exchange(topic), self.profile.fanout))

@@ -24,6 +24,7 @@ from gracekit.process import Process
 from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded
 from gracekit.rpc.amqp.connection import CUT_AFTER_S
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
+from gracekit.rpc.amqp.existing import ExistingEntities
 from gracekit.rpc.amqp.link import CUT_SILENT_AFTER_S, Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
@@ -176,6 +177,14 @@ class AmqpTransport:
         await self._reading.start()
         await self._declarer.declare(queues)
         self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
+
+    async def compare(self, queues: Sequence[Queue], *, store: str | None) -> None:
+        """See `Transport.compare`."""
+        self._check_started()
+        await self._reading.start()
+        shared = [queue for queue in queues if queue.kind is QueueKind.SHARED]
+        marks = [] if store is None else [mark for one in shared for mark in marks_of(one, store)]
+        await ExistingEntities(self._reading, self._topology).compare([*queues, *marks])
 
     async def remove(self, queues: Sequence[Queue]) -> None:
         """Delete those of *queues*, and of their dead-letter queues, that have no consumer."""
