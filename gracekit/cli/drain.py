@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -26,7 +26,7 @@ from gracekit.cli.options import (
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
-from gracekit.cli.status import forecast, longest
+from gracekit.cli.status import NAMED_HOLDS, forecast, longest, some_holds, waits_for
 from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
 from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
@@ -48,7 +48,6 @@ TOLD_TASKS: Final = 5
 TOLD_EVERY_S: Final = 30.0
 
 _NAMED_TASKS: Final = 20
-_NAMED_HOLDS: Final = 5
 
 
 class DrainWatch(msgspec.Struct, kw_only=True):
@@ -133,7 +132,7 @@ def drain(
     At a terminal, with the extra `rich`, it draws how many tasks are in flight,
     with the deadline, and with kill_after if the settings of this command have
     it. Elsewhere it prints a line for each change. For the five oldest tasks it
-    says why they still run.
+    says why they still run, and it names the open holds.
 
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
@@ -263,7 +262,8 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
                 watch.say(f"{label(watch.run)} was resumed and serves on")
                 return
             if answer is not None:
-                _tell_progress(watch, answer, await _holds_of(records, watch, answer))
+                holds = (await records.open_holds()).get(watch.run.run_id, [])
+                _tell_progress(watch, answer, holds)
             elif reports.why:
                 _tell_trouble(watch, reports.why)
             if answer is not None or reports.brief:
@@ -283,14 +283,6 @@ def _is_resumed(watch: DrainWatch, answer: RunAnswer | None) -> bool:
     return serving and watch.elapsed_s > RESUMED_AFTER_S
 
 
-async def _holds_of(records: StoreRecords, watch: DrainWatch, answer: RunAnswer) -> list[str]:
-    """What keeps a drain without anything in flight."""
-    if answer.get("in_flight") != 0:
-        return []
-    rows = await records.engine.query(sql.HOLDS_OF_RUN, watch.run.run_id)
-    return [f"{name!s} {key!s}" for name, key in rows]
-
-
 def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
     """Draw the drain, or print a line whenever the number in flight or the holds have changed.
 
@@ -299,9 +291,9 @@ def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> No
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:
         return
-    in_flight, held = safe(answer.get("in_flight")), _some(holds, len(holds))
+    in_flight, held = safe(answer.get("in_flight")), ", ".join(holds)
     times = f"{clock(timeout - left)} / {clock(timeout)}"
-    line = "   ".join([f"in flight {in_flight}", times, _outlook(answer, holds, held)]).rstrip()
+    line = "   ".join([f"in flight {in_flight}", times, _outlook(answer, holds)]).rstrip()
     if watch.drawing is not None:
         _draw(watch, answer, f"{watch.prefix}{line}", holds)
         return
@@ -314,12 +306,12 @@ def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> No
         watch.say(f"  {reason}")
 
 
-def _outlook(answer: RunAnswer, holds: list[str], held: str) -> str:
+def _outlook(answer: RunAnswer, holds: list[str]) -> str:
     what, expected, risk = longest(answer), forecast(answer), answer.get("at_risk")
     more = [] if what == "-" else [f"longest {what}"]
     more += [expected] if expected else []
     more += [f"{risk} at risk"] if risk else []
-    more += [f"waits for {'hold' if len(holds) == 1 else 'holds'} {held}"] if held else []
+    more += [waits_for(holds)] if holds else []
     return ", ".join(more)
 
 
@@ -329,7 +321,7 @@ def _reasons(answer: RunAnswer, holds: list[str]) -> list[str]:
     reasons = [why_it_blocks(task) for task in tasks]
     more = (answer.get("in_flight") or 0) - len(reasons)
     reasons += [f"and {plural(more, 'task')} more"] if reasons and more > 0 else []
-    return reasons + [f"hold {safe(hold)}" for hold in holds[:_NAMED_HOLDS]]
+    return reasons + [f"hold {safe(hold)}" for hold in holds[:NAMED_HOLDS]]
 
 
 def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) -> None:
@@ -383,7 +375,7 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
         for name in await _names(records, ids[:_NAMED_TASKS]):
             watch.say(f"{word}: {name}")
     holds = report.get("open_holds") or 0
-    names = _some(report.get("holds", ()), holds)
+    names = some_holds(report.get("holds", ()), holds)
     left = f", {plural(holds, 'hold')} left open{names and f': {names}'}" if holds else ""
     earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started}) - holds
     left += f", {earlier} left of earlier runs" if earlier > 0 else ""
@@ -394,13 +386,6 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
         f"handed over, {len(not_started)} not started{left}{why}. exit {watch.code}{own} "
         f"after {duration(watch.elapsed_s)}"
     )
-
-
-def _some(holds: Sequence[object], number: int) -> str:
-    """`migration vm-1, migration vm-2 and 3 more`, of so many in all."""
-    named = [safe(hold) for hold in holds[:_NAMED_HOLDS]]
-    more = number - len(named)
-    return ", ".join(named) + (f" and {more} more" if named and more > 0 else "")
 
 
 async def _names(records: StoreRecords, request_ids: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ from gracekit.listings.store_view import verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
+NAMED_HOLDS: Final = 5
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
@@ -80,6 +81,7 @@ def _text(report: StatusReport) -> str:
         for entry in report.entries
         if entry.judgement.answer is Alive.NOT_PROVEN
     ]
+    parts += [paint(line, "yellow") for entry in report.entries for line in _held(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_ready(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_heard(entry)]
     if report.ownerless:
@@ -140,6 +142,24 @@ def _who_settles(entries: Sequence[RunStatus]) -> str:
             "`gracekit reconcile` settles them"
         )
     return "a living run of the service takes them, or the next"
+
+
+def _held(entry: RunStatus) -> list[str]:
+    """`api-1 waits for hold migration vm-1`, of a run that drains."""
+    is_held = entry.phase == ServiceState.DRAINING.value and entry.holds
+    return [f"{entry.run.instance} {waits_for(entry.holds)}"] if is_held else []
+
+
+def waits_for(holds: Sequence[str]) -> str:
+    """`waits for hold migration vm-1`."""
+    return f"waits for {'hold' if len(holds) == 1 else 'holds'} {some_holds(holds, len(holds))}"
+
+
+def some_holds(holds: Sequence[object], number: int) -> str:
+    """`migration vm-1, migration vm-2 and 3 more`, of so many in all."""
+    named = [safe(hold) for hold in holds[:NAMED_HOLDS]]
+    more = number - len(named)
+    return ", ".join(named) + (f" and {more} more" if named and more > 0 else "")
 
 
 def _not_ready(entry: RunStatus) -> list[str]:

@@ -17,7 +17,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.drain.hand_over import HandOver
 from gracekit.drain.parts import DrainParts
 from gracekit.drain.progress import DrainProgress, Forecast
-from gracekit.drain.report import LISTED_HOLDS, DrainReport, StopRequest
+from gracekit.drain.report import DrainReport, StopRequest
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.errors import GracekitError
@@ -368,8 +368,7 @@ class ShutdownCoordinator:
         )
         if holds is None:
             return None
-        self._report.open_holds = len(holds)
-        self._report.holds = [f"{hold.name} {hold.key}" for hold in holds[:LISTED_HOLDS]]
+        self._report.note_holds(holds)
         return len(holds)
 
     async def _wait_ops_quiet(self) -> None:
@@ -473,6 +472,7 @@ class ShutdownCoordinator:
             self._forecast,
             self._times,
             self._parts.tracker,
+            self._parts.holds,
             self._parts.process.notify,
             self._telemetry,
             every_s=self._settings.now.progress_every_s,

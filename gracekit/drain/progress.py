@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.drain.report import DrainReport, StopRequest
+from gracekit.drain.report import DrainReport, StopRequest, list_holds
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import Times
+from gracekit.errors import StoreError
+from gracekit.journal.holds import Holds
 from gracekit.notify import Notify
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
@@ -19,6 +22,7 @@ MOST_AWAITED: Final = 1000
 """The start of a drain logs a line for each running task, but only for so many, the oldest."""
 LOOK_S: Final = 1.0
 """Seconds between two checks for progress; shorter than any timeout of a platform."""
+HOLDS_TIMEOUT_S: Final = 1.0
 EXTENSION_TICKS: Final = 3
 """systemd is asked for the time of so many progress lines at once; new progress asks again."""
 
@@ -49,11 +53,12 @@ class Forecast:
         known = [seconds for seconds in left if seconds is not None]
         return max(known, default=None) if len(known) == len(left) else None
 
-    def status(self, running: list[TrackedTask]) -> str:
-        """`draining: 2 running, expected finish 8s`, for `systemctl status`."""
+    def status(self, running: list[TrackedTask], holds: int) -> str:
+        """`draining: 2 running, 1 hold, expected finish 8s`, for `systemctl status`."""
         expected_s = self.all_left_s(running)
         known = "" if expected_s is None else f", expected finish {expected_s:.0f}s"
-        return f"draining: {len(running)} running{known}"
+        held = f", {holds} hold{'s' if holds > 1 else ''}" if holds else ""
+        return f"draining: {len(running)} running{held}{known}"
 
     def listed(self, running: list[TrackedTask]) -> str:
         """`migrate vm:vm-1 12.3s (expected finish 8.1s), copy 3.0s and 7 more`, oldest first."""
@@ -110,6 +115,7 @@ class DrainProgress:
         forecast: Forecast,
         times: Times,
         tracker: Tracker,
+        holds: Holds,
         notify: Notify,
         telemetry: Telemetry,
         *,
@@ -120,11 +126,14 @@ class DrainProgress:
         self._forecast = forecast
         self._times = times
         self._tracker = tracker
+        self._holds = holds
         self._notify = notify
         self._telemetry = telemetry
         self._every_s = every_s
         self._movement = Movement(report, tracker, steps)
         self._moved_at = times.now
+        # Not the report's, in which the coordinator counts: it would get an older answer.
+        self._open_holds: list[str] = []
 
     def tell_started(self, request: StopRequest) -> None:
         """Log that the drain begins, and each task that it waits for."""
@@ -191,6 +200,7 @@ class DrainProgress:
 
     async def show(self) -> None:
         """Show the progress until cancelled."""
+        await self._look_at_holds()
         look_s = min(LOOK_S, self._every_s)
         next_line_at = self._times.now + self._every_s
         while True:
@@ -200,15 +210,22 @@ class DrainProgress:
                 self._notify.extend(extension_s, self.status())
             if self._times.now >= next_line_at:
                 next_line_at += self._every_s
+                await self._look_at_holds()
                 self._emit()
                 if extension_s is None:
                     self._notify.status(self.status())
 
     def status(self) -> str:
         """`draining: 2 running, expected finish 8s`, or `…, no progress for 12s`."""
-        text = self._forecast.status(self._running())
+        text = self._forecast.status(self._running(), len(self._open_holds))
         idle_s = self._times.now - self._moved_at
         return text if idle_s < self._every_s else f"{text}, no progress for {idle_s:.0f}s"
+
+    async def _look_at_holds(self) -> None:
+        """Read which holds are open; if the store does not answer, keep what was read before."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(HOLDS_TIMEOUT_S):
+                self._open_holds = [hold.title for hold in await self._holds.mine()]
 
     def _running(self) -> list[TrackedTask]:
         return [task for task in self._tracker if task.running]
@@ -220,8 +237,8 @@ class DrainProgress:
             step=self._steps.under_way,
             in_flight=len(self._tracker),
             running=len(running),
-            open_holds=self._report.open_holds,
-            holds=self._report.named_holds,
+            open_holds=len(self._open_holds),
+            holds=list_holds(self._open_holds, len(self._open_holds)),
             tasks=self._forecast.listed(running),
             left_s=round(max(0.0, self._times.deadline - self._times.now), 1),
             expected_s=self._forecast.all_left_s(running),

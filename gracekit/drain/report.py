@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -9,8 +10,16 @@ import msgspec
 
 from gracekit.config.choices import StopSource
 from gracekit.exits import ExitCode
+from gracekit.journal.holds import Hold
 
 LISTED_HOLDS: Final = 5
+
+
+def list_holds(titles: Sequence[str], number: int) -> str | None:
+    """`migration vm-1, migration vm-2 and 3 more`, of *number* in all; None without holds."""
+    named = titles[:LISTED_HOLDS]
+    more = number - len(named)
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "") or None
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +88,12 @@ class DrainReport:
     @property
     def named_holds(self) -> str | None:
         """`migration vm-1, migration vm-2 and 3 more`; None without holds."""
-        more = self.open_holds - len(self.holds)
-        return ", ".join(self.holds) + (f" and {more} more" if more > 0 else "") or None
+        return list_holds(self.holds, self.open_holds)
+
+    def note_holds(self, holds: Sequence[Hold]) -> None:
+        """Note which holds are open now."""
+        self.open_holds = len(holds)
+        self.holds = [hold.title for hold in holds[:LISTED_HOLDS]]
 
     @property
     def can_still_act(self) -> bool:

@@ -46,6 +46,11 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     alone: bool
 
+    @property
+    def title(self) -> str:
+        """`migration vm-1`."""
+        return f"{self.name} {self.key}"
+
 
 class Holds:
     """The holds of one run."""
@@ -178,7 +183,7 @@ class Holds:
     def add_given_up(self, batch: Batch, hold: Hold, detail: str) -> None:
         """Count a probe or errored hook that is not called any more, and list it as an incident."""
         batch.add_up(COUNT, "hook_given_up", 1)
-        name = f"hold {hold.name} {hold.key}"
+        name = f"hold {hold.title}"
         self._journal.add_note(batch, "hook_given_up", name, hold.method, detail)
 
     async def _list(self, text: str, *params: str | float) -> list[Hold]:

@@ -113,7 +113,9 @@ SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
 ACCOUNTS: Final = """
 SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
 GROUP BY state"""
-HOLDS_OF_RUN: Final = "SELECT name, key FROM hold WHERE owner = ? AND ended_at IS NULL ORDER BY id"
+OPEN_HOLDS: Final = """
+SELECT owner, name, key FROM hold
+WHERE ended_at IS NULL AND owner IS NOT NULL AND lapses_at > ? ORDER BY id"""
 HOLD_NAMES: Final = (
     "service", "name", "key", "method", "target", "owner", "asker", "opened_at", "lapses_at",
     "ended_at", "end_reason", "errored_due", "crashes",

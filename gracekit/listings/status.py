@@ -33,12 +33,19 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         judgement: Whether it is alive, and the evidence.
         reports: Its report, or why there is none; None if it is not proven alive.
         unfinished: The unfinished tasks that it owns in the store, by state.
+        holds: Its open holds, as `name key`; a drain waits for them.
     """
 
     run: Run
     judgement: Liveness
     reports: RunReport | None
     unfinished: UnfinishedCounts
+    holds: Sequence[str] = ()
+
+    @property
+    def phase(self) -> str:
+        """As it reports it; without an answer, as last recorded."""
+        return self.run.phase if self.answer is None else str(self.answer.get("phase"))
 
     @property
     def answer(self) -> RunAnswer | None:
@@ -55,6 +62,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
             "why_not": (self.reports and (self.reports.why or self.reports.brief)) or None,
             "status": self.answer,
             "unfinished": dict(self.unfinished),
+            "holds": list(self.holds),
             "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
         }
 
@@ -117,7 +125,7 @@ async def look(
         unheard: Used as the report of living runs that are not in *reports*.
     """
     runs = await view.runs(name)
-    unfinished = await view.unfinished()
+    unfinished, holds = await view.unfinished(), await view.open_holds()
     judged = {run.run_id: view.judge(run) for run in runs}
     entries = [
         RunStatus(
@@ -125,6 +133,7 @@ async def look(
             judgement=judged[run.run_id],
             reports=reports.get(run.run_id, unheard) if judged[run.run_id].is_alive else None,
             unfinished=unfinished.get(run.run_id, {}),
+            holds=holds.get(run.run_id, ()),
         )
         for run in _shown(runs, judged, unfinished.keys(), view.clock.wall())
     ]

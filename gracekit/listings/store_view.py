@@ -169,6 +169,13 @@ class StoreView:
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)
         return found
 
+    async def open_holds(self) -> Mapping[str, list[str]]:
+        """The open holds of each run, as `name key`, oldest first; without left-over ones."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for owner, name, key in await self.engine.query(sql.OPEN_HOLDS, self.clock.wall()):
+            found[str(owner)].append(f"{name!s} {key!s}")
+        return found
+
     async def accounts(self) -> Accounts:
         """Count the accounts now; reads every row of the store."""
         return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))

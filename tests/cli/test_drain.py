@@ -90,6 +90,29 @@ def test_a_hold_that_keeps_a_drain_is_named_on_the_way_and_at_the_end(directory)
     assert verdict in answer.out
 
 
+def test_holds_are_named_beside_tasks_and_in_the_status(directory):
+    """
+    While a task still runs, the watcher and `status` also say which hold the drain waits for.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "call", "compute", "hold", "vm=vm-7")
+        start_work(directory, run)
+        before = gracekit(directory, "status")
+        with Started(directory, "drain", "--timeout", "60s") as drain:
+            progress = drain.wait_line("in flight 1")
+            status = gracekit(directory, "status")
+            listed = gracekit(directory, "status", "--json").json
+            gracekit(directory, "holds", "end", "migration", "vm-7", "--reason", "done")
+            gracekit(directory, "call", "compute", "release", "--ops")
+            assert drain.wait() == 0
+
+    assert "longest work vm:vm-1" in progress
+    assert progress.endswith("waits for hold migration vm-7")
+    assert "api-1 waits for hold migration vm-7" in status.out
+    assert "waits for hold" not in before.out
+    assert listed["runs"][0]["holds"] == ["migration vm-7"]
+
+
 def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
     """
     A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.

@@ -12,7 +12,7 @@ from gracekit import (
     Service,
     ServiceState,
 )
-from tests.service.kit import Doors, World, now
+from tests.service.kit import Doors, Systemd, World, now
 
 pytestmark = pytest.mark.looptime
 
@@ -283,6 +283,33 @@ async def test_a_hold_is_reported_open_beside_a_task_that_was_handed_over(
     assert (report.open_holds, report.holds) == (1, ["migration v"])
     (finished,) = life.told("drain.finished")
     assert (finished["open_holds"], finished["holds"]) == (1, "migration v")
+
+
+async def test_holds_are_named_while_tasks_still_run(world: World, svc: Service, systemd: Systemd):
+    """
+    The log and systemd's status say what the drain waits for: tasks and holds, from its begin.
+    """
+
+    @svc.rpc
+    async def migrate(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most="15m")
+
+    @svc.rpc(on_interrupt="retry")
+    async def copy(ctx: Context) -> None:
+        await asyncio.sleep(7200)
+
+    systemd.listen()
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.call(migrate, vm="v")
+    await client.prepare(request_id="c").cast(copy)
+    await world.until(lambda: world.state("c") == "running")
+    await life.drain()
+
+    first, *_ = life.told("drain.progress")
+    assert (first["running"], first["open_holds"], first["holds"]) == (1, 1, "migration v")
+    assert first["tasks"].startswith("copy ")
+    assert "draining: 1 running, 1 hold, no progress for 5s" in systemd.statuses()
 
 
 async def test_background_work_of_a_handler_is_waited_for(world: World, svc: Service):

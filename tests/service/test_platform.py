@@ -83,7 +83,7 @@ async def test_an_open_hold_is_no_progress_and_the_end_of_one_is(
     await asyncio.sleep(15)
 
     assert extensions(systemd) == []
-    assert systemd.statuses()[-1].startswith("draining: 0 running, no progress for ")
+    assert systemd.statuses()[-1].startswith("draining: 0 running, 2 holds, no progress for ")
     await asyncio.sleep(25)
     assert [(round(at - began_at), s) for at, s in extensions(systemd)] == [(21, 15)]
     report = await life.wait_end()
