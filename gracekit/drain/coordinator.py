@@ -98,7 +98,7 @@ class ShutdownCoordinator:
     def _make_final(self, first: StopRequest, final: StopRequest) -> None:
         """Make a drain final, by the earlier deadline: a signal's sender kills after a timeout."""
         deadline = min(self._times.deadline_of(first), self._times.deadline_of(final))
-        self._request = first.ending_at(deadline, final=True)
+        self._request = first.ending_at(deadline, final=final)
         self._past_return = True
         if self._phase.deadline is not None:
             self._phase.deadline = deadline
@@ -127,7 +127,7 @@ class ShutdownCoordinator:
         return left_s
 
     def _set_deadline(self, request: StopRequest, deadline: float) -> None:
-        self._request = request.ending_at(deadline, final=request.final)
+        self._request = request.ending_at(deadline)
         if self._phase.deadline is not None:  # None: the drain begins soon, with this deadline
             self._phase.asked_at, self._phase.deadline = request.at, deadline
         self._arm_alarm(deadline)
@@ -197,12 +197,8 @@ class ShutdownCoordinator:
     def _check_resumable(self) -> None:
         state, request = self._phase.state, self._request
         is_draining = state is ServiceState.DRAINING
-        handed_over = is_draining and self._parts.dispatcher.unfinished.handed_over
-        if self._past_return or handed_over or (request and request.final):
-            raise GracekitError(
-                "the drain is final: it was asked for by a signal, or a task was handed over, "
-                "or nothing is left to wait for; start the service again when it has stopped"
-            )
+        handed_over = self._parts.dispatcher.unfinished.handed_over if is_draining else ()
+        self._times.check_return(request, tuple(handed_over), wait_over=self._past_return)
         if not (is_draining or request or state is ServiceState.QUIET):
             raise GracekitError(f"the service is {state.value}: there is nothing to resume")
         if not self._phase.has_served:

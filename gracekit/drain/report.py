@@ -32,6 +32,7 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
         final: Whether the drain cannot be resumed; signals and errors are final.
         at: Loop time of the request; deadlines count from here.
         timeout_s: Seconds until the deadline; None for the setting `drain_timeout`.
+        final_by: Which later request made it final, in words; empty if none did.
     """
 
     source: StopSource
@@ -40,10 +41,33 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     at: float
     timeout_s: float | None = None
+    final_by: str = ""
 
-    def ending_at(self, deadline: float, *, final: bool) -> StopRequest:
-        """This request with another deadline, in loop time."""
-        return msgspec.structs.replace(self, final=final, timeout_s=deadline - self.at)
+    @property
+    def why_final(self) -> str:
+        """Who made it final: `signal SIGTERM asked for it`."""
+        return self.final_by or self._who()
+
+    def _who(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        match self.source:
+            case "signal":
+                return f"signal {self.by} asked for it"
+            case "operator":
+                return f"operator {self.by} asked for it{why}"
+            case "user":
+                return f"the program asked for it{why}"
+            case "error":
+                return f"a fault asked for it{why}"
+
+    def ending_at(self, deadline: float, *, final: StopRequest | None = None) -> StopRequest:
+        """This request with another deadline, in loop time; *final* has made it final."""
+        timeout_s = deadline - self.at
+        if final is None:
+            return msgspec.structs.replace(self, timeout_s=timeout_s)
+        return msgspec.structs.replace(
+            self, timeout_s=timeout_s, final=True, final_by=final.why_final
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import Clock
@@ -12,6 +13,7 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
 from gracekit.phase import Phase
 
+LISTED_TASKS: Final = 5
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 SHORTEST_STEP_S: Final = 0.25
 """Seconds that a step gets at least, even after the deadline."""
@@ -74,6 +76,42 @@ class Times:
         left = self.hard_limit_after(deadline) - self.now
         return max(0.1, left + ALARM_AFTER_HARD_LIMIT_S)
 
+    def check_return(
+        self, request: StopRequest | None, handed_over: Sequence[str], *, wait_over: bool
+    ) -> None:
+        """Check that the drain may be resumed.
+
+        Args:
+            request: The request of the drain; None if there is none.
+            handed_over: Ids of the tasks that it has handed over.
+            wait_over: Whether it no longer waits for tasks and holds.
+
+        Raises:
+            GracekitError: the drain is final; the message has the one reason.
+        """
+        if why := self._why_final(request, handed_over, wait_over=wait_over):
+            raise GracekitError(
+                f"the drain is final: {why}; start the service again when it has stopped"
+            )
+
+    def _why_final(
+        self, request: StopRequest | None, handed_over: Sequence[str], *, wait_over: bool
+    ) -> str:
+        if request is not None and request.final:
+            return request.why_final
+        if handed_over:
+            number = "1 task was" if len(handed_over) == 1 else f"{len(handed_over)} tasks were"
+            more = ", ..." if len(handed_over) > LISTED_TASKS else ""
+            named = ", ".join(handed_over[:LISTED_TASKS])
+            return f"{number} handed over already ({named}{more})"
+        if not wait_over:
+            return ""
+        if self.is_cut_short:
+            return "its wait was cut short"
+        if self._phase.deadline is not None and self.now >= self.deadline:
+            return "its deadline has passed, and what still ran then is being handed over"
+        return "no task runs and no hold is open any more, so the service is ending"
+
     def check_extension(self, request: StopRequest, by_s: float, *, wait_over: bool) -> None:
         """Check that the deadline of the drain may be moved.
 
@@ -88,8 +126,8 @@ class Times:
         """
         if request.final:
             raise GracekitError(
-                "the drain is final: a signal, the program or a fault asked for it, and not a "
-                "command, so its deadline stands; set GRACEKIT_DRAIN_TIMEOUT for the next drain"
+                f"the drain is final: {request.why_final}, so its deadline stands; set "
+                "GRACEKIT_DRAIN_TIMEOUT for the next drain"
             )
         passed = self._phase.deadline is not None and self.now >= self.deadline
         if passed or wait_over or self.is_cut_short:

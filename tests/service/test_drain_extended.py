@@ -145,7 +145,7 @@ async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
     await world.verb(life, "drain", timeout="1h")
     life.ask_to_stop()
     await life.hears("intake.closed")
-    with pytest.raises(GracekitError, match="the drain is final: a signal"):
+    with pytest.raises(GracekitError, match="the drain is final: signal test asked for it"):
         await world.verb(life, "extend", more="5m")
     await life.wait_end()
 

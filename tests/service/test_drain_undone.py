@@ -309,12 +309,14 @@ async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: S
 
     life = await world.start(svc)
     client = await world.client(svc)
-    await client.cast(copy)
+    await client.prepare(request_id="c").cast(copy)
     await client.cast(work)
     await doors.wait(1)
     await world.verb(life, "drain")
     await life.hears("task.handed_over")
-    with pytest.raises(GracekitError, match="the drain is final"):
+    with pytest.raises(
+        GracekitError, match=r"the drain is final: 1 task was handed over already \(c\); start"
+    ):
         await world.verb(life, "resume")
     doors.open("work")
     await life.wait_end()
@@ -336,10 +338,69 @@ async def test_a_drain_by_signal_is_final(world: World, svc: Service):
     await doors.wait(1)
     life.ask_to_stop()
     await life.hears("intake.closed")
-    with pytest.raises(GracekitError, match="asked for by a signal"):
+    with pytest.raises(GracekitError, match="the drain is final: signal test asked for it; start"):
         await world.verb(life, "resume")
     doors.open("work")
     assert (await life.wait_end()).exit_code == 0
+
+
+async def test_a_drain_whose_deadline_has_passed_says_so_to_a_resume(world: World, svc: Service):
+    """
+    The handler is being cancelled and has not returned: that is the one reason given.
+    """
+    cut = asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cut.set()
+            await asyncio.sleep(1)
+            raise
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await world.until(lambda: world.state("w") == "running")
+    await world.verb(life, "drain", timeout="5s")
+    await cut.wait()
+    with pytest.raises(GracekitError, match="the drain is final: its deadline has passed, and"):
+        await life.runtime.wired.coordinator.resume()
+    await life.wait_end()
+
+
+async def test_a_drain_that_waits_for_nothing_says_so_to_a_resume(world: World, svc: Service):
+    """
+    The last task has ended before the deadline, and the service is on its way out.
+    """
+    entered = asyncio.Event()
+
+    @svc.on_stop
+    async def slow() -> None:
+        entered.set()
+        await asyncio.sleep(2)
+
+    life = await world.start(svc)
+    await world.verb(life, "drain")
+    await entered.wait()
+    with pytest.raises(GracekitError, match="the drain is final: no task runs and no hold is open"):
+        await life.runtime.wired.coordinator.resume()
+    await life.wait_end()
+
+
+async def test_a_fault_that_makes_a_drain_final_is_named_to_a_resume(world: World, svc: Service):
+    """
+    An operator began it; then the service could not go on, and its own request counts.
+    """
+    life, doors = await start_with_work(world, svc)
+    await world.verb(life, "drain")
+    life.runtime.wired.coordinator.give_up("the store is gone", by="watch")
+    with pytest.raises(
+        GracekitError, match=r"is final: a fault asked for it \(the store is gone\)"
+    ):
+        await world.verb(life, "resume")
+    doors.open("work")
+    await life.wait_end()
 
 
 async def test_a_signal_makes_an_operators_drain_final_and_as_short_as_its_own(
