@@ -19,7 +19,8 @@ from gracekit.cli.options import (
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing
 from gracekit.cli.text import json_text, plural, safe, table
-from gracekit.config.values import duration
+from gracekit.clock import age_s
+from gracekit.config.values import did_you_mean, duration
 from gracekit.errors import GracekitError
 from gracekit.journal.holds_sql import END_BY_ORDER
 from gracekit.journal.tasks_sql import COUNT, NOTE
@@ -27,6 +28,8 @@ from gracekit.listings import listings_sql as sql
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 
+_MOST_KNOWN: Final = 1000
+_LISTS: Final = "`gracekit holds` lists those that can be ended"
 _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASHES")
 
 
@@ -74,22 +77,42 @@ def end(options: CommonOptions, /, *, name: str, key: str, reason: str) -> None:
 
     Neither its probe nor its errored hook is called for it again.
     """
-    with StoreRecords(options.settings):  # refuses where there is no store, before one is made
-        ended = asyncio.run(_end(options, name, key, reason))
-    if not ended:
-        raise GracekitError(f"no hold {safe(name)} of {safe(key)} is open; see `gracekit holds`")
+    with StoreRecords(options.settings) as records:
+        ended = asyncio.run(_end(records, options, name, key, reason))
     if options.as_json:
         click.echo(json_text({"name": name, "key": key, "ended": ended}))
     else:
         click.echo(f"{safe(name)} {safe(key)}: {plural(ended, 'hold')} ended")
 
 
-async def _end(options: CommonOptions, name: str, key: str, reason: str) -> int:
+async def _end(
+    records: StoreRecords, options: CommonOptions, name: str, key: str, reason: str
+) -> int:
+    """End it, and record that as an incident; both only if it can be ended.
+
+    Raises:
+        GracekitError: there is no such hold, or it has ended.
+    """
     now = time.time()
     batch = Batch(Point.END_HOLD)
     ended = batch.ask(END_BY_ORDER, now, name, key)
-    batch.add(COUNT, "operator_end_hold", 1)
+    batch.add(COUNT, "operator_end_hold", 1, after=ended)
     detail = f"{who()}: {reason}"[:1000]
-    batch.add(NOTE, now, OPERATOR, "operator_end_hold", f"hold {name} {key}", None, detail)
+    note = (now, OPERATOR, "operator_end_hold", f"hold {name} {key}", None, detail)
+    batch.add(NOTE, *note, after=ended)
     async with open_writing(options.settings) as engine:
-        return len((await engine.commit(batch))[ended])
+        number = len((await engine.commit(batch))[ended])
+    if not number:
+        raise GracekitError(await _why_none(records, name, key))
+    return number
+
+
+async def _why_none(records: StoreRecords, name: str, key: str) -> str:
+    hold = f"{safe(name)} {safe(key)}"
+    if rows := await records.engine.query(sql.HOLD_ENDED, name, key):
+        ago = duration(age_s(time.time(), float(rows[0][0] or 0.0)))
+        return f"hold {hold} has ended already, {ago} ago; {_LISTS}"
+    known = await records.engine.query(sql.HOLDS, _MOST_KNOWN)
+    names = [dict(zip(sql.HOLD_NAMES, row, strict=True)) for row in known]
+    hint = did_you_mean(hold, [f"{safe(one['name'])} {safe(one['key'])}" for one in names])
+    return f"there is no hold {hold}{f'{hint} ' if hint else '; '}{_LISTS}"

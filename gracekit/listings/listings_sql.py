@@ -123,6 +123,8 @@ HOLD_NAMES: Final = (
 HOLDS: Final = f"""
 SELECT {", ".join(HOLD_NAMES)} FROM hold
 WHERE ended_at IS NULL OR errored_due = 1 ORDER BY id DESC LIMIT ?"""
+HOLD_ENDED: Final = """
+SELECT ended_at FROM hold WHERE name = ? AND key = ? ORDER BY id DESC LIMIT 1"""
 WANTED_TARGETS: Final = f"""
 SELECT target FROM task WHERE {IS_OPEN} AND target <> ''
 UNION SELECT target FROM hold WHERE ended_at IS NULL"""
