@@ -257,16 +257,18 @@ class Draining(RpcError):  # noqa: N818 - named for a state
 
 
 class CallTimeoutError(RpcError, TimeoutError):
-    """There was no reply in time; the request may still run, now or after a restart.
+    """There was no reply in time; the request may still run, but only if a service has read it.
 
-    Call again with the same request id to wait for its result.
+    A request that no service has read by then expires in its queue and never runs. One that was
+    read may run now or after a restart. Call again with the same request id to wait for its result.
     """
 
 
 class HeartbeatTimeoutError(CallTimeoutError):
     """There was no heartbeat within `monitor_timeout`; the request may still run.
 
-    Call again with the same request id to wait for its result.
+    It stays in its queue until the `timeout` of the call is over. After that it runs only if a
+    service has read it. Call again with the same request id to wait for its result.
     """
 
 

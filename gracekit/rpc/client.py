@@ -39,7 +39,7 @@ from gracekit.rpc.message import (
     carried_lease,
 )
 from gracekit.rpc.methods import Method
-from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions
+from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions, no_reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
@@ -97,8 +97,8 @@ class ClientView:
             What the handler returned, as plain data.
 
         Raises:
-            CallTimeoutError: no reply in time; the request may still run. Or the
-                prepared `timeout` was 0 or less: then nothing was sent.
+            CallTimeoutError: no reply in time; the request may still run if a service
+                has read it. Or the prepared `timeout` was 0 or less: nothing was sent.
             HeartbeatTimeoutError: a CallTimeoutError; no heartbeat came within the
                 prepared `monitor_timeout`.
             Draining: the service does not accept the request now; with `fail_fast`
@@ -283,10 +283,8 @@ class RpcClient(ClientView, AsyncOnly):
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            raise CallTimeoutError(
-                f"no reply to {request.method}() from {self._queue(options, method).name!r} within "
-                f"{timeout_s:g} s; request {request.request_id} may still run, now or later"
-            ) from error
+            queue = self._queue(options, method).name
+            raise no_reply(request.method, queue, timeout_s, request.request_id) from error
         finally:
             if address is not None:
                 self._replies.forget(address)
@@ -299,7 +297,7 @@ class RpcClient(ClientView, AsyncOnly):
             f"no heartbeat from {self._queue(options, method).name!r} about {request.method}() "
             f"within {request.monitor_timeout_s:g} s (monitor_timeout, not the total time-out of "
             f"{options.timeout_s:g} s): nobody has taken it yet, or its server is gone; request "
-            f"{request.request_id} may still run, now or later"
+            f"{request.request_id} may still run, after that time-out only if a service has read it"
         )
 
     async def _cast(

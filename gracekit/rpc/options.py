@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from gracekit.config.values import did_you_mean, parse_duration
-from gracekit.errors import ConfigError
+from gracekit.errors import CallTimeoutError, ConfigError
 from gracekit.rpc.methods import Method, MethodTarget
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.rpc.versions import serves
@@ -26,6 +26,15 @@ _TEXTS: Final = frozenset({"host", "version", "namespace", "request_id"})
 _TRUTHS: Final = frozenset({"ops", "fail_fast", "pending"})
 
 AnyMethod = Method[..., Any] | str
+
+
+def no_reply(method: str, queue: str, timeout_s: float, request_id: str) -> CallTimeoutError:
+    """The error of a call without a reply; no transport delivers a message that has expired."""
+    return CallTimeoutError(
+        f"no reply to {method}() from {queue!r} within {timeout_s:g} s: request {request_id} may "
+        "still run if a service has read it, and otherwise it has expired and never runs; call "
+        "again with the same request id for its answer"
+    )
 
 
 class PrepareOptions(TypedDict, total=False):
