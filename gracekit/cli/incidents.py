@@ -13,6 +13,7 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import did_you_mean, duration
+from gracekit.leases.epoch import LOST, OLDER
 from gracekit.listings.incidents import list_incidents
 from gracekit.listings.listed_task import short_id
 from gracekit.recovery.resources.results import ResourceOutcome
@@ -34,13 +35,15 @@ KINDS: Final = (
     "rejected",
     "reply_given_up",
     "restored",
+    LOST,
+    OLDER,
     *(f"operator_{verb.value}" for verb in Verb),
     *(f"operator_{verb}" for verb in ("drain", "extend", "quiet", "resume", "reconcile")),
     "operator_end_hold",
     *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
 )
 """What an incident may be; a newer gracekit may have put other kinds on record."""
-_BEGINNINGS: Final = ("operator", "resource")
+_BEGINNINGS: Final = ("operator", "resource", "store")
 
 
 @click.command()
@@ -63,7 +66,8 @@ def incidents(options: CommonOptions, /, *, what: str, limit: int) -> None:
 
     Incidents are orders of operators (operator_drain, operator_cancel, ...) with
     who gave them, why, and for which run or task; and duplicates, rejected
-    requests, hand-overs, and replies that were given up.
+    requests, hand-overs, replies that were given up, and a store that was lost
+    or restored (store_lost, store_older).
     """
     with StoreRecords(options.settings) as records:
         found = asyncio.run(list_incidents(records, what, limit=limit))

@@ -25,6 +25,9 @@ from gracekit.telemetry.telemetry import Telemetry
 
 EPOCH_BITS: Final = 40
 FILE: Final = "mark"
+LOST: Final = "store_lost"
+OLDER: Final = "store_older"
+"""Incidents: a start found a store that is new and empty where another one was, or an older one."""
 
 Keep = Callable[[str, int], Awaitable[int]]
 
@@ -65,12 +68,9 @@ class Epoch:
         known = max(read_mark(self._directory), await self._keep(self._name, 0))
         mark, is_copy = await self._look()
         if is_copy or known > mark:
-            await self._raise(known)
-            self._telemetry.emit(
-                "store.older",
-                store=self._name,
-                reason=_why(mark, is_copy=is_copy),
-            )
+            reason = _why(mark, is_copy=is_copy)
+            await self._raise(known, LOST if _is_empty(mark, is_copy=is_copy) else OLDER, reason)
+            self._telemetry.emit("store.older", store=self._name, reason=reason)
         await self.rise()
 
     async def rise(self) -> None:
@@ -87,14 +87,15 @@ class Epoch:
         ((epoch, age, copied_at),) = await self._engine.query(sql.LOOK)
         return mark_of(epoch, age), copied_at is not None
 
-    async def _raise(self, known: int) -> None:
-        """Raise the epoch, in one commit.
+    async def _raise(self, known: int, what: str, reason: str) -> None:
+        """Raise the epoch and note why as an incident, in one commit.
 
         Accepted rows whose policy does not allow a second run become like interrupted ones, because
         they may have begun after the copy was made.
         """
         now = self._clock.wall()
         batch = Batch(Point.JOIN)
+        batch.add(sql.NOTE, now, what, reason)
         batch.add(sql.NOTE_DOUBT, now)
         batch.add(sql.NOTE_PARKED, now)
         batch.add(sql.DOUBT, now)
@@ -114,13 +115,22 @@ class Epoch:
                 new.replace(self._directory / FILE)
 
 
+def _is_empty(mark: int, *, is_copy: bool) -> bool:
+    """Whether the store is a new one, and the one that was used before is gone."""
+    return mark == 0 and not is_copy
+
+
 def _why(mark: int, *, is_copy: bool) -> str:
-    """Why the store counts as an older copy, for the log."""
+    """Why the store counts as an older one, for log and incident."""
     if is_copy:
-        return "it is a backup"
-    if mark == 0:
-        return "it is new and empty, and another one was here: restore that, or its backup"
-    return "a newer one was here"
+        return "it is a backup: what was recorded since is not known"
+    if _is_empty(mark, is_copy=is_copy):
+        return (
+            "it is new and empty, and another one was here: tasks that were unfinished there are "
+            "not known, and nobody settles them. Stop the service, put that store or its backup "
+            "back (docs/backup.md), and start it again"
+        )
+    return "a newer one was here: what was recorded there is not known; see docs/backup.md"
 
 
 def read_mark(directory: Path) -> int:

@@ -12,6 +12,7 @@ RISE: Final = "UPDATE epoch SET age = age + 1 RETURNING epoch, age"
 RAISE: Final = """
 UPDATE epoch SET epoch = CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1,
     age = CASE WHEN age > ?2 THEN age ELSE ?2 END, copied_at = NULL"""
+NOTE: Final = "INSERT INTO incident (at, run_id, what, detail) VALUES (?, '', ?, ?)"
 # A task that is accepted in the older store may have begun, and even ended, in the newer one.
 # The `repr` of a tuple of texts is valid SQL.
 _DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r}"

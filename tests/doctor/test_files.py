@@ -552,6 +552,54 @@ async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):
 # -- all of it ----------------------------------------------------------------------
 
 
+async def start_once(settings: Settings, svc: Service) -> None:
+    async with Runtime(svc, settings):
+        pass
+
+
+def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start(
+    used, settings, svc
+):
+    """
+    The start goes on, as nobody may be there to decide; an incident and doctor keep what was lost.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        used.with_name(f"{used.name}{suffix}").unlink(missing_ok=True)
+    asyncio.run(start_once(settings, svc))
+    asyncio.run(start_once(settings, svc))
+
+    with database.ReadOnlyDatabase(used) as look:
+        (found,) = runs.check_epoch(look)
+        incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
+
+    assert found.level is Level.WARN
+    assert "the store used before was lost, and this one was begun empty" in found.seen
+    assert "the unfinished tasks of the lost one are not known" in found.seen
+    assert "docs/backup.md" in found.remedy
+    assert [what for what, _ in incidents] == ["store_lost"]
+    assert "it is new and empty, and another one was here" in str(incidents[0][1])
+
+
+def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
+    used, settings, svc, place
+):
+    """
+    Somebody put it there; that it is older is on record.
+    """
+    StoreLocation(settings.store_url).back_up(place / "copy.db", now=1.0)
+    for suffix in ("", "-wal", "-shm"):
+        used.with_name(f"{used.name}{suffix}").unlink(missing_ok=True)
+    (place / "copy.db").rename(used)
+    asyncio.run(start_once(settings, svc))
+
+    with database.ReadOnlyDatabase(used) as look:
+        (found,) = runs.check_epoch(look)
+        incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
+
+    assert found.level is Level.OK
+    assert incidents == [("store_older", "it is a backup: what was recorded since is not known")]
+
+
 def test_everything_is_examined_and_nothing_is_changed(used, settings, svc):
     """
     A whole pass over a sound service finds nothing to mend and leaves all rows as they are.

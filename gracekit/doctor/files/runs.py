@@ -11,13 +11,14 @@ from typing import Final
 
 import msgspec
 
-from gracekit.clock import Clock
+from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
+from gracekit.config.values import duration
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
-from gracekit.leases.epoch import mark_of, read_mark
+from gracekit.leases.epoch import LOST, mark_of, read_mark
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.files import door_name
@@ -122,8 +123,23 @@ def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
     elif known > mark_of(epoch, age):
         seen = "a newer store was here: this one was restored, or lost its -wal, or is new"
         yield warn("history", seen, remedy)
+    elif (begun_at := _begun_anew_at(look)) is not None:
+        yield warn(
+            "history",
+            "the store used before was lost, and this one was begun empty "
+            f"{duration(age_s(Clock().wall(), begun_at))} ago: the unfinished tasks of the lost "
+            "one are not known, and nobody settles them",
+            "if you have that store or a backup of it, stop the services and put it back as "
+            "docs/backup.md tells; what this store has recorded is then not known",
+        )
     else:
         yield ok("history", "it is the last one that was here")
+
+
+def _begun_anew_at(look: ReadOnlyDatabase) -> float | None:
+    """When a start began this store in the place of a lost one, while that is on record."""
+    rows = look.rows("SELECT max(at) FROM incident WHERE what = ?", LOST)
+    return next((float(str(at)) for (at,) in rows if at is not None), None)
 
 
 def check_lost(path: Path) -> Iterator[Finding]:
