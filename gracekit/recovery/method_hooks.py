@@ -32,7 +32,7 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task: The task that the hook's context shows.
-        args: Arguments of the request, which are the hook's too.
+        args: Arguments of the request, as sent; a hook also gets the defaults of its method.
         caller: Context of the request.
         waiting_since: Wall time at which its probe first answered Wait; None before that.
     """
@@ -181,7 +181,7 @@ class MethodHooks:
         traced = self._telemetry.tracing.hook(
             what, subject.caller, method=method.name, message_id=subject.task.request_id
         )
-        args = {**subject.args, **extra}
+        args = {**method.hook_arguments(hook, subject.args), **extra}
         return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced)
 
     def _tell(

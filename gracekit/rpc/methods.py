@@ -76,6 +76,7 @@ class Method(Generic[P, R_co]):
         is_async: Whether the handler is a coroutine function; others run in threads.
         probe_hook: Finds out what became of an interrupted task; None without one.
         errored_hook: Called when recovery marks a task ERRORED; None without one.
+        takes_more: Whether it takes arguments of any name, by `**`.
     """
 
     def __init__(self, handler: Callable[..., Any], options: MethodOptions, *, skip: int) -> None:
@@ -90,9 +91,10 @@ class Method(Generic[P, R_co]):
             tuple[Callable[[], object], MethodTarget]
         ] = []  # shared with bound copies
         self.signature = _signature(handler, skip)
+        self._skip = skip  # parameters before the arguments of a request: Context, self
         self._context_name = "".join([*inspect.signature(handler).parameters][skip - 1 : skip])
         self._required, self._named = _names(self.signature)
-        self._takes_more = _takes_more(self.signature)
+        self.takes_more: Final = _takes_more(self.signature)
         _check(self)
         self.__doc__ = handler.__doc__
 
@@ -119,14 +121,20 @@ class Method(Generic[P, R_co]):
         return f"<Method {self.name} on_interrupt={self.options.on_interrupt}>"
 
     def probe(self, hook: MethodHook) -> MethodHook:
-        """Register the probe, with the method's arguments; it returns Done, Retry, Fail or Wait."""
-        _check_hook(self, hook, "probe", extra=0)
+        """Register the probe, with the method's arguments; it returns Done, Retry, Fail or Wait.
+
+        Arguments that the request has left out get the method's defaults.
+        """
+        _check_hook(self, hook, "probe", self._skip, extra=0)
         self.probe_hook = hook
         return hook
 
     def errored(self, hook: MethodHook) -> MethodHook:
-        """Register the hook for ERRORED tasks, with the method's arguments and `reason` (text)."""
-        _check_hook(self, hook, "errored", extra=1)
+        """Register the hook for ERRORED tasks, with the method's arguments and `reason` (text).
+
+        Arguments that the request has left out get the method's defaults.
+        """
+        _check_hook(self, hook, "errored", self._skip, extra=1)
         self.errored_hook = hook
         return hook
 
@@ -142,7 +150,7 @@ class Method(Generic[P, R_co]):
             InvalidArgumentsError: one is missing or unknown, or the resource is empty.
         """
         missing = self._required - args.keys()
-        unknown = () if self._takes_more else args.keys() - self._named
+        unknown = () if self.takes_more else args.keys() - self._named
         if missing or unknown:
             raise InvalidArgumentsError(self._explain(args, missing, unknown))
         if not accepted and self.options.resource is not None and self.resource_of(args) is None:
@@ -154,6 +162,21 @@ class Method(Generic[P, R_co]):
             raise InvalidArgumentsError(
                 f"{self.name}() {needs} {name!r}{given}: it names the {kind} to act on"
             )
+
+    def hook_arguments(self, hook: MethodHook, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments for *hook*, about a request with *args*.
+
+        An argument that was left out gets the method's default, so that the hook sees what the
+        handler has seen; unless the hook has a default of its own for it.
+        """
+        own = inspect.signature(hook).parameters
+        defaults = {
+            name: parameter.default
+            for name, parameter in self.signature.parameters.items()
+            if parameter.default is not parameter.empty
+            and (name not in own or own[name].default is parameter.empty)
+        }
+        return {**defaults, **args}
 
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
         """(kind, id) of the resource in *args*; None without a resource or without an id."""
@@ -410,10 +433,19 @@ def _check_resource(name: str, resource: object) -> None:
     )
 
 
-def _check_hook(method: Method[Any, Any], hook: MethodHook, what: str, *, extra: int) -> None:
+def _check_hook(
+    method: Method[Any, Any], hook: MethodHook, what: str, skip: int, *, extra: int
+) -> None:
     check_no_generator(hook, f"the {what} hook of {method.name},")
     expected = set(method.signature.parameters) | ({"reason"} if extra else set())
     parameters = inspect.signature(hook).parameters
+    required, _ = _names(inspect.Signature([*parameters.values()][skip:]))
+    if not method.takes_more and (unknown := required - expected):
+        raise DeclarationError(
+            f"the {what} hook of {method.name} needs {', '.join(map(repr, sorted(unknown)))}, and "
+            f"{method.name}{method.signature} has no such argument: leave it out, or give it a "
+            "default"
+        )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     missing = expected - set(parameters)

@@ -482,7 +482,7 @@ def test_stop_at_a_safe_point_is_no_interruption():
     run(main())
 
 
-def test_probe_is_given_the_arguments_as_they_were_sent_and_decides(loaded):
+def test_probe_is_given_the_arguments_as_the_handler_sees_them_and_decides(loaded):
     """
     Each answer ends the task as the table says; `on_start` has run before.
     """
@@ -519,7 +519,8 @@ def test_probe_is_given_the_arguments_as_they_were_sent_and_decides(loaded):
                 await ids[2]
             cloud["b"] = "ready"
             assert await ids[1] == "b is ready"
-            assert {tuple(args) for args in asked} == {("volume",)}
+            assert {args["volume"] for args in asked} == {"a", "b", "c"}
+            assert {args["gib"] for args in asked} == {1}
             with pytest.raises(UnsupportedVersionError):
                 await one.prepare(namespace="storage", version="1.4").call("count")
 
@@ -559,7 +560,7 @@ def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
                 await pending
             await one.settled()
             assert f"v: gave_up, request {pending.request_id}" in capsys.readouterr().out
-            assert called == [{"volume": "v", "reason": "gave_up"}]  # without the default of gib
+            assert called == [{"volume": "v", "gib": 1, "reason": "gave_up"}]  # gib by default
 
     run(main())
 
