@@ -246,3 +246,7 @@ ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.DEPENDENCY: "something it depends on ended in error",
     Reason.OPERATOR: "an operator has given it up",
 }
+RESTORED_SENTENCE: Final = (
+    "it was accepted in an older copy of the store, and it is not known whether it has begun since"
+)
+"""For `INTERRUPTED`, of a task that has no attempt on record."""

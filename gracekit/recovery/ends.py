@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
-from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
+from gracekit.journal.rows import RESTORED_SENTENCE, Address, Outcome, TaskRow, address_of
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
@@ -38,7 +38,9 @@ def unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
 
 def errored_row(row: TaskRow, reason: Reason, detail: str = "") -> Outcome:
     """The outcome of a task that recovery gives up."""
-    return errored(f"task {row.request_id} ({row.method})", reason, detail)
+    is_restored = reason is Reason.INTERRUPTED and not row.attempts  # see `leases.epoch`
+    why = RESTORED_SENTENCE if is_restored else ""
+    return errored(f"task {row.request_id} ({row.method})", reason, detail, why=why)
 
 
 def failed_row(row: TaskRow, reason: object) -> Outcome:

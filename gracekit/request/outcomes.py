@@ -81,9 +81,16 @@ def without_result(who: str, error: UnserialisableError | MessageTooLargeError) 
     return failed(left_out, TaskState.SUCCEEDED)
 
 
-def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
-    """The outcome of a task that recovery or a deadline ends as ERRORED."""
-    sentence = f"{task} was marked ERRORED({reason.value}): {ERRORED_SENTENCES[reason]}"
+def errored(task: str, reason: Reason, detail: str = "", *, why: str = "") -> Outcome:
+    """The outcome of a task that recovery or a deadline ends as ERRORED.
+
+    Args:
+        task: Names it in the sentence.
+        reason: For the record.
+        detail: A sentence more.
+        why: What is said instead of the usual sentence of *reason*.
+    """
+    sentence = f"{task} was marked ERRORED({reason.value}): {why or ERRORED_SENTENCES[reason]}"
     error = TaskInterruptedError(f"{sentence}; {detail}" if detail else sentence)
     ended = failed(error, TaskState.ERRORED)
     return Outcome(

@@ -213,5 +213,6 @@ async def test_what_was_accepted_in_a_restored_store_is_not_run_twice_unasked(
         await site.in_state(one, "succeeded")
 
     assert site.task(once)["reason"] == "interrupted"
+    assert "it is not known whether it has begun since" in site.task(once)["detail"]
     assert (len(site.seen("done", "once")), len(site.seen("done", "again"))) == (1, 2)
     assert await restored.stop() == 0

@@ -11,6 +11,7 @@ from gracekit import (
     CallTimeoutError,
     Context,
     Service,
+    TaskInterruptedError,
 )
 from gracekit.errors import (
     AlreadyRunningError,
@@ -46,6 +47,42 @@ async def test_what_was_accepted_and_not_started_is_simply_run(world: World, svc
     assert await call == 1
     assert entered == [0, 1]
     await world.until(lambda: world.state("r0") == "errored")
+
+
+async def test_a_restored_task_that_is_not_known_to_have_begun_is_not_said_to_have_been_started(
+    world: World, svc: Service
+):
+    """
+    It was ACCEPTED in the copy: its caller and its record learn that it may have begun since.
+    """
+
+    @svc.rpc(max_running=1)
+    async def work(ctx: Context, n: int) -> int:
+        await asyncio.sleep(100_000)
+        return n
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="r0").cast(work, n=0)
+    call = asyncio.create_task(client.prepare(request_id="r1", timeout=1000).call(work, n=1))
+    await world.until(lambda: world.state("r1") == "accepted")
+    await life.crash()
+    world.disk.execute(  # as the start with a restored store does
+        "UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = 0 "
+        "WHERE request_id = 'r1'"
+    )
+    await world.start(svc)
+
+    with pytest.raises(
+        TaskInterruptedError,
+        match=r"marked ERRORED\(interrupted\): it was accepted in an older copy of the store, and "
+        "it is not known whether it has begun since",
+    ):
+        await call
+    detail = world.task("r1")["detail"]
+    assert "it is not known whether it has begun since" in detail
+    assert "it was started" not in detail
+    assert "it was started" in world.task("r0")["detail"]
 
 
 async def test_an_accepted_call_whose_caller_has_left_expires(world: World, svc: Service):
