@@ -243,7 +243,6 @@ ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.EXPIRED: "its caller stopped waiting before it could be started",
     Reason.GAVE_UP: "what became of it could not be found out in time",
     Reason.METHOD_GONE: "this version of the service has no such method",
-    Reason.DEPENDENCY: "something it depends on ended in error",
     Reason.OPERATOR: "an operator has given it up",
 }
 RESTORED_SENTENCE: Final = (

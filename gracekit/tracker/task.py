@@ -111,7 +111,6 @@ class Reason(enum.Enum):
     EXPIRED = "expired"
     GAVE_UP = "gave_up"
     METHOD_GONE = "method_gone"
-    DEPENDENCY = "dependency"
     OPERATOR = "operator"
 
 

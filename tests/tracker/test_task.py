@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
+import gracekit
 from gracekit.errors import IllegalTransitionError
 from gracekit.tracker.task import (
     _NEXT,
@@ -14,6 +17,7 @@ from gracekit.tracker.task import (
     TRANSIENT,
     CancelCause,
     Lane,
+    Reason,
     TaskState,
     TrackedTask,
 )
@@ -94,3 +98,15 @@ async def test_the_first_cause_of_a_cancellation_stands():
     with pytest.raises(asyncio.CancelledError, match="drain deadline"):
         await sleeping
     assert task.cancel_cause is CancelCause.TIMEOUT
+
+
+def test_every_reason_is_given_to_a_task_somewhere():
+    """
+    A reason that no code gives would have operators look for what never happens.
+    """
+    package = Path(gracekit.__file__).parent
+    sources = [path.read_text() for path in package.rglob("*.py") if path.name != "rows.py"]
+
+    given = {name for text in sources for name in re.findall(r"\bReason\.([A-Z_]+)", text)}
+
+    assert given == {reason.name for reason in Reason}
