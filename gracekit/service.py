@@ -16,14 +16,12 @@ from typing import (
     Never,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     get_origin,
     overload,
 )
 
-from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
@@ -35,7 +33,13 @@ from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.request.task_api import task_methods
 from gracekit.rpc.client import RpcClient, check_exceptions
-from gracekit.rpc.method_options import options_from
+from gracekit.rpc.method_options import (
+    MarkOptions,
+    OpsMarkOptions,
+    OpsOptions,
+    RpcOptions,
+    options_from,
+)
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     Method,
@@ -46,27 +50,6 @@ from gracekit.rpc.methods import (
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[..., Any])
-
-
-class RpcOptions(TypedDict, total=False):
-    """Options of `rpc` and `rpc_method`; meanings in `MethodOptions`."""
-
-    on_interrupt: OnInterrupt
-    resource: str | tuple[str, str]
-    timeout: str | float
-    anywhere: bool
-    max_running: int
-    max_attempts: int
-    settle: str | float
-    max_wait: str | float
-    probe_timeout: str | float
-    pending_timeout: str | float
-
-
-class OpsOptions(RpcOptions, total=False):
-    """Options of `ops` and `ops_method`."""
-
-    in_drain: InDrain
 
 
 class _Declares(Protocol):
@@ -157,7 +140,7 @@ class Service:
         Raises:
             DeclarationError: the declaration cannot work; the message says why.
         """
-        return self._declare(handler, {**options, "ops": False})
+        return self._declare(handler, options, ops=False)
 
     @overload
     def ops(self, handler: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Method[P, R]: ...
@@ -167,11 +150,12 @@ class Service:
     def ops(self, **options: Unpack[OpsOptions]) -> _Declares: ...
     def ops(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
         """Serve a function on the ops lane, which a drain keeps open until the last task ends."""
-        return self._declare(handler, {**options, "ops": True})
+        return self._declare(handler, options, ops=True)
 
-    def _declare(self, handler: Any, options: dict[str, Any]) -> Any:
+    def _declare(self, handler: Any, options: dict[str, Any], *, ops: bool) -> Any:
         def register(function: Callable[..., Any]) -> Method[Any, Any]:
-            method = _method(function, {"version": self.version, **options}, skip=1)
+            given = {"version": self.version, **options}
+            method = _method(function, given, ops=ops, skip=1)
             self.methods.add(method)
             return method
 
@@ -396,10 +380,10 @@ def rpc_method(
 @overload
 def rpc_method(handler: Callable[Concatenate[Any, Context, P], R], /) -> Method[P, R]: ...
 @overload
-def rpc_method(**options: Unpack[RpcOptions]) -> _Marks: ...
+def rpc_method(**options: Unpack[MarkOptions]) -> _Marks: ...
 def rpc_method(handler: Any = None, /, **options: Any) -> Any:
     """Mark a method of a class for the new-request lane; `Service.include` serves it."""
-    return _mark(handler, {**options, "ops": False})
+    return _mark(handler, options, ops=False)
 
 
 @overload
@@ -409,24 +393,34 @@ def ops_method(
 @overload
 def ops_method(handler: Callable[Concatenate[Any, Context, P], R], /) -> Method[P, R]: ...
 @overload
-def ops_method(**options: Unpack[OpsOptions]) -> _Marks: ...
+def ops_method(**options: Unpack[OpsMarkOptions]) -> _Marks: ...
 def ops_method(handler: Any = None, /, **options: Any) -> Any:
     """Mark a method of a class for the ops lane; `Service.include` serves it."""
-    return _mark(handler, {**options, "ops": True})
+    return _mark(handler, options, ops=True)
 
 
-def _mark(handler: Any, options: dict[str, Any]) -> Any:
+def _mark(handler: Any, options: dict[str, Any], *, ops: bool) -> Any:
     def mark(function: Callable[..., Any]) -> Method[Any, Any]:
-        return _method(function, options, skip=2)
+        for option in ("version", "namespace"):
+            if option in options:
+                raise DeclarationError(
+                    f"{function.__name__}: {option} is said where the object is served: "
+                    f"svc.include(..., {option}={options[option]!r})"
+                )
+        return _method(function, options, ops=ops, skip=2)
 
     return mark if handler is None else mark(handler)
 
 
 def _method(
-    function: Callable[..., Any], options: dict[str, Any], *, skip: int
+    function: Callable[..., Any], options: dict[str, Any], *, ops: bool, skip: int
 ) -> Method[Any, Any]:
-    known = set(inspect.signature(options_from).parameters)
+    known = set(inspect.signature(options_from).parameters) - {"ops"}
     unknown = set(options) - known
+    if "ops" in unknown:
+        raise DeclarationError(
+            f"{function.__name__}: ops is no option: write @svc.ops, or @ops_method in a class"
+        )
     if unknown:
         name = min(unknown)
         raise DeclarationError(
@@ -434,7 +428,7 @@ def _method(
         )
     _check_context(function, skip)
     try:
-        return Method(function, options_from(**options), skip=skip)
+        return Method(function, options_from(**options, ops=ops), skip=skip)
     except ConfigError as error:
         raise DeclarationError(f"{function.__name__}: {error}") from None
 

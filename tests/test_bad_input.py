@@ -33,6 +33,7 @@ from gracekit import (
     Service,
     Settings,
     backoff,
+    ops_method,
     rpc_method,
 )
 from gracekit.config.loading import load
@@ -629,6 +630,43 @@ async def check_is_light(message: str, *, enveloped: bool) -> None:
 
 
 # -- declarations, options, settings -----------------------------------------------------------
+
+
+def test_the_place_of_a_function_is_said_to_its_decorator_and_that_of_a_class_to_include():
+    """
+    `version` and `namespace` of a method's mark had no effect; a wrong one is refused at once.
+    """
+    svc = Service("compute")
+
+    async def work(ctx: Context) -> None: ...
+
+    method = svc.rpc(version="2.1", namespace="admin")(work)
+    assert (method.version, method.namespace) == ("2.1", "admin")
+    for option, value in (("version", "2.1"), ("namespace", "admin")):
+        said = f"work: {option} is said where the object is served: svc.include(..., {option}="
+        for mark in (rpc_method, ops_method):
+            with pytest.raises(DeclarationError, match=re.escape(said)):
+                mark(**{option: value})(work)
+    for version in ("two", "", 2.0, None):
+        said = f"work: version={version!r} is no version: write X.Y, such as version='1.0'"
+        with pytest.raises(DeclarationError, match=re.escape(said)):
+            svc.ops(version=version)(work)
+    with pytest.raises(DeclarationError, match="work: namespace=1 must be text, or left out"):
+        svc.rpc(namespace=1)(work)
+
+
+def test_the_lane_of_a_method_is_said_by_its_decorator_alone():
+    """
+    `@svc.rpc(ops=True)` served a new request, and did not say so.
+    """
+    svc = Service("compute")
+
+    async def work(ctx: Context) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"work: ops is no option: write @svc\.ops"):
+        svc.rpc(ops=True)(work)
+    with pytest.raises(DeclarationError, match=r"work: ops is no option: .*@ops_method"):
+        rpc_method(ops=True)(work)
 
 
 def test_an_unknown_option_of_a_decorator_is_refused():

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import msgspec
 
 from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError
+
+
+class MarkOptions(TypedDict, total=False):
+    """Options of `rpc_method`; meanings in `MethodOptions`. `Service.include` says the place."""
+
+    on_interrupt: OnInterrupt
+    resource: str | tuple[str, str]
+    timeout: str | float
+    anywhere: bool
+    max_running: int
+    max_attempts: int
+    settle: str | float
+    max_wait: str | float
+    probe_timeout: str | float
+    pending_timeout: str | float
+
+
+class OpsMarkOptions(MarkOptions, total=False):
+    """Options of `ops_method`."""
+
+    in_drain: InDrain
+
+
+class RpcOptions(MarkOptions, total=False):
+    """Options of `rpc`."""
+
+    version: str
+    namespace: str | None
+
+
+class OpsOptions(RpcOptions, total=False):
+    """Options of `ops`."""
+
+    in_drain: InDrain
 
 
 class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):

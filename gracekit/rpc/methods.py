@@ -219,6 +219,7 @@ class Method(Generic[P, R_co]):
 
     def served(self, owner: object, target: MethodTarget) -> Method[P, R_co]:
         """A copy bound to *owner*, at one target, as `Service.include` registers it."""
+        _check_place(self.name, target.namespace, target.version)
         bound = self.attached(owner)
         bound.options = msgspec.structs.replace(
             self.options, namespace=target.namespace, version=target.version
@@ -387,6 +388,7 @@ def _takes_more(signature: inspect.Signature) -> bool:
 
 def _check(method: Method[Any, Any]) -> None:
     options, name = method.options, method.name
+    _check_place(name, options.namespace, options.version)
     if name.startswith("_"):
         raise DeclarationError(f"{name}: a name that begins with '_' is private and never served")
     for option, given, words in (
@@ -415,6 +417,20 @@ def _check(method: Method[Any, Any]) -> None:
             f"{name}: resource argument {options.resource[1]!r} is not in {method.signature}; "
             "use resource=('kind', 'argument')"
         )
+
+
+def _check_place(name: str, namespace: object, version: object) -> None:
+    """Refuse a place at which no request could find a method.
+
+    Raises:
+        DeclarationError: it is none.
+    """
+    if not isinstance(version, str) or major(version) < 0:
+        raise DeclarationError(
+            f"{name}: version={version!r} is no version: write X.Y, such as version='1.0'"
+        )
+    if namespace is not None and not (isinstance(namespace, str) and namespace):
+        raise DeclarationError(f"{name}: namespace={namespace!r} must be text, or left out")
 
 
 def _check_resource(name: str, resource: object) -> None:

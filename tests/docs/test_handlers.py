@@ -37,8 +37,7 @@ from gracekit.config.settings import SETTINGS, Settings
 from gracekit.config.values import format_duration
 from gracekit.errors import UnserialisableError
 from gracekit.recovery.decisions import Done, Fail, Retry, Wait
-from gracekit.rpc.method_options import options_from
-from gracekit.service import OpsOptions, RpcOptions
+from gracekit.rpc.method_options import MarkOptions, OpsOptions, RpcOptions, options_from
 from gracekit.testing import InMemoryService, TaskState, run
 from gracekit.tracker.task import Reason
 from tests.docs.pages import Page, Program, running
@@ -95,10 +94,14 @@ def test_options_and_their_defaults_are_those_of_the_code():
     """
     Where the page names a setting as the default, it is one, and has the value that is shown.
     """
-    rpc, ops, service = tables("Options")
+    marks, ops, places, service = tables("Options")
     defaults = inspect.signature(options_from).parameters
-    more = OpsOptions.__annotations__.keys() - RpcOptions.__annotations__.keys()
-    for options, known in ((rpc, RpcOptions.__annotations__.keys()), (ops, more)):
+    known_marks = MarkOptions.__annotations__.keys()
+    known_ops = OpsOptions.__annotations__.keys() - RpcOptions.__annotations__.keys()
+    known_places = RpcOptions.__annotations__.keys() - known_marks
+    shown = ((marks, known_marks), (ops, known_ops), (places, known_places))
+    assert {code(name) for table in (marks, ops, places) for name in table} == {*defaults} - {"ops"}
+    for options, known in shown:
         assert {code(name) for name in options} == known
         for name, (default, _) in options.items():
             value = defaults[code(name)].default
@@ -566,20 +569,22 @@ def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
 
 def test_function_can_have_a_namespace_and_a_version_of_its_own():
     """
-    For a method of a class, the options of `include` count.
+    For a method of a class, the options of `include` count, and a mark refuses them.
     """
     svc = Service("versions", version="2.0")
     options: Any = {"namespace": "storage", "version": "1.3"}
 
-    @svc.rpc(**options)
+    @svc.rpc(namespace="storage", version="1.3")
     async def create(ctx: Context) -> str:
         return ctx.version
 
     class Volumes:
-        @rpc_method(**options)
+        @rpc_method
         async def count(self, ctx: Context) -> str:
             return ctx.version
 
+    with pytest.raises(DeclarationError, match="is said where the object is served"):
+        rpc_method(**options)(Volumes.count.handler)
     volumes = Volumes()
     svc.include(volumes)
     assert (volumes.count.namespace, volumes.count.version) == (None, "2.0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gracekit import Context, Runtime, Service, Settings
+from gracekit import Context, Runtime, Service, Settings, rpc_method
 
 svc = Service("compute")
 
@@ -15,6 +15,16 @@ async def migrate(ctx: Context, vm: str) -> None:
 @svc.ops(on_interrupt="error", in_drain="refuse")
 async def rescan(ctx: Context) -> None:
     """A method that a drain refuses."""
+
+
+@svc.rpc(version="2.0", namespace="admin")
+async def resize(ctx: Context, vm: str) -> None:
+    """A function that is served at a place of its own."""
+
+
+@rpc_method(version="2.0")  # type: ignore[call-overload, untyped-decorator]
+async def elsewhere(self: object, ctx: Context) -> None:
+    """A method of a class, whose place `include` says."""
 
 
 @svc.rpc(on_interrupt="retyr")  # type: ignore[call-overload, untyped-decorator]
