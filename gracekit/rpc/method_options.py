@@ -105,15 +105,15 @@ def options_from(
     """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions.
 
     Raises:
-        ConfigError: one is no duration, or no number from 1; the message names it.
+        ConfigError: one is no duration, no number from 1 or no bool; the message names it.
     """
     return MethodOptions(
-        ops=ops,
+        ops=_truth("ops", ops),
         on_interrupt=on_interrupt,
         resource=(resource, resource) if isinstance(resource, str) else resource,
         timeout_s=_bound("timeout", timeout),
         in_drain=in_drain,
-        anywhere=anywhere,
+        anywhere=_truth("anywhere", anywhere),
         max_running=_count("max_running", max_running),
         max_attempts=_count("max_attempts", max_attempts),
         settle_s=_limit("settle", settle),
@@ -123,6 +123,12 @@ def options_from(
         version=version,
         namespace=namespace,
     )
+
+
+def _truth(option: str, value: object) -> bool:
+    if not isinstance(value, bool):  # a text such as "no" would count as true
+        raise ConfigError(f"{option}={value!r} must be True or False")
+    return value
 
 
 def _seconds(option: str, value: str | float) -> float:

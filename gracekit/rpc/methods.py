@@ -406,7 +406,7 @@ def _check(method: Method[Any, Any]) -> None:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:
         return
-    _check_resource(name, options.resource)
+    check_resource(name, options.resource)
     if options.on_interrupt == "requeue":
         raise DeclarationError(
             f"{name}: on_interrupt='requeue' keeps no journal row and so cannot hold the lease of "
@@ -433,7 +433,7 @@ def _check_place(name: str, namespace: object, version: object) -> None:
         raise DeclarationError(f"{name}: namespace={namespace!r} must be text, or left out")
 
 
-def _check_resource(name: str, resource: object) -> None:
+def check_resource(name: str, resource: object) -> None:
     """Refuse a *resource* that names no kind, for example a ResourceKind object.
 
     Raises:

@@ -16,15 +16,19 @@ from typing import Any, Final, Protocol
 
 import oslo_messaging
 
-from gracekit.config.values import did_you_mean
 from gracekit.errors import DeclarationError
+from gracekit.rpc.endpoint_options import (
+    HOOKS,
+    Options,
+    check_hidden,
+    check_names,
+    check_shape,
+    read_options,
+)
 from gracekit.rpc.failures import expect
-from gracekit.rpc.method_options import options_from
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.methods import Method, MethodHook
+from gracekit.rpc.methods import Method, MethodHook, check_resource
 
-_HOOKS: Final = ("probe", "errored")
-_OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
 _NO_METHODS: Final = (
     property,  # reading it may be expensive
     cached_property,
@@ -33,8 +37,6 @@ _NO_METHODS: Final = (
 )
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOST: Final = frozenset({"msg_id", "reply_q"})  # context keys that oslo removes
-
-Options = Mapping[str, Mapping[str, Any]]
 
 
 class EndpointError(DeclarationError, TypeError):
@@ -82,7 +84,10 @@ def include_endpoints(
             "eventlet has patched the threads of this process, and gracekit needs real ones: "
             "remove eventlet.monkey_patch()"
         )
-    options = options or {}
+    options = {} if options is None else options
+    check_shape(options)
+    if not isinstance(endpoints, list | tuple):
+        raise DeclarationError(f"endpoints must be a list: write [{type(endpoints).__name__}()]")
     policy = _policy(access_policy)
     named: set[str] = set()
     for endpoint in endpoints:
@@ -92,11 +97,7 @@ def include_endpoints(
             handler = _handler(name, endpoint, function, said)
             for method in _methods(handler, endpoint, function, options.get(name, {})):
                 service.methods.add(method, beside=True)
-    for name in options:
-        if name not in named:
-            raise DeclarationError(
-                f"options[{name!r}]: no endpoint serves it{did_you_mean(name, named)}"
-            )
+    check_names(options, named)
 
 
 def _policy(kind: Any) -> Any:
@@ -115,6 +116,7 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
     These are the public methods of the endpoint's class, and functions named in *options*.
     """
     _check_mock(endpoint, "the endpoint")
+    _check_object(endpoint)
     for name in sorted({*dir(endpoint), *options}):
         if name.startswith("_"):
             continue
@@ -128,6 +130,23 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
             )
         if _takes_a_context(function):
             yield name, function
+
+
+def _check_object(endpoint: object) -> None:
+    """Refuse a class whose methods take `self`, which only an object of it would give them.
+
+    Raises:
+        DeclarationError: *endpoint* is one.
+    """
+    if not isinstance(endpoint, type):
+        return
+    public = (inspect.getattr_static(endpoint, n) for n in dir(endpoint) if not n.startswith("_"))
+    functions = (one for one in public if isinstance(one, FunctionType))
+    if any([one.name for one in _parameters(f)][:1] == ["self"] for f in functions):
+        raise DeclarationError(
+            f"{endpoint.__name__} is a class, and its methods need an object: include "
+            f"{endpoint.__name__}()"
+        )
 
 
 def _check_mock(value: object, what: str) -> None:
@@ -179,20 +198,13 @@ def _methods(
     handler: MethodHook, endpoint: object, function: MethodHook, options: Mapping[str, Any]
 ) -> Iterator[Method[Any, Any]]:
     """The method in each namespace that the endpoint's target accepts."""
-    for option in options:
-        known = (*_OPTIONS, *_HOOKS)
-        if option not in known:
-            raise DeclarationError(
-                f"{handler.__name__}: unknown option {option!r}{did_you_mean(option, known)}"
-            )
-    policy = {key: value for key, value in options.items() if key not in _HOOKS}
     target = _target(endpoint)
     for namespace in target.accepted_namespaces:
         place = {"namespace": namespace, "version": target.version or "1.0"}
-        chosen = options_from(**policy, **place)
-        handler.__signature__ = _signature(function, chosen.resource)  # type: ignore[attr-defined]
+        chosen = read_options(handler.__name__, options, place)
+        handler.__signature__ = _signature(handler.__name__, function, chosen.resource)  # type: ignore[attr-defined]
         method: Method[Any, Any] = Method(handler, chosen, skip=1)
-        for hook in _HOOKS:
+        for hook in HOOKS:
             if hook in options:
                 getattr(method, hook)(options[hook])
         yield method
@@ -208,17 +220,25 @@ def _target(endpoint: object) -> Any:
     return target
 
 
-def _signature(function: MethodHook, resource: tuple[str, str] | None) -> inspect.Signature:
+def _signature(
+    name: str, function: MethodHook, resource: tuple[str, str] | None
+) -> inspect.Signature:
     """The signature for requests: a context, then keyword arguments.
 
     Decorators such as `expected_exceptions` hide the names behind `*args, **kwargs`.
     The resource's argument is added again, so that a request without it is refused.
+
+    Raises:
+        DeclarationError: *resource* names no argument, or one that the method does not have.
     """
     context = inspect.Parameter("ctxt", inspect.Parameter.POSITIONAL_ONLY)
     first, *others = _parameters(function)
     rest = [p for p in (first, *others) if p.kind is p.VAR_KEYWORD]
     named = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p.kind in _BY_NAME]
+    if resource is not None:
+        check_resource(name, resource)
     if rest and resource is not None and resource[1] not in {p.name for p in named}:
+        check_hidden(name, function, resource[1])
         named.append(inspect.Parameter(resource[1], inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature([context, *named, *rest])
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import AsyncIterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import oslo_messaging
@@ -855,6 +855,68 @@ def test_what_cannot_work_is_refused(endpoint: Any, options: Any, words: str):
     """
     with pytest.raises(DeclarationError) as told:
         include_endpoints(Service("shop"), [endpoint], **options)
+
+    assert words in str(told.value)
+
+
+SHAPE: Final = "options={'create': {'on_interrupt': 'retry'}}"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({Stock: {"resource": "first"}}, "options name the class Stock: write the names of its"),
+        ({Stock.shape: {}}, "options name the function shape: write 'shape'"),
+        ({1: {}}, "options name 1: write the name of a method"),
+        ([("shape", {})], f"options must be a mapping, as {SHAPE}"),
+        ("shape", f"options must be a mapping, as {SHAPE}"),
+        (
+            {"shape": "retry"},
+            "options['shape']='retry' must be a mapping: write {'on_interrupt': 'retry'}",
+        ),
+        ({"shape": None}, "options['shape']=None must be a mapping: write {} for none"),
+        ({"shape": ["resource"]}, "options['shape']=['resource'] must be a mapping: write {"),
+        ({"shape": {1: 2}}, "shape: unknown option 1"),
+        (
+            {"resource": "first"},
+            "options['resource']: resource is an option of a method: write {'METHOD': {'resource'",
+        ),
+        ({"shape": {"on_interrupt": "retyr"}}, "shape: on_interrupt='retyr' is none of error"),
+        ({"shape": {"timeout": "5 min"}}, "shape: timeout='5 min' is not a duration"),
+        ({"shape": {"probe": 5}}, "shape: probe=5 is no function"),
+        ({"shape": {"ops": "yes"}}, "shape: ops='yes' must be True or False"),
+        ({"shape": {"anywhere": 1}}, "shape: anywhere=1 must be True or False"),
+        ({"echo": {"resource": ("vm",)}}, "echo: resource=('vm',) is no name"),
+        ({"echo": {"resource": 5}}, "echo: resource=5 is no name"),
+        (
+            {"fail_as_expected": {"resource": "falt"}},
+            "argument 'falt' is not in (self, ctxt, fault), which a decorator hides; did you mean",
+        ),
+    ],
+)
+def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, words: str):
+    """
+    As a declaration that cannot work, never as an error of the adapter's own code.
+    """
+    with pytest.raises(DeclarationError) as told:
+        include_endpoints(Service("shop"), [Stock()], options=options)
+
+    assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "words"),
+    [
+        (Stock(), "endpoints must be a list: write [Stock()]"),
+        ([Stock], "Stock is a class, and its methods need an object: include Stock()"),
+    ],
+)
+def test_endpoints_that_are_no_list_of_objects_are_refused(endpoints: Any, words: str):
+    """
+    Both mistakes are near at hand, and neither is one of the caller's types.
+    """
+    with pytest.raises(DeclarationError) as told:
+        include_endpoints(Service("shop"), endpoints)
 
     assert words in str(told.value)
 
