@@ -63,11 +63,21 @@ def reconcile(
 
     Ctrl-C detaches, and the pass goes on.
 
-    Exit status: 0 done; 3 something is asked again later, or (with --resource)
-    was left or not written, or the pass was cut short by a drain, a quiet or
-    the end of its run; 1 a resource got its failed status, or a kind could not
-    be read; 4 no run lives or answers; 130 detached.
-    """
+    Exit status: the first of these that fits.
+
+    \b
+    4    no run lives or answers.
+    130  detached by Ctrl-C.
+    1    a resource got its failed status, or the resources of a kind could not
+         be read.
+    3    not everything is settled, which is one of these:
+         - A rule could not settle its resource yet, or lost its lease. The
+           service asks the rule again later.
+         - With --resource: that resource was left, or its record took no write.
+         - A drain, a quiet or the end of the run has cut the pass short.
+         With --dry-run only the last one counts.
+    0    done, also if resources were left, or there was none.
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with this character
     if kind and resource:
         raise click.UsageError("give --kind or --resource, not both")
     asked: dict[str, Any] = {"dry_run": dry_run, "kind": kind, "resource": resource}
@@ -91,7 +101,9 @@ def reconcile(
             click.echo(f"{safe(run.service)} declares no kinds of resources")
         if watch.has_kinds or report["tasks"] or report["interrupted"]:
             click.echo(_foreseen(report) if dry_run else _ended(report, resource))
-    click.get_current_context().exit(_code(report, dry_run=dry_run, of_one=resource is not None))
+    click.get_current_context().exit(
+        status_of(report, dry_run=dry_run, of_one=resource is not None)
+    )
 
 
 class _Watch:
@@ -292,7 +304,8 @@ def _is_refused(result: Mapping[str, Any]) -> bool:
     return result["outcome"] == "moved_on" and bool(result["reason"])
 
 
-def _code(report: Mapping[str, Any], *, dry_run: bool, of_one: bool) -> int:
+def status_of(report: Mapping[str, Any], *, dry_run: bool, of_one: bool) -> int:
+    """The exit status, as the help says it."""
     counts = report["counts"]
     if report["broken"] or counts["failed"]:
         return ERROR

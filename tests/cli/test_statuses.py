@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import click
+import pytest
 
 from gracekit.cli.main import cli
+from gracekit.cli.reconcile import reconcile, status_of
 from tests.cli.kit import ROOT
 
 PAGE: Final = ROOT / "docs" / "command-line.md"
@@ -63,3 +66,45 @@ def test_every_command_has_its_exit_statuses_on_one_page():
     assert {name: page[name] - OF_EVERY for name in said} == {
         name: numbers - OF_EVERY for name, numbers in said.items()
     }
+
+
+REFUSED: Final = {"outcome": "moved_on", "reason": "the record took no write"}
+ONE: Final = {"of_one": True}
+DRY: Final = {"dry_run": True}
+
+
+@pytest.mark.parametrize(
+    ("report", "asked", "status"),
+    [
+        ({}, {}, 0),
+        ({"counts": {"left": 2, "settled": 1}}, {}, 0),
+        ({"counts": {"waiting": 1}}, {}, 3),
+        ({"counts": {"stale": 1}}, {}, 3),
+        ({"counts": {"left": 1}}, ONE, 3),
+        ({"results": [REFUSED]}, ONE, 3),
+        ({"results": [REFUSED]}, {}, 0),
+        ({"interrupted": True}, {}, 3),
+        ({"interrupted": True}, DRY, 3),
+        ({"counts": {"waiting": 1}}, DRY, 0),
+        ({"counts": {"failed": 1, "waiting": 1}}, {}, 1),
+        ({"broken": {"share": "no answer"}, "interrupted": True}, {}, 1),
+    ],
+)
+def test_a_pass_ends_with_the_status_that_its_help_names(
+    report: dict[str, Any], asked: dict[str, bool], status: int
+):
+    """
+    3 means that not everything is settled; which cases are that is said one by one.
+    """
+    whole = {"broken": {}, "interrupted": False, "results": [], **report}
+    whole["counts"] = Counter(report.get("counts", {}))
+
+    assert status_of(whole, **{"dry_run": False, "of_one": False, **asked}) == status
+    words = " ".join((reconcile.help or "").split())
+    for case in (
+        "could not settle its resource yet, or lost its lease",
+        "With --resource: that resource was left, or its record took no write",
+        "A drain, a quiet or the end of the run has cut the pass short",
+        "With --dry-run only the last one counts",
+    ):
+        assert case in words
