@@ -229,11 +229,31 @@ def test_everything_wrong_is_told_at_once(tmp_path):
     lines = problems(flags={"prefetch": 0}, env={"GRACEKIT_DRAIN_TIMOUT": "5"}, file=file)
 
     assert lines == [
-        f"unknown setting thread in {file}; did you mean threads?",
-        f"beat in {file}: 'soon' is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d",
+        f"unknown setting thread in {file}, line 1; did you mean threads?",
+        f"beat in {file}, line 2: 'soon' is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d",
         "unknown variable GRACEKIT_DRAIN_TIMOUT; did you mean GRACEKIT_DRAIN_TIMEOUT?",
         "prefetch = 0 must be more than 0; set GRACEKIT_PREFETCH",
     ]
+
+
+def test_a_rule_that_a_file_breaks_names_its_lines(tmp_path):
+    """
+    Values that can be read by themselves may be wrong too, alone or with each other.
+    """
+    file = tmp_path / "gracekit.toml"
+    file.write_text('max_running = 0\n\nkill_after = "20s"\n')
+
+    number, kill = problems(file=file)
+    (overridden,) = problems(file=file, env={"GRACEKIT_MAX_RUNNING": "1"})
+    (flag,) = problems(flags={"max_running": 0}, file=file, env={"GRACEKIT_KILL_AFTER": "1h"})
+
+    assert number == (
+        "max_running = 0 must be more than 0; set GRACEKIT_MAX_RUNNING "
+        f"(max_running in {file}, line 1)"
+    )
+    assert kill.endswith(f" (kill_after in {file}, line 3)")
+    assert overridden == kill
+    assert flag == "max_running = 0 must be more than 0; set GRACEKIT_MAX_RUNNING"
 
 
 @pytest.mark.parametrize(

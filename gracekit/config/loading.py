@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from gracekit.config.problems import Problem
 from gracekit.config.settings import (
     BY_OPTION,
     BY_VARIABLE,
@@ -67,8 +68,18 @@ def read_settings_file(file: Path) -> SettingsFile:
         if len(text) > LONGEST_FILE:
             raise ValueError(f"it has more than {LONGEST_FILE:,} characters")  # noqa: TRY301
         entries = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        return SettingsFile(file=file, problem=f"cannot read the settings in {file}: {error}")
+    except OSError as error:
+        return SettingsFile(
+            file=file,
+            problem=f"cannot read the settings in {file}: {error.strerror or error}; name a file "
+            "that this user may read",
+        )
+    except ValueError as error:
+        return SettingsFile(
+            file=file,
+            problem=f"cannot read the settings in {file}: {error}; it must be TOML: write one "
+            '`name = "value"` a line',
+        )
     if who:
         return SettingsFile(file=file, problem=who)
     return SettingsFile(file=file, text=text, entries=entries, is_pipe=is_pipe)
@@ -189,6 +200,7 @@ class _Reader:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
+        self._lines: dict[str, str] = {}  # the line of the file that gives a value, in words
         self._problems: list[str] = []
         self._unread: set[str] = set()  # given, but the value could not be read
         self._doubts: list[str] = []
@@ -233,7 +245,9 @@ class _Reader:
                     f"take the line [{key}] away"
                 )
                 continue
-            self._take_option(key, value, f"{file}:{_line_of(key, found.text)}", f"{key} in {file}")
+            line = _line_of(key, found.text)
+            label = f"{key} in {file}, line {line}" if line else f"{key} in {file}"
+            self._take_option(key, value, f"{file}:{line}", label, in_file=True)
 
     def read_environment(self, env: Mapping[str, str]) -> None:
         ours = (key for key in sorted(env) if key.startswith(PREFIX))
@@ -260,13 +274,17 @@ class _Reader:
                     continue
                 self._take_option(key, value, f"flag {label}", label)
 
-    def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
+    def _take_option(
+        self, key: str, value: object, origin: str, label: str, *, in_file: bool = False
+    ) -> None:
         name = key if key in SETTINGS else BY_OPTION.get(key)
         if name is None:
             self._miss(key, BY_OPTION)
             self._problems.append(f"unknown setting {label}{did_you_mean(key, BY_OPTION)}")
         else:
             self._take(name, value, origin, label)
+            if in_file and self._origins.get(name) == origin:
+                self._lines[name] = label
 
     def _miss(self, key: str, known: Mapping[str, str]) -> None:
         """Mark the setting that a misspelt *key* may mean as unread, as its value is unknown."""
@@ -282,6 +300,7 @@ class _Reader:
         else:
             self._unread.discard(name)  # a weaker source's error is overridden
             self._origins[name] = origin
+            self._lines.pop(name, None)
 
     def finish(self) -> Settings:
         """Return the settings; raise ConfigError with all problems if there are any."""
@@ -294,7 +313,7 @@ class _Reader:
     def _finish(self, *, known: Collection[str], only: Collection[str]) -> Settings:
         judged = set(known) - self._unread
         found = problems_of(self._values)
-        self._problems += [problem.text for problem in found if problem.about <= judged]
+        self._problems += [self._with_lines(one) for one in found if one.about <= judged]
         self.complain()
         return Settings(
             **{name: value for name, value in self._values.items() if name in only},
@@ -302,6 +321,11 @@ class _Reader:
             service_defaults=self._defaults,
             doubts=tuple(self._doubts),
         )
+
+    def _with_lines(self, problem: Problem) -> str:
+        """The problem, with the lines of the file that cause it."""
+        lines = [self._lines[name] for name in sorted(problem.about) if name in self._lines]
+        return f"{problem.text} ({' and '.join(lines)})" if lines else problem.text
 
     def complain(self) -> None:
         if self._problems:

@@ -23,8 +23,10 @@ SHOWN = re.compile(r"^```console\n\$ ([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOT
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the files of the page, and a service."""
     PAGE.write_to(tmp_path)
-    file = tmp_path / "thumbs.toml"
-    file.write_text(f"# thumbs.toml\n{file.read_text()}")  # as a reader copies it, for its lines
+    for file in tmp_path.glob("*.toml"):
+        file.write_text(
+            f"# {file.name}\n{file.read_text()}"
+        )  # as a reader copies it, for its lines
     (tmp_path / "thumbs.py").write_text("from gracekit import Service\nsvc = Service('thumbs')\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
