@@ -173,12 +173,16 @@ class Claims:
         return [(int(row[0] or 0), (str(row[1]), str(row[2]))) for row in rows]
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
-        """After the wall clock was set back by *by_s* (negative), shorten waits by as much.
+        """After the wall clock was set by *by_s*, adjust waits and when they began.
 
-        If it was set forward, waits have become shorter, and are left so.
+        If it was set back (below 0), the next check is moved back by as much. If it was set
+        forward, the next check has come nearer, and is left so; what counts towards `max_wait`
+        begins later by as much.
         """
-        now = self._journal.clock.wall()
-        batch.add(sql.FOLLOW_CLOCK, min(0.0, by_s), now, self._journal.service)
+        now, back_s, forward_s = self._journal.clock.wall(), min(0.0, by_s), max(0.0, by_s)
+        batch.add(
+            sql.FOLLOW_CLOCK, back_s, now, self._journal.service, self._journal.run_id, forward_s
+        )
 
     def add_run_again(self, batch: Batch, row: TaskRow) -> None:
         """Make a HANDED_OVER row of this run ACCEPTED again, to be run from its cursor."""

@@ -112,15 +112,16 @@ LET_GO: Final = """
 UPDATE task SET owner = NULL, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
 # Several runs may do this for one change of the clock. So no settle time becomes shorter; a probe
-# may be called early. ?1 is by how much the clock was set back (0 or below), ?2 is now.
+# may be called early, and a wait counted anew. ?1 is by how much the clock was set back (0 or
+# below), ?5 by how much forward (0 or above), which changes no check; ?2 is now.
 FOLLOW_CLOCK: Final = f"""
 UPDATE task SET
     not_before = CASE WHEN not_before <= ?2 + settle_s THEN not_before
         WHEN not_before + ?1 < ?2 + settle_s THEN ?2 + settle_s ELSE not_before + ?1 END,
     next_check = CASE WHEN next_check <= ?2 THEN next_check
         WHEN next_check + ?1 < ?2 THEN ?2 ELSE next_check + ?1 END,
-    waiting_since = CASE WHEN waiting_since > ?2 THEN ?2 ELSE waiting_since END
-WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?3"""
+    waiting_since = CASE WHEN waiting_since + ?5 > ?2 THEN ?2 ELSE waiting_since + ?5 END
+WHERE (owner IS NULL OR owner = ?4) AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?3"""
 NEXT_LOOK: Final = f"""
 SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coalesce(next_check, 0)
     THEN not_before ELSE coalesce(next_check, 0) END)

@@ -105,6 +105,34 @@ async def test_a_wait_of_a_probe_is_counted_by_time_that_passes(
     assert now() - began_at < 80
 
 
+@pytest.mark.parametrize("probe_s", [0, 20], ids=["between probes", "during a probe"])
+async def test_a_clock_set_forward_does_not_end_the_wait_in_the_next_run(
+    world: World, svc: Service, probe_s: int
+):
+    """
+    What the clock was set forward by is not counted as waited, not even by a later run.
+    """
+    job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
+    job.with_probe()
+
+    async def answer(n: int) -> Done | Wait:
+        await asyncio.sleep(probe_s)
+        return Wait(20) if n < 5 else Done("it was done")
+
+    job.probe_answers = answer
+    life, call = await job.begin()
+    await life.crash()
+    life = await world.start(svc)
+    await world.until(lambda: len(job.asked) == 2)
+    await asyncio.sleep(5)
+    world.clock.shift_s = 3600
+    await asyncio.sleep(10)
+    await life.drain()
+    await world.start(svc)
+
+    assert await call == "it was done"
+
+
 async def test_a_clock_set_meanwhile_changes_no_wait_for_a_hold(world: World, svc: Service):
     """
     A hold keeps its host as long as it was to, whichever way the wall clock is set.
