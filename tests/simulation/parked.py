@@ -16,6 +16,7 @@ from gracekit.rpc.notifications import Notification, decode_notification
 from gracekit.rpc.transport import Message, Queue
 from gracekit.testing.machine import Life
 from gracekit.testing.ports import EPOCH_S
+from gracekit.tracker.task import Verb
 from tests.simulation.truth import Violation, key_of
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ class ParkedTasks:
             if not knows or error.task_id != request_id or not 1 <= error.version <= versions:
                 raise Violation(f"Q6: {request_id} at version {versions} was answered {error!r}")
         elif one.plan.policy != "requeue" and not versions:
-            if not any(row["state"] == "failed" for row in rows):
+            retried = self._story.truth.was_ordered(request_id, Verb.RETRY)  # it had failed before
+            if not retried and not any(row["state"] == "failed" for row in rows):
                 raise Violation(f"Q6: {request_id} was neither parked nor failed: {error!r}")
         elif knows and versions and "not parked" not in str(error):
             raise Violation(f"Q6: {request_id} is parked, and its caller got {error!r}")
