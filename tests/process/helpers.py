@@ -317,6 +317,7 @@ class Site:
         return await until(
             lambda: found if len(found := self.seen(word, key)) >= times else [],
             f"{times} x {word} {key or ''}",
+            within_s=WAIT_S + 0.03 * times,  # thousands of them take a busy machine a minute
         )
 
     # -- the record ----------------------------------------------------------------

@@ -170,7 +170,8 @@ async def test_when_the_one_that_settles_is_killed_another_settles_the_rest_once
     assert len(site.seen("ask")) < len(names)
     rest = [p for p in both if not p.ended] or [await start(site).serving()]
 
-    await until(lambda: statuses(records) == {"available": len(names)}, "their end")
+    all_done = {"available": len(names)}
+    await until(lambda: statuses(records) == all_done, "their end", within_s=scale(30, 300))
     assert [await process.stop() for process in rest] == [0]
 
     asked = times_asked(site)
