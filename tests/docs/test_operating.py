@@ -23,6 +23,8 @@ PAGE: Final = Page("operating.md")
 SHOWN: Final = frozenset(commands(PAGE.text) + commands(Page("stopping.md").text))
 EXAMINED: Final = frozenset(line for line in SHOWN if " doctor " in line and " --" in line)
 """Run by the tests of deploying.md, which have the files, but for --quiet."""
+SENT_AGAIN: Final = frozenset(line for line in SHOWN if line.startswith("gracekit cast "))
+"""Run by the test of dead letters in test_operating_screens.py."""
 
 SERVICE: Final = """
 import asyncio
@@ -142,7 +144,7 @@ def test_the_commands_of_the_page_do_what_it_says(directory: Path):
     op.type("gracekit prune --dry-run")
     op.type("gracekit prune")
 
-    assert op.typed >= SHOWN - EXAMINED
+    assert op.typed >= SHOWN - EXAMINED - SENT_AGAIN
 
 
 def _look(op: Operator, directory: Path, run: Running) -> None:
@@ -168,6 +170,7 @@ def _look(op: Operator, directory: Path, run: Running) -> None:
     assert "default" in op.type("gracekit config show drain_timeout --app thumbs:svc")
     assert op.type("gracekit holds") == "no holds\n"
     op.type("gracekit pending")
+    assert op.type("gracekit tasks --state handed_over") == "no tasks\n"
     op.examine("gracekit doctor")
     examined = op.examine("gracekit doctor thumbs:svc")
     areas = [line for line in examined.splitlines() if line and " " not in line]
@@ -205,7 +208,12 @@ def _drain(op: Operator, directory: Path, run: Running) -> None:
     run.wait_line("rendering autumn")
     drain = 'gracekit drain api-1 --timeout 60s --reason "kernel update"'
     with op.watch(directory, drain) as watching:
+        shown = watching.wait_line("in flight 1   00:0")
+        assert " / 01:00   longest render album:autumn " in shown
+        assert shown.endswith("expected finish unknown: 1 of 1 without history")
         watching.wait_line("render album:autumn (autumn): running for")
+        other = invoke("gracekit drain api-1 --timeout 5s")
+        assert (other.exit_code, "its deadline stands" in other.output) == (1, True), other.output
         op.type('gracekit extend api-1 --by 5m --reason "nearly done"')
         op.type("gracekit resume api-1")
         watching.wait_line("was resumed and serves on")
@@ -285,7 +293,7 @@ def test_the_table_of_orders_is_that_of_the_code():
     for states, *ends in table_rows("Act on a task"):
         for state in states.partition(" (")[0].split(", "):
             for verb, end in zip((Verb.CANCEL, Verb.FAIL, Verb.RETRY), ends, strict=True):
-                said[verb, state] = end.split()[0].rstrip(":")
+                said[verb, state] = end.split()[0].rstrip(":,")
 
     states = set(TaskState) - {TaskState.REJECTED}
     assert said == {
