@@ -28,7 +28,7 @@ from gracekit.exits import ExitCode
 from gracekit.process import Process
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES
-from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.transport import AmqpTransport, marks_of
 from gracekit.rpc.amqp.url import Broker as Address
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import directed_queue, shared_queue
@@ -140,7 +140,7 @@ async def test_doctor_names_the_one_profile_that_a_living_service_declares(profi
     found = one(differs, "profile")
     assert found.level is Level.FAIL
     assert f"profile {other} would be refused (406)" in found.seen
-    assert found.remedy.startswith(f"set GRACEKIT_DECLARE_PROFILE={profile}, or delete ")
+    assert found.remedy == f"set GRACEKIT_DECLARE_PROFILE={profile}", "others use what exists"
 
 
 async def test_doctor_and_a_start_agree_on_each_pair_of_profiles(rabbit_url):
@@ -203,6 +203,33 @@ async def test_what_fits_no_profile_is_told_thing_by_thing(settings, svc, rabbit
     ):
         assert words in found.seen
     assert "nearest is oslo-transient, and then: delete queue compute, queue" in found.remedy
+
+
+async def test_the_exchange_and_queues_of_living_peers_are_never_to_be_deleted(
+    settings, svc, rabbit_url
+):
+    """
+    A start with a wrong profile has left queues of its own, which are more than those of the
+    peers: these must go, with or without a peer that reads.
+    """
+    left = [shared_queue("compute-ops"), directed_queue("compute-ops", "node-1")]
+    left += [directed_queue("compute-ops", "node-1-0"), *marks_of(left[0], "another")]
+    async with transport_to(rabbit_url) as wrong:
+        await wrong.declare([*left, *marks_of(shared_queue("compute"), "")])
+        async with channel_to(rabbit_url) as channel:
+            await channel.exchange_delete("gracekit")
+        async with transport_to(rabbit_url, "oslo-transient") as peer:
+            await peer.declare([shared_queue("compute")])
+            idle = one(await seen(settings, svc), "profile")
+            await peer.consume([shared_queue("compute")], Inbox().put, prefetch=1)
+            read = one(await seen(settings, svc), "profile")
+
+    for found in (idle, read):
+        assert found.level is Level.FAIL
+        _, _, remedy = found.remedy.partition("nearest is oslo-transient, and then: delete ")
+        assert "queue compute-ops, " in remedy
+        assert "exchange gracekit" not in remedy
+        assert "queue compute," not in remedy
 
 
 async def test_doctor_changes_nothing_on_a_broker(settings, svc, shared_broker, rabbit_vhost):

@@ -44,7 +44,11 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
         for main, ops in sorted(pairs)
         for topic in (
             Topic(name=main, hosts=[settings.host]),
-            Topic(name=ops, hosts=list(dict.fromkeys([settings.host, *sorted(instances)]))),
+            Topic(
+                name=ops,
+                hosts=list(dict.fromkeys([settings.host, *sorted(instances)])),
+                is_ops=True,
+            ),
         )
     ]
 
