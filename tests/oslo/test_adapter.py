@@ -662,6 +662,17 @@ def test_methods_of_getattr_are_served_where_options_name_them():
         svc.methods.resolve(None, "vm_stop", "6.0")
 
 
+@pytest.mark.parametrize("policy", [oslo_messaging.DefaultRPCAccessPolicy(), "explicit"])
+def test_an_access_policy_that_is_no_class_is_refused(policy: Any):
+    """
+    As by oslo with a TypeError, here one that says what to give.
+    """
+    with pytest.raises(DeclarationError, match="is no class: give a subclass of") as refused:
+        include_endpoints(Service("shop"), [Stock()], access_policy=policy)
+
+    assert isinstance(refused.value, TypeError)
+
+
 # -- settings ----------------------------------------------------------------------------
 
 
@@ -750,6 +761,26 @@ def test_the_services_of_a_compute_site_become_settings(
     assert "executor_thread_pool_size is set and not used: see GRACEKIT_MAX_RUNNING" in doubt
     levels = {finding.check: finding.level for finding in configuration.check_settings(made)}
     assert levels["oslo.config"] is Level.WARN
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "origin"),
+    [
+        ("", False, "default"),
+        ("rpc_ping_enabled = true", True, "oslo.config [DEFAULT] rpc_ping_enabled"),
+    ],
+)
+def test_an_option_that_no_file_sets_leaves_the_default(tmp_path: Path, given, value, origin):
+    """
+    oslo registers `rpc_ping_enabled` with gracekit's own default.
+    """
+    conf = site_of(tmp_path, exchange=f"nova\n{given}", timeout=60, rabbit="")
+
+    made = Settings.from_oslo(conf, env={})
+
+    assert (made.rpc_ping_enabled, made.origin("rpc_ping_enabled")) == (value, origin)
+    settings, *_ = configuration.check_settings(made)
+    assert ("rpc_ping_enabled" in settings.seen) == value
 
 
 def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
@@ -908,6 +939,7 @@ def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, w
     ("endpoints", "words"),
     [
         (Stock(), "endpoints must be a list: write [Stock()]"),
+        (Stock, "endpoints must be a list: write [Stock()]"),
         ([Stock], "Stock is a class, and its methods need an object: include Stock()"),
     ],
 )
