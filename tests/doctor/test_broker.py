@@ -16,6 +16,7 @@ from aiormq.channel import Channel
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.clock import Clock
+from gracekit.config.loading import load
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
@@ -676,6 +677,30 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
     assert dead.seen.startswith("2 in compute_dead: ")
 
 
+async def test_a_host_whose_old_name_is_not_known_is_told_to_take_it(settings, svc, rabbit_url):
+    """
+    A worker of oslo.messaging ran as host1: without GRACEKIT_HOST nobody would read its queue.
+    """
+
+    def moved(**more: str) -> Settings:
+        env = {"GRACEKIT_TRANSPORT_URL": rabbit_url, "GRACEKIT_STORE_URL": settings.store_url}
+        return load({"declare_profile": "oslo-transient", **more}, env)
+
+    nothing = await seen(moved(), svc)
+    async with transport_to(rabbit_url, "oslo-transient") as peer:
+        await peer.declare([shared_queue("compute"), directed_queue("compute", "host1")])
+        found = [
+            one(await seen(made, svc), "directed queue")
+            for made in (moved(), moved(host="host1"), moved(host="host2"))
+        ]
+
+    assert "directed queue" not in levels(nothing)
+    assert [finding.level for finding in found] == [Level.WARN, Level.OK, Level.OK]
+    assert "set GRACEKIT_HOST to its server= name" in found[0].remedy
+    assert found[1].seen == "requests to this host come by compute.host1"
+    assert "compute.host2, the queue of requests to this host, does not" in found[2].seen
+
+
 async def test_a_dead_letter_queue_that_somebody_deleted_is_a_warning(settings, svc, rabbit_url):
     """
     The shared queue would send its dead letters nowhere, without a word.
@@ -725,6 +750,8 @@ async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, 
     found = one(theirs, check)
     assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
     assert "with the store sqlite:///" in found.seen
+    assert "or set GRACEKIT_ACCEPT_UNSHARED_STORE=true" in found.remedy
+    assert "GRACEKIT_ACCEPT_UNSHARED_STORE=true" not in one(known, check).remedy, "it is set"
     assert ", and a service with another store. " in found.seen
     assert "create must not run twice" in found.seen
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in found.remedy
