@@ -36,6 +36,7 @@ _ELSEWHERE: Final = MappingProxyType(
         "rpc_conn_pool_size": "a process has two connections, whatever it does",
         "conn_pool_min_size": "a process has two connections, whatever it does",
         "conn_pool_ttl": "a process has two connections, whatever it does",
+        "kombu_compression": "gracekit cannot read compressed messages, see docs/oslo.md",
     }
 )
 
