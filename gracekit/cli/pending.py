@@ -190,7 +190,9 @@ def _text(found: ParkedList, limit: int) -> str:
     whole = {str(entry.columns["request_id"]) for entry in found.tasks}
     known = Counter(map(short_id, whole))
     text = table(_HEADERS, [_row(entry, known) for entry in found.tasks])
-    return f"{text}\nand more; --limit shows above {limit}" if found.more else text
+    return (
+        f"{text}\nthere are more than {limit}: a larger --limit shows them" if found.more else text
+    )
 
 
 def _row(entry: ParkedEntry, known: Mapping[str, int]) -> tuple[object, ...]:

@@ -152,7 +152,11 @@ def _text(found: TaskList, query: TaskQuery) -> str:
     headers = (*_HEADERS, "WHY LISTED" if query.stuck else "REASON")
     nothing = "no task is stuck" if query.stuck else "no tasks"
     text = table(headers, _rows(found.tasks)) if found.tasks else nothing
-    return f"{text}\nand more; --limit shows above {query.limit}" if found.more else text
+    return (
+        f"{text}\nthere are more than {query.limit}: a larger --limit shows them"
+        if found.more
+        else text
+    )
 
 
 def _not_heard(found: TaskList) -> list[str]:

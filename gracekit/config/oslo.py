@@ -24,12 +24,10 @@ DURABLE_OPTIONS: Final = (
 )
 """Options of oslo.messaging that choose one of its profiles."""
 
-_TAKEN: Final = (
-    ("host", "host"),
-    ("control_exchange", "exchange"),
-    ("rpc_ping_enabled", "rpc_ping_enabled"),
-)
-"""Options of [DEFAULT], and the settings that correspond to them."""
+_TAKEN: Final = (("host", "host"), ("control_exchange", "exchange"))
+"""Options of [DEFAULT], and the settings that correspond to them, also by their defaults."""
+_TAKEN_IF_GIVEN: Final = (("rpc_ping_enabled", "rpc_ping_enabled"),)
+"""Those whose default is gracekit's, too."""
 _IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
 _ELSEWHERE: Final = MappingProxyType(
     {
@@ -38,6 +36,7 @@ _ELSEWHERE: Final = MappingProxyType(
         "rpc_conn_pool_size": "a process has two connections, whatever it does",
         "conn_pool_min_size": "a process has two connections, whatever it does",
         "conn_pool_ttl": "a process has two connections, whatever it does",
+        "kombu_compression": "gracekit cannot read compressed messages, see docs/oslo.md",
     }
 )
 
@@ -71,6 +70,9 @@ def read_oslo(conf: Any) -> OsloOptions:
     for option, setting in _TAKEN:
         if (value := _value(conf, option)) is not None:
             found.take(setting, value, option)
+    for option, setting in _TAKEN_IF_GIVEN:
+        if _is_given(conf, option):
+            found.take(setting, _value(conf, option), option)
     _take_timeout(conf, found)
     _take_url(conf, found)
     _take_rabbit(conf, found)
@@ -170,7 +172,7 @@ def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
         return None
 
 
-def _is_given(conf: Any, name: str, group: str) -> bool:
+def _is_given(conf: Any, name: str, group: str = DEFAULT) -> bool:
     """Whether a file, a command line or the environment sets the option; not just its default."""
     try:
         place = conf.get_location(name, None if group == DEFAULT else group)

@@ -14,12 +14,14 @@ from gracekit.doctor.finding import Finding, Level, ok, warn
 from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 
 
-def check_settings(settings: Settings) -> Iterator[Finding]:
+def check_settings(settings: Settings) -> list[Finding]:
     """List the settings that differ from the defaults; loading has validated them already."""
     changed = [name for name, _, origin in settings.describe() if origin != "default"]
-    yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
-    for text in settings.doubts:
-        yield warn("oslo.config", text, "take the option out of the file, where it has no effect")
+    remedy = "take the option out of the file, where it has no effect"
+    return [
+        ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}"),
+        *(warn("oslo.config", text, remedy) for text in settings.doubts),
+    ]
 
 
 def check_secrets(settings: Settings) -> Iterator[Finding]:

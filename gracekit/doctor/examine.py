@@ -292,6 +292,7 @@ def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Fi
         checks.check_delivery_limit,
         checks.check_consumer_timeout,
         checks.check_waiting,
+        checks.check_directed,
         checks.check_dead_letters,
         checks.check_readers,
     )

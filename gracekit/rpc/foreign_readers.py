@@ -61,8 +61,9 @@ def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[s
     )
 
 
+SHARE_REMEDY: Final = "give both GRACEKIT_STORE_URL the same file, or each a topic of its own"
 FOREIGN_REMEDY: Final = (
-    "give both GRACEKIT_STORE_URL the same file, or each a topic of its own; or set "
+    f"{SHARE_REMEDY}; or set "
     "GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service, as "
     "beside a worker of oslo.messaging in a rolling move (docs/oslo.md)"
 )

@@ -87,7 +87,8 @@ def include_endpoints(
     options = {} if options is None else options
     check_shape(options)
     if not isinstance(endpoints, list | tuple):
-        raise DeclarationError(f"endpoints must be a list: write [{type(endpoints).__name__}()]")
+        kind = endpoints if isinstance(endpoints, type) else type(endpoints)
+        raise DeclarationError(f"endpoints must be a list: write [{kind.__name__}()]")
     policy = _policy(access_policy)
     named: set[str] = set()
     for endpoint in endpoints:
@@ -102,6 +103,11 @@ def include_endpoints(
 
 def _policy(kind: Any) -> Any:
     kind = kind or oslo_messaging.DefaultRPCAccessPolicy
+    if not isinstance(kind, type):
+        raise EndpointError(
+            f"access_policy={kind!r} is no class: give a subclass of RPCAccessPolicyBase, such as "
+            "oslo_messaging.ExplicitRPCAccessPolicy, and no object of it"
+        )
     if not issubclass(kind, oslo_messaging.RPCAccessPolicyBase):
         raise EndpointError(f"access_policy={kind.__name__} is no subclass of RPCAccessPolicyBase")
     return kind()

@@ -91,7 +91,10 @@ def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory
         *("pending", 1, {"memory_mb": 8192}),
     )
     assert first["left_s"] < 0 < first["waits_s"]
-    assert cut.out.splitlines()[1:] == [lines[0].rstrip(), "and more; --limit shows above 1"]
+    assert cut.out.splitlines()[1:] == [
+        lines[0].rstrip(),
+        "there are more than 1: a larger --limit shows them",
+    ]
     assert (elsewhere.code, elsewhere.out) == (4, "")
     assert "no run of service 'compte' is on record" in elsewhere.err
     assert "did you mean compute?" in elsewhere.err

@@ -204,7 +204,7 @@ def test_a_profile_in_the_url_is_mended_there():
 
 def test_where_no_profile_fits_all_each_thing_is_told_with_its_own():
     """
-    And the profile that asks for the fewest deletions.
+    And the profile that leaves the control exchange, which all services use.
     """
     found = judged(
         {
@@ -224,7 +224,8 @@ def test_where_no_profile_fits_all_each_thing_is_told_with_its_own():
         "compute_fanout is as none declares it, queue compute_dead is as all but durable declare it"
     ) in found.seen
     assert (
-        "nearest is quorum, and then: delete exchange gracekit, exchange compute_fanout"
+        "nearest is oslo-transient, and then: delete queue compute, queue compute.node-1, "
+        "exchange compute_fanout once empty"
     ) in found.remedy
 
 
@@ -240,6 +241,19 @@ def test_queues_in_use_are_not_to_be_deleted_for_idle_ones():
     remedy = judged(fits, found=found).remedy
 
     assert "nearest is oslo-transient, and then: delete queue compute_dead, queue compute" in remedy
+
+
+def test_what_others_use_is_not_to_be_deleted_where_nothing_else_would_do():
+    """
+    No profile fits the control exchange, nor the queue that has readers: others run with them.
+    """
+    fits = {EXCHANGE: as_declared_by(), SHARED: as_declared_by(), DIRECTED: as_declared_by()}
+    found = {SHARED: BrokerAnswer(fit=Fit.FITS, consumers=1)}
+
+    remedy = judged(fits, found=found).remedy
+
+    assert "delete queue compute.node-1 once empty and unused; exchange gracekit, queue" in remedy
+    assert "queue compute will not do with it, and others use it: take another vhost" in remedy
 
 
 def test_queues_that_carry_no_messages_are_deleted_first():

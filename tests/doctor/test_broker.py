@@ -16,6 +16,7 @@ from aiormq.channel import Channel
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.clock import Clock
+from gracekit.config.loading import load
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
@@ -28,7 +29,7 @@ from gracekit.exits import ExitCode
 from gracekit.process import Process
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES
-from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.transport import AmqpTransport, marks_of
 from gracekit.rpc.amqp.url import Broker as Address
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import directed_queue, shared_queue
@@ -140,7 +141,7 @@ async def test_doctor_names_the_one_profile_that_a_living_service_declares(profi
     found = one(differs, "profile")
     assert found.level is Level.FAIL
     assert f"profile {other} would be refused (406)" in found.seen
-    assert found.remedy.startswith(f"set GRACEKIT_DECLARE_PROFILE={profile}, or delete ")
+    assert found.remedy == f"set GRACEKIT_DECLARE_PROFILE={profile}", "others use what exists"
 
 
 async def test_doctor_and_a_start_agree_on_each_pair_of_profiles(rabbit_url):
@@ -203,6 +204,33 @@ async def test_what_fits_no_profile_is_told_thing_by_thing(settings, svc, rabbit
     ):
         assert words in found.seen
     assert "nearest is oslo-transient, and then: delete queue compute, queue" in found.remedy
+
+
+async def test_the_exchange_and_queues_of_living_peers_are_never_to_be_deleted(
+    settings, svc, rabbit_url
+):
+    """
+    A start with a wrong profile has left queues of its own, which are more than those of the
+    peers: these must go, with or without a peer that reads.
+    """
+    left = [shared_queue("compute-ops"), directed_queue("compute-ops", "node-1")]
+    left += [directed_queue("compute-ops", "node-1-0"), *marks_of(left[0], "another")]
+    async with transport_to(rabbit_url) as wrong:
+        await wrong.declare([*left, *marks_of(shared_queue("compute"), "")])
+        async with channel_to(rabbit_url) as channel:
+            await channel.exchange_delete("gracekit")
+        async with transport_to(rabbit_url, "oslo-transient") as peer:
+            await peer.declare([shared_queue("compute")])
+            idle = one(await seen(settings, svc), "profile")
+            await peer.consume([shared_queue("compute")], Inbox().put, prefetch=1)
+            read = one(await seen(settings, svc), "profile")
+
+    for found in (idle, read):
+        assert found.level is Level.FAIL
+        _, _, remedy = found.remedy.partition("nearest is oslo-transient, and then: delete ")
+        assert "queue compute-ops, " in remedy
+        assert "exchange gracekit" not in remedy
+        assert "queue compute," not in remedy
 
 
 async def test_doctor_changes_nothing_on_a_broker(settings, svc, shared_broker, rabbit_vhost):
@@ -649,6 +677,30 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
     assert dead.seen.startswith("2 in compute_dead: ")
 
 
+async def test_a_host_whose_old_name_is_not_known_is_told_to_take_it(settings, svc, rabbit_url):
+    """
+    A worker of oslo.messaging ran as host1: without GRACEKIT_HOST nobody would read its queue.
+    """
+
+    def moved(**more: str) -> Settings:
+        env = {"GRACEKIT_TRANSPORT_URL": rabbit_url, "GRACEKIT_STORE_URL": settings.store_url}
+        return load({"declare_profile": "oslo-transient", **more}, env)
+
+    nothing = await seen(moved(), svc)
+    async with transport_to(rabbit_url, "oslo-transient") as peer:
+        await peer.declare([shared_queue("compute"), directed_queue("compute", "host1")])
+        found = [
+            one(await seen(made, svc), "directed queue")
+            for made in (moved(), moved(host="host1"), moved(host="host2"))
+        ]
+
+    assert "directed queue" not in levels(nothing)
+    assert [finding.level for finding in found] == [Level.WARN, Level.OK, Level.OK]
+    assert "set GRACEKIT_HOST to its server= name" in found[0].remedy
+    assert found[1].seen == "requests to this host come by compute.host1"
+    assert "compute.host2, the queue of requests to this host, does not" in found[2].seen
+
+
 async def test_a_dead_letter_queue_that_somebody_deleted_is_a_warning(settings, svc, rabbit_url):
     """
     The shared queue would send its dead letters nowhere, without a word.
@@ -698,6 +750,8 @@ async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, 
     found = one(theirs, check)
     assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
     assert "with the store sqlite:///" in found.seen
+    assert "or set GRACEKIT_ACCEPT_UNSHARED_STORE=true" in found.remedy
+    assert "GRACEKIT_ACCEPT_UNSHARED_STORE=true" not in one(known, check).remedy, "it is set"
     assert ", and a service with another store. " in found.seen
     assert "create must not run twice" in found.seen
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in found.remedy

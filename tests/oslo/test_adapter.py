@@ -662,14 +662,29 @@ def test_methods_of_getattr_are_served_where_options_name_them():
         svc.methods.resolve(None, "vm_stop", "6.0")
 
 
+@pytest.mark.parametrize("policy", [oslo_messaging.DefaultRPCAccessPolicy(), "explicit"])
+def test_an_access_policy_that_is_no_class_is_refused(policy: Any):
+    """
+    As by oslo with a TypeError, here one that says what to give.
+    """
+    with pytest.raises(DeclarationError, match="is no class: give a subclass of") as refused:
+        include_endpoints(Service("shop"), [Stock()], access_policy=policy)
+
+    assert isinstance(refused.value, TypeError)
+
+
 # -- settings ----------------------------------------------------------------------------
 
 
-def test_settings_come_from_oslo_config_as_the_page_shows(tmp_path: Path):
+def test_settings_come_from_oslo_config_as_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """
     The function of docs/oslo.md reads what a service of OpenStack has in its file.
     """
-    page = (Path(__file__).parents[2] / "docs" / "oslo.md").read_text()
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "examples" / "oslo"))
+    page = (root / "docs" / "oslo.md").read_text()
     (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     file = tmp_path / "service.conf"
     file.write_text(
@@ -752,6 +767,26 @@ def test_the_services_of_a_compute_site_become_settings(
     assert levels["oslo.config"] is Level.WARN
 
 
+@pytest.mark.parametrize(
+    ("given", "value", "origin"),
+    [
+        ("", False, "default"),
+        ("rpc_ping_enabled = true", True, "oslo.config [DEFAULT] rpc_ping_enabled"),
+    ],
+)
+def test_an_option_that_no_file_sets_leaves_the_default(tmp_path: Path, given, value, origin):
+    """
+    oslo registers `rpc_ping_enabled` with gracekit's own default.
+    """
+    conf = site_of(tmp_path, exchange=f"nova\n{given}", timeout=60, rabbit="")
+
+    made = Settings.from_oslo(conf, env={})
+
+    assert (made.rpc_ping_enabled, made.origin("rpc_ping_enabled")) == (value, origin)
+    settings, *_ = configuration.check_settings(made)
+    assert ("rpc_ping_enabled" in settings.seen) == value
+
+
 def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
     """
     oslo.config wins over the defaults of the service.
@@ -780,6 +815,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
             "kombu_reconnect_delay = 2",
             "kombu_reconnect_delay is set",
         ),
+        (60, "kombu_compression = gzip", "gracekit cannot read compressed messages"),
     ],
 )
 def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
@@ -908,6 +944,7 @@ def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, w
     ("endpoints", "words"),
     [
         (Stock(), "endpoints must be a list: write [Stock()]"),
+        (Stock, "endpoints must be a list: write [Stock()]"),
         ([Stock], "Stock is a class, and its methods need an object: include Stock()"),
     ],
 )

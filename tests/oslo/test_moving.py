@@ -17,6 +17,7 @@ import pytest
 
 from gracekit import RemoteError, RpcClient, Settings
 from gracekit.config.settings import variable_name
+from tests.docs.pages import Page
 from tests.oslo.kit import PATIENCE_S, ROOT, OsloError, oslo_client, oslo_python
 
 pytestmark = pytest.mark.process
@@ -36,15 +37,19 @@ async def serving(
     *command: str | Path,
     until: str,
     end: tuple[signal.Signals, int],
+    said: list[str] | None = None,
     **environment: str,
 ) -> AsyncIterator[None]:
-    """The example as a process; it leaves after a signal, with this exit code."""
+    """The example as a process; it leaves after a signal, with this exit code.
+
+    What it writes is added to *said*.
+    """
     ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
     process = await asyncio.create_subprocess_exec(
         oslo_python(), *command,
         cwd=directory, env=ours | environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
     )  # fmt: skip
-    said: list[str] = []
+    said = [] if said is None else said
     try:
         async with asyncio.timeout(PATIENCE_S):
             assert process.stdout is not None
@@ -107,6 +112,33 @@ async def test_after(tmp_path: Path):
         await tell(view.call, tmp_path)
 
 
+async def test_the_program_of_the_page_runs_on_a_file_of_oslo_config(
+    rabbit_url: str, tmp_path: Path
+):
+    """
+    It says in its log that it serves, which option has no effect, and drains by a signal.
+    """
+    Page("oslo.md").write_to(tmp_path)
+    url = rabbit_url.replace("amqp://", "rabbit://")
+    file = tmp_path / "disks.conf"
+    file.write_text(
+        f"[DEFAULT]\ntransport_url = {url}\nhost = host1\nexecutor_thread_pool_size = 9\n"
+        "[oslo_messaging_rabbit]\namqp_durable_queues = true\n"
+    )
+    run = (tmp_path / "oslo_main.py", "--config-file", file)
+    path = f"{EXAMPLES}{os.pathsep}{ROOT}"
+    said: list[str] = []
+    async with (
+        serving(tmp_path, *run, until="service.serving", end=DRAIN, said=said, PYTHONPATH=path),
+        RpcClient(f"{url}?exchange=openstack&profile=oslo-durable", "disks") as client,
+    ):
+        view = client.prepare(version="1.1", timeout=20, host="host1")
+        assert await view.call("count") == 0
+
+    (doubt,) = [line for line in said if "service.doubted" in line]
+    assert "executor_thread_pool_size is set and not used" in doubt
+
+
 async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: str, tmp_path: Path):
     """
     The methods; then the profile that fits, and with it that the queues do.
@@ -130,6 +162,7 @@ async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: s
         (wrong, "FAIL profile durable would be refused (406): "),
         (wrong, profile),
         (fits, "ok profile: oslo-transient fits what exists: exchange openstack, queue disks, "),
+        (fits, "ok directed queue: requests to this host come by disks."),
         (fits, "foreign readers"),
     ):
         assert line in " ".join(said.split()), said

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiormq
 import pytest
@@ -33,6 +33,8 @@ from gracekit.rpc.transport import (
     reply_queue,
     shared_queue,
 )
+from tests.docs.pages import Page
+from tests.oslo.kit import OsloError, oslo_client, oslo_peer
 from tests.rabbit.broker import HOST, Broker
 from tests.rabbit.erlang import binary
 from tests.rabbit.machine import wait_until
@@ -42,9 +44,11 @@ pytestmark = pytest.mark.process
 PAGE: Final = Path(__file__).parents[2] / "docs" / "rabbitmq.md"
 PASSWORD: Final = "a-password"
 DOUBLE: Final = encode_request(Request(request_id="a", method="double", args={"n": 2}))
+TWICE: Final = encode_request(Request(request_id="c", method="double", args={"n": 4}))
 PING: Final = encode_request(Request(request_id="b", method="ping", args={}))
 SERVICE, CLIENT, OPERATOR = "compute", "compute-client", "compute-operator"
-LISTENER: Final = "compute-listener"
+LISTENER, OSLO_CLIENT = "compute-listener", "compute-oslo-client"
+NOTIFIER: Final = "compute-notifier"
 NOTIFICATIONS: Final = notification_queue("compute-notifications", "info")
 
 
@@ -64,7 +68,7 @@ def login(shared_broker: Broker, rabbit_vhost: str) -> Callable[[str], str]:
         return f"{role}-{rabbit_vhost}"
 
     by = binary("tests")
-    for role in (SERVICE, CLIENT, OPERATOR, LISTENER):
+    for role in (SERVICE, CLIENT, OSLO_CLIENT, OPERATOR, LISTENER, NOTIFIER):
         shared_broker.eval(
             f"rabbit_auth_backend_internal:add_user({binary(user_of(role))}, "
             f"{binary(PASSWORD)}, {by})"
@@ -170,11 +174,14 @@ async def test_a_service_cannot_have_the_queues_of_another(login, name: str) -> 
      reply_queue("compute_dead"), reply_queue("reply_of_mine")],
     ids=lambda queue: queue.name,
 )  # fmt: skip
-async def test_a_client_reads_its_own_answers_alone(rabbit_url: str, login, queue: Queue) -> None:
+@pytest.mark.parametrize("role", [CLIENT, OSLO_CLIENT])
+async def test_a_client_reads_its_own_answers_alone(
+    rabbit_url: str, login, role: str, queue: Queue
+) -> None:
     """
     Neither requests nor dead letters, nor queues under names that nobody has drawn.
     """
-    async with transport_to(rabbit_url) as owner, transport_to(login(CLIENT)) as client:
+    async with transport_to(rabbit_url) as owner, transport_to(login(role)) as client:
         await owner.declare([queue])
         with pytest.raises(GracekitError, match="refused"):
             await client.consume([queue], ignore, prefetch=1)
@@ -205,12 +212,71 @@ async def test_notifications_go_from_the_service_to_its_listeners(login, profile
             await listener.consume([shared_queue("compute")], ignore, prefetch=1)
 
 
-async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, login) -> None:
+async def test_clients_of_oslo_messaging_need_a_login_that_declares_exchanges(
+    tmp_path: Path, login
+) -> None:
+    """
+    They declare the exchanges to which they send, so the login of gracekit's clients is refused.
+    """
+    seen = list[str]()
+    settings = Settings(
+        store_url=f"sqlite:///{tmp_path}/store.db",
+        transport_url=login(SERVICE),
+        declare_profile="oslo-transient",
+        host="node-1",
+    )
+    async with (
+        Runtime(a_service(seen), settings),
+        oslo_client(login(OSLO_CLIENT), "compute", exchange="gracekit") as client,
+        oslo_client(login(CLIENT), "compute", exchange="gracekit") as refused,
+    ):
+        view = client.prepare(timeout=20)
+        assert await view.call({}, "double", n=2) == 4
+        assert await view.prepare(server="node-1").call({}, "double", n=3) == 6
+        assert await view.prepare(topic="compute-ops").call({}, "ping") == "pong"
+        await view.cast({}, "double", n=4)
+        await view.prepare(fanout=True).cast({}, "double", n=5)
+        await asyncio.to_thread(wait_until, lambda: len(seen) == 5, "all requests")
+
+        with pytest.raises(OsloError):
+            await refused.prepare(timeout=2).call({}, "double", n=6)
+        assert "ACCESS_REFUSED" in refused.peer.log
+
+
+async def test_an_application_s_own_notifier_declares_the_queue_that_it_fills(
+    shared_broker: Broker, rabbit_vhost: str, login
+) -> None:
+    """
+    The Notifier of oslo.messaging makes exchange, queue and binding before it sends.
+    """
+    options = {"default": {"control_exchange": "gracekit"}}
+    async with oslo_peer(login(NOTIFIER), **options) as peer:
+        await peer.ask(
+            "notify",
+            topic="notifications",
+            driver="messagingv2",
+            publisher_id="disks.node-1",
+            priority="info",
+            ctxt={},
+            event_type="disk.created",
+            payload={"disk": "d1"},
+        )
+
+        def ready() -> int:
+            return shared_broker.queues(rabbit_vhost)["notifications.info"].ready
+
+        await asyncio.to_thread(wait_until, lambda: ready() == 1, "the notification")
+
+
+@pytest.mark.parametrize("role", [CLIENT, OSLO_CLIENT])
+async def test_a_client_sends_requests_to_its_service_alone(
+    rabbit_url: str, login, role: str
+) -> None:
     """
     Not to other services, and nothing into a queue as it pleases.
     """
     others = [shared_queue("nova"), reply_queue("reply_of_others")]
-    async with transport_to(rabbit_url) as owner, transport_to(login(CLIENT)) as client:
+    async with transport_to(rabbit_url) as owner, transport_to(login(role)) as client:
         await owner.declare([*others, shared_queue("compute")])
         await client.publish(shared_queue("compute"), Message(body=b"{}"))
         for queue in others:
@@ -326,6 +392,34 @@ async def test_an_operator_sends_dead_letters_to_its_service_alone(rabbit_url: s
                 await channel.basic_publish(b"{}", exchange="gracekit", routing_key="volume")
         finally:
             await connection.close()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
+    tmp_path: Path, rabbit_url: str, login, number: int
+) -> None:
+    """
+    Each to the queue from which it came, and a service then runs it.
+    """
+    names: dict[str, Any] = {"__name__": "again"}
+    exec(Page("rabbitmq.md").files["again.py"], names)
+    seen = list[str]()
+    settings = Settings(
+        store_url=f"sqlite:///{tmp_path}/store.db", transport_url=rabbit_url, host="node-1"
+    )
+    requests = {shared_queue("compute"): DOUBLE, directed_queue("compute", "node-1"): TWICE}
+    async with transport_to(rabbit_url) as owner, aiormq.Connection(rabbit_url) as connection:
+        channel = await connection.channel()
+        await owner.declare([*requests, shared_queue("compute-ops")])
+        for queue, body in [*requests.items()][:number]:
+            await owner.publish(queue, Message(body=body))
+            letter = await channel.basic_get(queue.name)
+            await channel.basic_reject(letter.delivery_tag, requeue=False)
+
+        assert await names["send_again"](login(OPERATOR), "compute_dead") == number
+        assert await names["send_again"](login(OPERATOR), "compute_dead") == 0
+        async with Runtime(a_service(seen), settings):
+            await asyncio.to_thread(wait_until, lambda: len(seen) == number, "those sent again")
 
 
 async def test_an_operator_of_dead_letters_reads_no_requests(rabbit_url: str, login) -> None:

@@ -100,3 +100,24 @@ async def test_a_refusal_names_everything_that_blocks_the_start(svc, settings):
         "'openstack'"
     )
     assert "nothing was declared" in str(refused.value)
+
+
+async def test_an_old_queue_that_counts_readers_is_named_and_left_beside_a_living_peer(
+    svc, settings, shared_broker, rabbit_vhost
+):
+    """
+    The error is about what blocks the start, and not about the peer that reads the topic.
+    """
+    settings = replace(settings, exchange="openstack", declare_profile="oslo-transient")
+    await declare(settings.transport_url, "oslo-transient", "openstack")
+    async with aiormq.Connection(settings.transport_url) as connection:
+        channel = await connection.channel()
+        await channel.queue_declare("disks_readers", durable=True)
+        await channel.basic_consume("disks", lambda message: None)
+        before = everything(shared_broker, rabbit_vhost)
+
+        with pytest.raises(ConfigError, match=r"^queue 'disks_readers' exists with other flags"):
+            async with Runtime(svc, settings):
+                pass
+
+        assert everything(shared_broker, rabbit_vhost) == before

@@ -12,7 +12,13 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.foreign_readers import FOREIGN_REMEDY, QueueReader, foreign_seen, need_one_store
+from gracekit.rpc.foreign_readers import (
+    FOREIGN_REMEDY,
+    SHARE_REMEDY,
+    QueueReader,
+    foreign_seen,
+    need_one_store,
+)
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import wakeups_directory
@@ -111,7 +117,11 @@ def judge(
             return ok(check, seen)
     seen = foreign_seen(foreign, StoreLocation(settings.store_url).url, methods)
     if settings.accept_unshared_store:
-        return warn(check, f"{seen}; accept_unshared_store = true", FOREIGN_REMEDY)
+        return warn(
+            check,
+            f"{seen}; accept_unshared_store = true",
+            f"nothing, while workers with other stores must run; else {SHARE_REMEDY}",
+        )
     if service is None:
         return warn(
             check, seen, f"name the MODULE:ATTR, so that it can be judged; {FOREIGN_REMEDY}"

@@ -20,6 +20,7 @@ from gracekit.doctor.rabbit.fits import check_profile, fitting
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.url import Broker, read_url
+from gracekit.rpc.transport import directed_queue
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 
@@ -44,7 +45,11 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
         for main, ops in sorted(pairs)
         for topic in (
             Topic(name=main, hosts=[settings.host]),
-            Topic(name=ops, hosts=list(dict.fromkeys([settings.host, *sorted(instances)]))),
+            Topic(
+                name=ops,
+                hosts=list(dict.fromkeys([settings.host, *sorted(instances)])),
+                is_ops=True,
+            ),
         )
     ]
 
@@ -230,6 +235,35 @@ class BrokerChecks:
         counts = [(self._messages(entity), entity.name) for entity in queues]
         waiting = [f"{number} in {name}" for number, name in counts if number]
         yield ok("waiting", ", ".join(waiting) or "no message waits")
+
+    def check_directed(self) -> Iterator[Finding]:
+        """Report the queue of requests to this host, which an earlier worker may have had."""
+        if not self._report.looked:
+            return
+        for topic in self._topics:
+            if topic.is_ops or self._is_missing(queue_entity(topic.shared)):
+                continue
+            name = directed_queue(topic.name, self._settings.host).name
+            if not self._is_missing(queue_entity(directed_queue(topic.name, self._settings.host))):
+                yield ok("directed queue", f"requests to this host come by {name}")
+                continue
+            seen = (
+                f"{topic.name} exists, and {name}, the queue of requests to this host, does not: "
+                "no worker has run here, or under another host name"
+            )
+            if self._settings.origin("host") == "default" and not self._profile.dead_letters:
+                yield warn(
+                    "directed queue",
+                    seen,
+                    "if an oslo.messaging worker ran on this host, set GRACEKIT_HOST to its "
+                    f"server= name: requests to that name wait in {topic.name}.NAME, and nobody "
+                    "would read them; on a new host there is nothing to do",
+                )
+            else:
+                yield ok("directed queue", f"{seen}; the start makes it")
+
+    def _is_missing(self, entity: BrokerEntity) -> bool:
+        return self._report.found.get(entity, _UNKNOWN).fit is Fit.MISSING
 
     def check_dead_letters(self) -> Iterator[Finding]:
         """Report rejected and expired requests."""

@@ -31,12 +31,16 @@ class BrokerEntity:
         kind: `queue` or `exchange`.
         flags: Returns the flags of a profile; None if the profile does not declare it.
         carries: Whether messages are sent to it; none are to the queues that count readers.
+        only_ours: Whether only gracekit declares it, and no oslo.messaging worker of the topic.
+        is_common: Whether all services of the deployment use it, as the control exchange.
     """
 
     kind: str
     name: str
     flags: Callable[[Profile], Flags | None] = field(compare=False, repr=False)
     carries: bool = field(default=True, compare=False, repr=False)
+    only_ours: bool = field(default=False, compare=False, repr=False)
+    is_common: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -47,10 +51,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hosts: Hosts with a directed queue; on the ops topic also instances.
+        is_ops: Whether it is the ops topic, which no worker of oslo.messaging has.
     """
 
     name: str
     hosts: Sequence[str]
+    is_ops: bool = False
 
     @property
     def shared(self) -> Queue:
@@ -65,13 +71,13 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dead(self) -> BrokerEntity:
         """The queue of rejected and expired requests."""
-        return BrokerEntity("queue", dead_letter_queue(self.name), _dead)
+        return BrokerEntity("queue", dead_letter_queue(self.name), _dead, only_ours=True)
 
 
 def entities_of(topics: Iterable[Topic], exchange: str, store: str) -> list[BrokerEntity]:
     """All entities with fixed names that a start declares, in the order of the output."""
     return [
-        BrokerEntity("exchange", exchange, lambda profile: profile.control),
+        BrokerEntity("exchange", exchange, lambda profile: profile.control, is_common=True),
         *(entity for topic in topics for entity in _entities_of(topic, store)),
     ]
 
@@ -82,11 +88,12 @@ def queue_entity(queue: Queue) -> BrokerEntity:
 
 
 def _entities_of(topic: Topic, store: str) -> Iterator[BrokerEntity]:
-    yield from map(queue_entity, topic.queues)
-    yield BrokerEntity("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
+    fanout = BrokerEntity("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
+    for entity in (*map(queue_entity, topic.queues), fanout):
+        yield replace(entity, only_ours=topic.is_ops)
     yield topic.dead
     for mark in marks_of(topic.shared, store):
-        yield replace(queue_entity(mark), carries=False)
+        yield replace(queue_entity(mark), carries=False, only_ours=True)
 
 
 def _dead(profile: Profile) -> QueueFlags | None:

@@ -42,19 +42,20 @@ def check_profile(
             return skip(CHECK, "nothing of what exists could be compared, see above")
         return ok(CHECK, f"{ours} fits what exists: {listed(known)}")
     seen = f"profile {ours} would be refused (406): {_different(fits, ours, wrong)}"
-    delete = (
-        f"delete {listed(wrong, len(wrong))} once empty and unused; the next start declares anew"
-    )
     fit = fitting(fits)
     usable = [name for name in fit if name in accepted]
     if usable:
         exists = f"{seen}; all that exists is as {_or(usable)} declares it"
-        return fail(CHECK, exists, f"{_choose(usable, in_url=in_url)}, or {delete}")
+        choose = _choose(usable, in_url=in_url)
+        free = not _used_by_others(wrong, found)
+        return fail(CHECK, exists, f"{choose}, or {_delete(wrong)}" if free else choose)
     if fit:
         exists = (
             f"{seen}; all that exists is as {_or(fit)} declares it, and that has transient queues"
         )
-        return fail(CHECK, f"{exists}, which this broker's version refuses", delete)
+        stop = "stop everything that uses them, and " if _used_by_others(wrong, found) else ""
+        seen = f"{exists}, which this broker's version refuses"
+        return fail(CHECK, seen, f"{stop}{_delete(wrong)}")
     return fail(
         CHECK, f"{seen}; no profile fits all: {_each(fits)}", _mend_one(fits, found, accepted)
     )
@@ -68,6 +69,21 @@ def fitting(fits: Fits) -> list[str]:
 
 def _wrong(fits: Fits, profile: str) -> list[BrokerEntity]:
     return [entity for entity, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
+
+
+def _used_by_others(
+    entities: Sequence[BrokerEntity], found: Mapping[BrokerEntity, BrokerAnswer]
+) -> list[BrokerEntity]:
+    """Those that must not be deleted while others run: the control exchange, queues with readers.
+
+    If the control exchange is deleted, all services of the deployment lose their bindings.
+    """
+    return [one for one in entities if one.is_common or (one in found and found[one].consumers)]
+
+
+def _delete(entities: Sequence[BrokerEntity]) -> str:
+    listing = listed(entities, len(entities))
+    return f"delete {listing} once empty and unused; the next start declares anew"
 
 
 def _different(fits: Fits, ours: str, wrong: Sequence[BrokerEntity]) -> str:
@@ -100,18 +116,30 @@ def _mend_one(
 ) -> str:
     """A remedy: the profile for which the least must be deleted, and what that is."""
 
-    def cost(profile: str) -> tuple[int, int, int]:
-        """How many entities to delete: those in use, those that carry messages, and all."""
+    def cost(profile: str) -> tuple[int, ...]:
+        """How much must be deleted, the dearest first."""
         wrong = _wrong(fits, profile)
-        in_use = [entity for entity in wrong if entity in found and found[entity].is_in_use]
-        return len(in_use), sum(entity.carries for entity in wrong), len(wrong)
+        return (
+            sum(entity.is_common for entity in wrong),
+            sum(entity in found and found[entity].is_in_use for entity in wrong),
+            sum(not entity.only_ours for entity in wrong),
+            sum(entity.carries for entity in wrong),
+            len(wrong),
+        )
 
     nearest = min(accepted, key=cost)
     wrong = _wrong(fits, nearest)
-    return (
-        f"choose the profile that the peers have; nearest is {nearest}, and then: delete "
-        f"{listed(wrong, len(wrong))} once empty and unused"
-    )
+    used = _used_by_others(wrong, found)
+    idle = [entity for entity in wrong if entity not in used]
+    remedy = f"choose the profile that the peers have; nearest is {nearest}"
+    if idle:
+        remedy += f", and then: delete {listed(idle, len(idle))} once empty and unused"
+    if used:
+        remedy += (
+            f"; {listed(used, len(used))} will not do with it, and others use it: take another "
+            "vhost, or first stop everything that uses it"
+        )
+    return remedy
 
 
 def _choose(profiles: Sequence[str], *, in_url: bool) -> str:
