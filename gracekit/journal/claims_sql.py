@@ -121,7 +121,8 @@ UPDATE task SET
     next_check = CASE WHEN next_check <= ?2 THEN next_check
         WHEN next_check + ?1 < ?2 THEN ?2 ELSE next_check + ?1 END,
     waiting_since = CASE WHEN waiting_since + ?5 > ?2 THEN ?2 ELSE waiting_since + ?5 END
-WHERE (owner IS NULL OR owner = ?4) AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?3"""
+WHERE (owner IS NULL OR owner = ?4) AND state IN ('accepted', 'handed_over') AND {IS_OPEN}
+    AND service = ?3"""
 NEXT_LOOK: Final = f"""
 SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coalesce(next_check, 0)
     THEN not_before ELSE coalesce(next_check, 0) END)
