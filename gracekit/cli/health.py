@@ -22,6 +22,7 @@ from gracekit.config.values import did_you_mean
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import ConfigError, DependencyError, GracekitError, RunEndedError
 from gracekit.runs.files import DOOR_SUFFIX
+from gracekit.store.access import check_readable
 from gracekit.store.place import StorePlace
 
 PATIENCE_S: Final = 5.0
@@ -73,6 +74,7 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
         raise ConfigError(
             f"{place.url} is in one process's memory and has no door; name a file with --store"
         )
+    check_readable(place.run_directory)
     heard, silent = _hear(place.run_directory, probe)
     meant = [answer for answer in heard if name in {None, answer.get("instance"), _label(answer)}]
     if len(meant) == 1 and (name is not None or not silent):

@@ -28,6 +28,7 @@ from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_url, holds_password
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
+from gracekit.store.access import check_readable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,9 +77,32 @@ config_option: Final = click.option(
 factory_option: Final = click.option(
     "--factory", is_flag=True, help="ATTR is a function that returns the Service."
 )
+
+
+class _Directory(click.Path):
+    """An existing directory; click would say of one that is closed to this user that it is not."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """As click does.
+
+        Raises:
+            ConfigError: the directory belongs to another user, and is closed to this one.
+        """
+        check_readable(Path(value).absolute())
+        return super().convert(value, param, ctx)
+
+
 app_dir_option: Final = click.option(
     "--app-dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_Directory(),
     default=".",
     help="Directory that MODULE and its own modules are imported from first. Anyone who can write "
     "there decides what runs.  [default: the working directory]",

@@ -26,6 +26,7 @@ import apsw
 
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import is_mount_point, kernel_file_system, network_file_system
+from gracekit.store.access import run_as
 from gracekit.store.batch import Value
 from gracekit.store.writer_lock import WriterLock
 
@@ -314,11 +315,6 @@ def _check_owner_beside(path: Path, info: os.stat_result) -> None:
         )
     if info.st_uid != os.geteuid() and info.st_mode & stat.S_IWOTH:
         raise _writable(path)
-
-
-def run_as(uid: int) -> str:
-    """Advise the user to run as the file's owner, the remedy that changes no file."""
-    return f"run as uid {uid}, for example by: sudo -u '#{uid}'"
 
 
 def close_to_group(path: Path) -> None:

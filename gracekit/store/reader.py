@@ -17,6 +17,7 @@ import apsw
 from gracekit.config.urls import file_url
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
+from gracekit.store.access import check_readable
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
@@ -49,7 +50,8 @@ class StoreReader:
         """See `Engine.start`; creates and migrates nothing.
 
         Raises:
-            ConfigError: there is no such file, or it is not a store of this schema version.
+            ConfigError: there is no such file, it is closed to this user, or it is not a store of
+                this schema version.
             DependencyError: it cannot be opened.
         """
         self.open()
@@ -63,6 +65,8 @@ class StoreReader:
         """
         if self._connection is not None:
             return
+        for suffix in files.OPEN_SUFFIXES:
+            check_readable(self.path.with_name(self.path.name + suffix))
         if not self.path.is_file():
             wrong = f"there is no store at {self.path}"
             if self.path.exists():

@@ -16,6 +16,7 @@ from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import network_file_system
 from gracekit.store import files
+from gracekit.store.access import run_as
 
 MIB: Final = 1024 * 1024
 TOO_LITTLE: Final = 32 * MIB
@@ -67,7 +68,7 @@ def check_directory(path: Path) -> Finding:
     info, quoted = directory.stat(), shlex.quote(str(directory))
     mode = stat.S_IMODE(info.st_mode)
     if not os.access(directory, os.W_OK | os.X_OK):
-        mend = f"{files.run_as(info.st_uid)}, or, as root: chown {os.geteuid()} {quoted}"
+        mend = f"{run_as(info.st_uid)}, or, as root: chown {os.geteuid()} {quoted}"
         return fail(
             "directory",
             f"{directory} cannot be written by uid {os.geteuid()}, and SQLite makes files there",
