@@ -380,8 +380,9 @@ def _check_own(path: Path, info: os.stat_result) -> None:
 
 def _or_be_given(path: Path) -> str:
     """The other remedy, chown. Not for root: the service could not open the file afterwards."""
-    me = os.geteuid()
-    return "" if me == _ROOT else f", or, as root: chown {me} {shlex.quote(str(path))}"
+    if (me := os.geteuid()) == _ROOT:
+        return ""
+    return f", or, if no service runs as that user, as root: chown {me} {shlex.quote(str(path))}"
 
 
 def _create(path: Path) -> None:

@@ -22,6 +22,7 @@ from gracekit.rpc.sqlite import QUEUES_SCHEMA
 from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.doctor.kit import levels, one
+from tests.store.test_places import STRANGER, as_other, needs_root
 
 SCHEMA = len(load_migrations(MIGRATIONS))
 QUEUES = len(load_migrations(QUEUES_SCHEMA))
@@ -139,6 +140,33 @@ def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
     found = disk.check_directory(place / "store.db")
 
     assert (found.level, said in found.seen) == (level, True)
+
+
+@pytest.mark.process
+@needs_root
+def test_a_directory_of_the_services_user_is_not_to_be_given_to_another(place):
+    """
+    Whoever runs doctor as the wrong user is sent to the right one, or takes the files away.
+    """
+    os.chown(place, STRANGER, STRANGER)
+    place.chmod(0o755)
+
+    step = "from gracekit.doctor.files import disk; print(disk.check_directory(Path(sys.argv[2])))"
+    said = as_other(step, place / "store.db")
+
+    assert "chown" not in said
+    assert f"run doctor as the user of the service: sudo -u '#{STRANGER}'" in said
+
+
+def test_the_remedy_for_a_directory_of_everybody_names_a_path(place):
+    """
+    The command can be typed.
+    """
+    place.chmod(0o1777)
+
+    found = disk.check_directory(place / "store.db")
+
+    assert f"mkdir -m 700 {place / 'gracekit'}" in found.remedy
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another uid takes root")

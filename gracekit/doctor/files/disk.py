@@ -16,7 +16,6 @@ from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import network_file_system
 from gracekit.store import files
-from gracekit.store.access import run_as
 
 MIB: Final = 1024 * 1024
 TOO_LITTLE: Final = 32 * MIB
@@ -68,7 +67,10 @@ def check_directory(path: Path) -> Finding:
     info, quoted = directory.stat(), shlex.quote(str(directory))
     mode = stat.S_IMODE(info.st_mode)
     if not os.access(directory, os.W_OK | os.X_OK):
-        mend = f"{run_as(info.st_uid)}, or, as root: chown {os.geteuid()} {quoted}"
+        mend = (
+            f"run doctor as the user of the service: sudo -u '#{info.st_uid}'; if that is uid "
+            f"{os.geteuid()}, give the file a path in a directory of that user"
+        )
         return fail(
             "directory",
             f"{directory} cannot be written by uid {os.geteuid()}, and SQLite makes files there",
@@ -79,7 +81,8 @@ def check_directory(path: Path) -> Finding:
             "directory",
             f"{directory} has mode {mode:04o}: anybody may be the first to make a file that a "
             "service needs there, and so own and read it",
-            "give the file a path in a directory of its own: mkdir -m 700",
+            "give the file a path in a directory of its own: "
+            f"mkdir -m 700 {shlex.quote(str(directory / 'gracekit'))}",
         )
     if mode & stat.S_IWGRP:
         return warn(
