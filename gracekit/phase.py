@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gracekit.errors import IllegalTransitionError
@@ -34,6 +34,9 @@ _NEXT: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
 class Phase:
     """The state of the service, and in a drain its deadline.
 
+    Args:
+        blocked: Says why no request can be accepted now, or None, from any thread.
+
     Attributes:
         state: Changed only by `advance()`.
         has_served: Whether it has ever been SERVING.
@@ -43,7 +46,8 @@ class Phase:
         cut_off: Why the store cannot be reached; None while it can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocked: Callable[[], str | None] = lambda: None) -> None:
+        self._blocked = blocked
         self.state = ServiceState.STARTING
         self.has_served = False
         self.asked_at: float | None = None
@@ -61,7 +65,12 @@ class Phase:
     @property
     def trouble(self) -> str | None:
         """Why a service that is SERVING cannot do its work; None if it can."""
-        return "; ".join(filter(None, (self.cut_off, self.deaf))) or None
+        return "; ".join(filter(None, (self.cut_off, self.deaf, self.blocked))) or None
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the store takes no writes; None if it does."""
+        return self._blocked()
 
     @property
     def drain_timeout(self) -> float | None:

@@ -479,6 +479,28 @@ def test_the_longest_commit_is_remembered_for_a_while():
     assert heard == [2.0]
 
 
+def test_a_store_that_stays_locked_is_blocked_until_a_commit_succeeds():
+    """
+    A commit that is given up for the lock, and the pause before the next one, do not end that.
+    """
+    moments = Moments()
+    times = CommitTimes(moments)
+
+    times.begin(moments.now)
+    moments.now += 10.0
+    times.end(locked=True)
+    between = times.blocked()
+    moments.now += 1.0
+    times.begin(moments.now)
+    moments.now += 5.0
+    again = times.blocked()
+    times.end()
+
+    assert between == "the store takes no writes for 10s"
+    assert again == "the store takes no writes for 16s"
+    assert times.blocked() is None
+
+
 def test_a_listener_that_fails_keeps_no_commit():
     """
     It is called in the thread that commits, which must go on.

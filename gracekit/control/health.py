@@ -28,8 +28,6 @@ LONG_UNFINISHED_S: Final = 3600.0
 
 SLOW_COMMIT_S: Final = 1.0
 """If a commit takes longer, an operator should look."""
-BLOCKED_COMMIT_S: Final = 5.0
-"""If a commit that has not ended takes longer, no request can be accepted."""
 LOST_S: Final = 1.0
 """A shorter gap in reading requests is no warning: a queue may be busy for a moment."""
 
@@ -128,8 +126,8 @@ class HealthCheck:
         facts = await self._facts.fresh()
         if not facts.answers:
             failures.append("the store does not answer")
-        elif (blocked_s := self._engine.commits.under_way_s()) > BLOCKED_COMMIT_S:
-            failures.append(f"the store takes no writes for {blocked_s:.0f}s")
+        elif (blocked := self._phase.blocked) is not None:
+            failures.append(blocked)
         warnings = [] if failures else list(self._worth_a_look())
         if facts.oldest_s is not None and facts.oldest_s > LONG_UNFINISHED_S:
             warnings.append(f"the oldest unfinished request is {facts.oldest_s / 3600:.0f}h old")

@@ -80,7 +80,7 @@ def lay_ground(
         engine=engine,
         transport=transport,
         telemetry=telemetry,
-        phase=Phase(),
+        phase=Phase(engine.commits.blocked),
         tracker=tracker,
         stacks=stacks,
         stops=Stops(clock),

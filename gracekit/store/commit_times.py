@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+BLOCKED_S: Final = 5.0
+"""If no commit succeeds for longer although one is asked for, no request can be accepted."""
 RECENT_S: Final = 5.0
 """The longest commit is remembered for this time at least, and for twice this time at most."""
 
@@ -41,6 +43,7 @@ class CommitTimes:
         self.now: Final = now
         self._recent = _Recent(0.0, 0.0, 0.0)
         self._under_way: float | None = None
+        self._locked_since: float | None = None  # no commit has succeeded since
         self._listeners: tuple[Callable[[float], None], ...] = ()
 
     def on_commit(self, listener: Callable[[float], None]) -> None:
@@ -55,11 +58,19 @@ class CommitTimes:
         """
         self._under_way = submitted_at
 
-    def end(self) -> None:
-        """Record that the group was committed or refused; its batches are answered next."""
+    def end(self, *, locked: bool = False) -> None:
+        """Record that the group was committed or refused; its batches are answered next.
+
+        Args:
+            locked: Whether it was refused because another program has locked the store.
+        """
         begun, self._under_way = self._under_way, None
         if begun is None:
             return
+        if not locked:
+            self._locked_since = None
+        elif self._locked_since is None:
+            self._locked_since = begun
         now, recent = self.now(), self._recent
         took_s = now - begun
         if took_s > recent.longest_s or now >= recent.until:  # rarely
@@ -80,6 +91,15 @@ class CommitTimes:
         return max(recent.longest_s, recent.before_s, self.under_way_s())
 
     def under_way_s(self) -> float:
-        """Seconds since the running commit was submitted, 0 if none runs; from any thread."""
-        begun = self._under_way
+        """Seconds since the running commit was submitted, 0 if none runs; from any thread.
+
+        If the commits before it were refused because the store is locked, it counts from the
+        submission of the first of these, and also until the next one is submitted.
+        """
+        begun = self._under_way if self._locked_since is None else self._locked_since
         return 0.0 if begun is None else self.now() - begun
+
+    def blocked(self) -> str | None:
+        """Why no request can be accepted now, None if it can; from any thread."""
+        blocked_s = self.under_way_s()
+        return f"the store takes no writes for {blocked_s:.0f}s" if blocked_s > BLOCKED_S else None

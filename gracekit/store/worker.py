@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from gracekit.errors import StoreError, UnknownCommitError
+from gracekit.errors import StoreError, StoreLockedError, UnknownCommitError
 from gracekit.store.commit_times import CommitTimes
 
 J = TypeVar("J")
@@ -136,7 +136,8 @@ class Worker(Generic[J, A]):
 
     def _answer(self, answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
         if self._times is not None:
-            self._times.end()
+            refused = (isinstance(outcome, StoreLockedError) for _, outcome in answers)
+            self._times.end(locked=all(refused))
         for waiter, outcome in answers:
             # Directly, not through the loop: the loop's own thread may be blocked on this waiter.
             if isinstance(waiter, concurrent.futures.Future):

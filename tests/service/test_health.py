@@ -227,6 +227,8 @@ async def test_a_store_that_has_become_slow_is_worth_a_look(
     assert await probe(life, "ready") == ("warn", ["a commit takes 4s"])
     await asyncio.sleep(3)
     assert await probe(life, "ready") == ("fail", ["the store takes no writes for 7s"])
+    assert (await world.verb(life, "status"))["not_ready"] == "the store takes no writes for 7s"
+    assert life.runtime.not_ready is not None  # the gauge gracekit_ready reads the same
     await asyncio.sleep(2)
     assert await probe(life, "ready") == ("warn", ["a commit takes 8s"])
 
