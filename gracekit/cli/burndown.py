@@ -40,10 +40,14 @@ CountAt = tuple[float, int]
 
 
 def why_it_blocks(task: RunAnswer) -> str:
-    """`work vm:12 (order-1): no safe point since 12s`: a task of a run's status, in words."""
+    """`work vm:12 (order-1): no safe point since 12s`: a task of a run's status, in words.
+
+    A hook has the id of the task that it is called for.
+    """
     what = " ".join(safe(task[key]) for key in ("method", "resource") if task.get(key))
-    name = f"{what} ({safe(task.get('task_id'), longest=MAX_NAME)})"
-    lane = _LANES.get(str(task.get("lane")))
+    about = task.get("about")
+    name = f"{what} ({safe(about or task.get('task_id'), longest=MAX_NAME)})"
+    lane = None if about else _LANES.get(str(task.get("lane")))
     return f"{name}: {f'{lane}, ' if lane else ''}{_why(task)}"
 
 
@@ -54,6 +58,8 @@ def _why(task: RunAnswer) -> str:
         return f"{safe(task.get('state'))} for {duration(task.get('age_s'))}"
     if task.get("cancelled_by"):
         return f"cancelled ({safe(task['cancelled_by'])}), and it has not returned"
+    if task.get("about"):
+        return f"running for {duration(task.get('age_s'))}"
     since = task.get("safe_point_age_s")
     if since is None:
         return f"running for {duration(task.get('age_s'))}, no safe point yet"

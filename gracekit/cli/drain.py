@@ -371,7 +371,13 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
         return
     handed_over = [*report.get("handed_over", ()), *report.get("unclean", ())]
     not_started = list(report.get("not_started", ()))
-    for word, ids in (("handed over", handed_over), ("not started", not_started)):
+    hooks = [str(name) for (name,) in await records.engine.query(sql.HOOKS_DUE, run.run_id)]
+    listed = {
+        "handed over": handed_over,
+        "not started": not_started,
+        "errored hook still to be called": hooks,
+    }
+    for word, ids in listed.items():
         for name in await _names(records, ids[:_NAMED_TASKS]):
             watch.say(f"{word}: {name}")
     holds = report.get("open_holds") or 0

@@ -51,6 +51,7 @@ from gracekit.journal.outbox import News
 from gracekit.journal.pending import add_parked_order
 from gracekit.leases.leases import Leases
 from gracekit.listings.chosen_task import ChosenTask
+from gracekit.listings.store_view import label
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import ordered
 from gracekit.runs.run import Run
@@ -291,6 +292,12 @@ class _OrderExecution:
         state = TaskState.HANDED_OVER if cut else target.state
         why = refusal_of(target, self._order.verb, state)
         if target.errored_due and self._order.verb is Verb.CANCEL:
+            if target.calling and owner is not None and not dead:
+                raise GracekitError(
+                    f"{target} is {target.state.value} and its errored hook runs now, in "
+                    f"{label(owner)}: only a hook that was not called yet can be cancelled. "
+                    "gracekit cancels it when probe_timeout is over"
+                )
             return await self._drop_hook(target, progress)
         if why is not None:
             raise GracekitError(why)

@@ -168,17 +168,16 @@ def _not_heard(found: TaskList) -> list[str]:
 
 def _rows(entries: Sequence[ListedTask]) -> list[tuple[object, ...]]:
     """An id whose short form another one has too is shown whole: it is to be copied."""
-    whole = {str(entry.columns["request_id"]) for entry in entries}
+    whole = {entry.shown_id for entry in entries}
     known = Counter(map(short_id, whole))
     return [_row(entry, known) for entry in entries]
 
 
 def _row(entry: ListedTask, known: Mapping[str, int]) -> tuple[object, ...]:
     columns = entry.columns
-    request_id = str(columns["request_id"])
-    short = short_id(request_id)
+    short = short_id(entry.shown_id)
     return (
-        short if known[short] == 1 else safe(request_id, longest=MAX_NAME),
+        short if known[short] == 1 else safe(entry.shown_id, longest=MAX_NAME),
         columns["method"],
         entry.resource,
         columns["state"],

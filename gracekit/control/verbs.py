@@ -270,6 +270,7 @@ class Control:
             "holds_drain": task.holds_drain,
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
             "waits_for": waiting.of(task),
+            "about": task.about or None,
         }
 
     async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:

@@ -68,6 +68,7 @@ class Forecast:
 
     def _line(self, task: TrackedTask) -> str:
         words = [task.method, *([":".join(task.resource)] if task.resource else [])]
+        words += [f"({task.about})"] if task.about else []
         words.append(f"{self.age_s(task.started_at)}s")
         left_s = self.left_s(task)
         return " ".join(words) + ("" if left_s is None else f" (expected finish {left_s}s)")

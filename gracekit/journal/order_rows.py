@@ -16,7 +16,7 @@ import msgspec
 
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json
-from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
+from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import RETRIED, TERMINAL, Lane, Order, TaskState, Verb
@@ -73,7 +73,8 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
         attempts: Number of attempts begun so far.
         probing: Whether a probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and recovery's first look.
-        errored_due: Whether it has ended and its errored hook is still to be called.
+        errored_due: Whether it has ended and its errored hook is still to be called, or to return.
+        calling: Whether its errored hook was called and has not returned.
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
         has_arguments: Whether its arguments are still on record.
@@ -97,6 +98,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float
     finished_at: float | None
     errored_due: bool
+    calling: bool
     parkings: int
     pending_deadline: float | None
     lane: Lane
@@ -125,6 +127,7 @@ def _target(row: Row) -> OrderTarget:
             "lane": Lane(str(values["lane"])),
             "probing": bool(values["probing"]),
             "errored_due": bool(values["errored_due"]),
+            "calling": bool(values["calling"]),
             "has_arguments": bool(values["has_arguments"]),
             "owes_replies": bool(values["owes_replies"]),
         }
@@ -180,6 +183,11 @@ def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) 
 
 def _not_again(target: OrderTarget) -> str | None:
     """Why an ended task cannot be run again, now or at all; None if it can be."""
+    if target.calling:
+        return (
+            f"{target} is {target.state.value} and its errored hook runs now: retry it when the "
+            "hook has returned"
+        )
     if target.errored_due:
         return (
             f"{target} is {target.state.value} and its errored hook has still to be called: retry "
@@ -327,7 +335,8 @@ def add_drop_hook(
 ) -> None:
     """Cancel the errored hook of an ended task, so that its owner does not call it.
 
-    With *keep* the arguments of the task stay, so that it can be retried.
+    A conflict if it was called since the row was read. With *keep* the arguments of the task stay,
+    so that it can be retried.
     """
-    batch.add(f"{HOOK_DONE} AND errored_due = 1", int(keep), target.id, expect=1)
+    batch.add(sql.DROP_HOOK, int(keep), target.id, int(target.calling), target.owner, expect=1)
     incident.add(batch)

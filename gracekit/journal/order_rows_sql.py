@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal.tasks_sql import HOOK_DONE
+
 NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
-    "errored_due", "parkings", "pending_deadline", "lane",
+    "errored_due", "calling", "parkings", "pending_deadline", "lane",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""
@@ -52,6 +54,9 @@ UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at
     hook_crashes = 0, pending_deadline = NULL
 WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
+# It was not called since the row was read, here or by a run that has adopted the row.
+DROP_HOOK: Final = f"""{HOOK_DONE}
+    AND errored_due = 1 AND calling = ?3 AND owner IS NOT DISTINCT FROM ?4"""
 STANDS: Final = """
 SELECT 1 FROM incident WHERE at = ? AND run_id = ? AND what = ? AND request_id = ? AND detail = ?"""
 FREE_OF_THE_DEAD: Final = "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?"

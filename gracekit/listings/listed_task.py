@@ -47,6 +47,11 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
     why_listed: str | None = None
 
     @property
+    def shown_id(self) -> str:
+        """Its request id; for a hook the id of the task that it is called for."""
+        return str(self.said("about") or self.columns["request_id"])
+
+    @property
     def age_s(self) -> float:
         """Seconds since it ended or was parked; otherwise since its last start or acceptance."""
         if self.live is not None and (not self.journaled or self.runs_here):
@@ -102,6 +107,7 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
             "p95_s": self.said("p95_s"),
             "safe_point_age_s": self.safe_point_age_s,
             "waits_for": self.waits_for,
+            "about": self.said("about"),
             "apart": self.apart,
             "why_listed": self.why_listed,
         }

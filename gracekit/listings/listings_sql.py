@@ -24,6 +24,7 @@ OPEN_TASKS: Final = f"{_TASKS} {IS_OPEN} AND {{where}} ORDER BY +id DESC LIMIT ?
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
 HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
 SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"
+HOOKS_DUE: Final = "SELECT request_id FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id"
 # Uses the index on `at`.
 HANDED_OVER_SINCE: Final = "SELECT request_id FROM incident WHERE at >= ? AND what = 'handed_over'"
 

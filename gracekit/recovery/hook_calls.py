@@ -18,6 +18,7 @@ from gracekit.process import Threads
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
+from gracekit.tracker.task import TrackedTask
 
 END_S: Final = 1.0
 """A hook that has not ended so many seconds after its cancellation is overdue."""
@@ -66,6 +67,7 @@ class HookCalls:
         before: Sequence[Any] = (),
         on_overdue: Callable[[str], None] | None = None,
         trace: AbstractContextManager[None] | None = None,
+        tracked: TrackedTask | None = None,
     ) -> HookEnd:
         """Call *hook*, and wait for at most *limit_s* seconds.
 
@@ -81,11 +83,14 @@ class HookCalls:
                 hook that changes something and must not run beside the next rule or handler. It is
                 called once, with the fault, if the hook does not end when cancelled.
             trace: Trace in which it is called.
+            tracked: Work of recovery in which it is called; a dump shows the stack of the hook.
         """
         begin = _Begin()
         calling = asyncio.ensure_future(
             call_hook(begin.noted_by(hook), ctx, args, self._threads, before=before, trace=trace)
         )
+        if tracked is not None:
+            tracked.calling = calling
         try:
             done, _ = await asyncio.wait({calling}, timeout=limit_s)
         finally:

@@ -111,8 +111,8 @@ class MethodHooks:
         assert method.probe_hook is not None
         subject.task.token = guard.token if guard else None
         limit_s = method.options.probe_timeout_s or self._settings.probe_timeout_s
-        with self._asking_now(), self._at_work(f"probe of {subject.task.method}"):
-            end = await self._call("probe", method.probe_hook, subject, method, limit_s)
+        with self._asking_now(), self._at_work("probe", subject) as work:
+            end = await self._call("probe", method.probe_hook, subject, method, limit_s, work)
         if end.is_unwritten:
             return None
         error = end.fault
@@ -143,12 +143,19 @@ class MethodHooks:
         """Call the hook with the reason; if it raises or takes too long, that is logged."""
         assert method.errored_hook is not None
         limit_s = self._settings.probe_timeout_s
-        with self._at_work(f"errored hook of {subject.task.method}"):
-            end = await self._call(
-                "errored", method.errored_hook, subject, method, limit_s, reason=reason
-            )
+        hook = f"{subject.task.method}.errored"
+        with self._at_work("errored hook", subject) as work:
+            try:
+                end = await self._call(
+                    "errored", method.errored_hook, subject, method, limit_s, work, reason=reason
+                )
+            except asyncio.CancelledError:
+                if (cause := work.cancel_cause) is not None:
+                    error = f"cancelled ({cause.value}); the next run calls it again"
+                    self._tell(hook, subject, error, None)
+                raise
         if end.fault:  # it is not called again: whether it did its work is for the application
-            self._tell(f"{subject.task.method}.errored", subject, end.fault, end.raised)
+            self._tell(hook, subject, end.fault, end.raised)
 
     def give_up(self, hook: str, crashes: int) -> str:
         """Log that *hook* is not called any more; returns the sentence for the record."""
@@ -158,8 +165,11 @@ class MethodHooks:
 
     # -- either -------------------------------------------------------------------------
 
-    def _at_work(self, name: str) -> contextlib.AbstractContextManager[TrackedTask]:
-        return self._services.tracker.background(name, self._clock)
+    def _at_work(
+        self, what: str, subject: HookSubject
+    ) -> contextlib.AbstractContextManager[TrackedTask]:
+        name, about = f"{what} of {subject.task.method}", subject.task.request_id
+        return self._services.tracker.background(name, self._clock, about=about)
 
     async def _call(
         self,
@@ -168,6 +178,7 @@ class MethodHooks:
         subject: HookSubject,
         method: Method[Any, Any],
         limit_s: float,
+        work: TrackedTask,
         **extra: Any,
     ) -> HookEnd:
         ctx = Context(
@@ -182,7 +193,7 @@ class MethodHooks:
             what, subject.caller, method=method.name, message_id=subject.task.request_id
         )
         args = {**method.hook_arguments(hook, subject.args), **extra}
-        return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced)
+        return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced, tracked=work)
 
     def _tell(
         self, hook: str, subject: HookSubject, error: str, raised: BaseException | None

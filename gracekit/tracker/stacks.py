@@ -142,11 +142,12 @@ def _of_task(
         "cancelled": "-" if task.cancel_cause is None else task.cancel_cause.value,
     }
     shown = " ".join(f"{name}={escape(str(word), longest=LONGEST)}" for name, word in words.items())
-    yield f"task {escape(task.request_id, longest=LONGEST)} {shown}"
+    yield f"task {escape(task.about or task.request_id, longest=LONGEST)} {shown}"
     if task.thread_id is not None and task.thread_id in frames:
         yield from _shown(_below(callers, _stack(frames[task.thread_id])))
     elif task.handler is not None:
-        is_running, found = _of_coroutine(task.handler, frames, loop_thread)
+        called = task.calling if isinstance(task.calling, asyncio.Task) else task.handler
+        is_running, found = _of_coroutine(called, frames, loop_thread)
         if is_running:
             yield "  (on the event loop now)"
         yield from _shown(_below(callers, found))

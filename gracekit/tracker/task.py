@@ -196,6 +196,9 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         cut: How the attempt was cut; None while it runs or if it ended.
         cancels: How often gracekit cancelled the handler.
         serial: Its number in the order in which tasks were added to the tracker, from 1.
+        about: What recovery's work is for: the request id of a task, or the name of a hold.
+        calling: The asyncio task in which its handler calls code of the application, for the dump
+            of stacks; None if its handler calls it directly.
     """
 
     request_id: str
@@ -226,6 +229,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     cut: Interruption | None = None
     cancels: int = 0
     serial: int = 0
+    about: str = ""
+    calling: asyncio.Future[Any] | None = None
 
     def advance(self, to: TaskState) -> None:
         """Take one step of the state machine.

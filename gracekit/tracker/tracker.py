@@ -100,9 +100,16 @@ class Tracker:
 
     @contextlib.contextmanager
     def background(
-        self, name: str, clock: Clock, *, lane: Lane = Lane.BACKGROUND
+        self, name: str, clock: Clock, *, lane: Lane = Lane.BACKGROUND, about: str = ""
     ) -> Iterator[TrackedTask]:
-        """Let a drain wait for a block of work that is no request; its deadline cancels it."""
+        """Let a drain wait for a block of work that is no request; its deadline cancels it.
+
+        Args:
+            name: Shown as its method.
+            clock: Has the time and the ids.
+            lane: Where it came from.
+            about: See `TrackedTask`.
+        """
         now = clock.loop()
         task = TrackedTask(
             request_id=clock.new_id(),
@@ -114,6 +121,7 @@ class Tracker:
             started_at=now,
             handler=asyncio.current_task(),
             cancellable=True,
+            about=about,
         )
         self.add(task)
         self.started(task)

@@ -76,6 +76,8 @@ def test_a_chart_without_kill_after_or_tasks_has_one_line():
         ({"cancelled_by": "operator"}, "cancelled (operator), and it has not returned"),
         ({"lane": "ops"}, "ops lane, running for 3s, no safe point yet"),
         ({"lane": "periodic"}, "periodic job, running for 3s, no safe point yet"),
+        ({"lane": "background"}, "work of a handler, running for 3s, no safe point yet"),
+        ({"lane": "background", "about": "a"}, "running for 3s"),
         (
             {"state": "accepted", "waits_for": "lease vm:12 held by task b"},
             "waits for lease vm:12 held by task b",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -244,11 +245,23 @@ async def _(ctx: Context, reason: str) -> None:
         wait_for(lambda: row(directory, "copy-1")["not_before"] is not None)
         copied = gracekit(directory, "tasks", "show", "copy-1")
         moved = gracekit(directory, "tasks", "show", "move-1")
-        run.kill()
+        listed = gracekit(directory, "tasks")
+        dumped = gracekit(directory, "dump")
+        cancelled = gracekit(directory, "tasks", "cancel", "move-1", "--reason", "why")
+        retried = gracekit(directory, "tasks", "retry", "move-1", "--reason", "why")
+        drained = gracekit(directory, "drain", "--timeout", "0.1s")
 
     assert "cursor    2, " in copied.out
     assert "due       it settles until " in copied.out
     assert "due       its errored hook, which is being called; " in moved.out
+    assert re.search(r"^move-1 +errored hook of move ", listed.out, re.MULTILINE), listed.out
+    assert "task move-1 method=errored hook of move " in dumped.out
+    assert "await asyncio.Event().wait()" in dumped.out.partition("task move-1")[2]
+    assert (cancelled.code, "its errored hook runs now, in compute@" in cancelled.err) == (1, True)
+    assert (retried.code, "its errored hook runs now: retry it when" in retried.err) == (1, True)
+    assert row(directory, "move-1")["errored_due"] == 1
+    assert "  errored hook of move (move-1): running for " in drained.out
+    assert "errored hook still to be called: move (move-1)\n" in drained.out
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -350,3 +350,42 @@ async def test_a_release_that_fails_is_made_up_for(world: World, svc: Service):
     await client.call(borrow)
     await client.cast(change, vm="1")
     await world.until(lambda: len(ticks) > 3 and bool(done), within_s=200)
+
+
+async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_run(
+    world: World, svc: Service
+):
+    """
+    The log names the task and says what follows.
+    """
+    doors, called = Doors(), []
+
+    @svc.rpc
+    async def charge(ctx: Context) -> None:
+        await doors.pass_("charge")
+
+    @charge.errored
+    async def _(ctx: Context, reason: str) -> None:
+        called.append(reason)
+        await doors.pass_("hook")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="sh1").cast(charge)
+    await doors.wait(1)
+    await life.crash()
+    life = await world.start(svc)
+    await world.until(lambda: called)
+    status = await world.verb(life, "status")
+    await life.drain()
+
+    (work,) = status["tasks"]
+    assert (work["method"], work["about"]) == ("errored hook of charge", "sh1")
+    (told,) = life.told("hook.failed")
+    assert (told["hook"], told["task_id"]) == ("charge.errored", "sh1")
+    assert told["error"] == "cancelled (drain deadline); the next run calls it again"
+
+    doors.open("hook")
+    life = await world.start(svc)
+    await world.until(lambda: not world.task("sh1")["errored_due"])
+    assert len(called) == 2
+    await life.drain()
