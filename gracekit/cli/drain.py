@@ -24,7 +24,7 @@ from gracekit.cli.options import (
     why_option,
 )
 from gracekit.cli.quiet import find
-from gracekit.cli.reach import ControlClient
+from gracekit.cli.reach import ControlClient, StoppedError
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.status import NAMED_HOLDS, forecast, longest, some_holds, waits_for
 from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
@@ -55,6 +55,7 @@ class DrainWatch(msgspec.Struct, kw_only=True):
 
     Attributes:
         run: As last read from the store.
+        name: How a command can name it.
         prefix: Before each line, where several drains are watched.
         quiet: Print nothing on the way.
         began: Monotonic seconds at which the verb was answered; None before.
@@ -65,9 +66,11 @@ class DrainWatch(msgspec.Struct, kw_only=True):
         kill_after_s: As in the settings of the command line; None if unknown.
         levels: Changes of the number in flight, for the chart.
         told_at: Monotonic seconds of the last progress line.
+        not_resumable: Why the drain could not be undone when it was asked for; empty if it could.
     """
 
     run: Run
+    name: str = ""
     prefix: str
     quiet: bool
     began: float | None = None
@@ -79,11 +82,19 @@ class DrainWatch(msgspec.Struct, kw_only=True):
     kill_after_s: float | None = None
     levels: list[CountAt] = msgspec.field(default_factory=list)
     told_at: float = 0.0
+    not_resumable: str = ""
 
     @property
     def elapsed_s(self) -> float:
         """Since the verb was answered."""
         return 0.0 if self.began is None else time.monotonic() - self.began
+
+    @property
+    def undo(self) -> str:
+        """How to undo the drain, or why that is not possible, as a sentence without its end."""
+        if self.not_resumable:
+            return f"It cannot be undone: {safe(self.not_resumable, longest=LONGEST_WHY)}"
+        return f"Undo, until a task has stopped for it: gracekit resume {self.name}"
 
     def hide(self) -> None:
         """Remove the drawing of this drain."""
@@ -164,17 +175,13 @@ def _codes(watches: list[DrainWatch]) -> set[int]:
 
 
 def _detach(watches: list[DrainWatch]) -> None:
-    asked = [watch.run.instance for watch in watches if watch.began is not None]
+    asked = [watch for watch in watches if watch.began is not None]
     if not asked:
         tell("interrupted before a drain was confirmed; see `gracekit status`", prefix="\n")
         return
-    names = " ".join(asked)
-    which = names if len(asked) == 1 else "--all"
-    tell(
-        f"detached; the drain of {names} goes on. "
-        f"Undo, until a task has stopped for it: gracekit resume {which}",
-        prefix="\n",
-    )
+    names = " ".join(watch.run.instance for watch in asked)
+    undo = ". ".join(watch.undo for watch in asked)
+    tell(f"detached; the drain of {names} goes on. {undo}", prefix="\n")
 
 
 async def _drain_all(
@@ -200,14 +207,15 @@ async def _drain(
         "instance": watch.run.instance,
         "run_id": watch.run.run_id,
     }
+    watch.name = await records.name_of(watch.run)
     try:
         await _ask(control, watch, asked, wait=wait)
     except GracekitError as error:
-        ended = isinstance(error, RunEndedError)
-        watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
+        is_away = isinstance(error, RunEndedError | DependencyError)
+        watch.code = UNREACHABLE if is_away else ERROR
         watch.result["error"] = str(error)
         watch.say(safe(str(error), longest=LONGEST_WHY), err=True)
-        if watch.code == UNREACHABLE and not ended:
+        if watch.code == UNREACHABLE and not isinstance(error, RunEndedError | StoppedError):
             pid = watch.run.identity.pid
             watch.say(f"SIGTERM drains it too: kill -TERM {pid}", err=True)
         return
@@ -223,14 +231,15 @@ async def _ask(
 ) -> None:
     before = (await control.hear(watch.run, limit=TOLD_TASKS)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
-    await control.ask(watch.run, "drain", asked)
+    answer = await control.ask(watch.run, "drain", asked)
+    watch.not_resumable = str(answer.get("not_resumable") or "")
     watch.began = time.monotonic()
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")
     else:
         watch.say("intake of new requests closes, that of the ops lane stays open")
     detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""
-    watch.say(f"({detaches}Undo, until a task has stopped for it: gracekit resume)")
+    watch.say(f"({detaches}{watch.undo})")
 
 
 # -- watching -------------------------------------------------------------------------

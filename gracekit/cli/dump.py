@@ -11,7 +11,7 @@ import click
 
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.quiet import find
-from gracekit.cli.reach import ControlClient, SilentError
+from gracekit.cli.reach import ControlClient, SilentError, StoppedError
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
 from gracekit.doctor.machine.proc import masks_of
@@ -49,6 +49,8 @@ async def _show(records: StoreRecords, run: Run, *, at_once: bool) -> str:
                 text += page
                 for line in page.splitlines() if at_once else ():
                     click.echo(escape(line, longest=LONGEST_LINE))
+    except StoppedError:
+        raise
     except SilentError as error:
         raise SilentError(f"{error}: its event loop is blocked, or slow; {_beside(run)}") from error
     return text

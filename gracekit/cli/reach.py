@@ -17,6 +17,7 @@ from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
+from gracekit.doctor.machine import proc
 from gracekit.errors import (
     BadMessageError,
     CallTimeoutError,
@@ -49,6 +50,10 @@ class NotAskedError(DependencyError):
 
 class SilentError(DependencyError):
     """A living run did not answer in time."""
+
+
+class StoppedError(SilentError):
+    """A living run did not answer because a signal has stopped its process."""
 
 
 class ControlClient:
@@ -205,10 +210,19 @@ async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
 
 
 def _silent(run: Run, verb: str, timeout_s: float) -> SilentError:
-    return SilentError(
-        f"{label(run)} (pid {run.identity.pid}) lives and did not answer to {verb!r} within "
-        f"{timeout_s:g} s"
-    )
+    pid = run.identity.pid
+    words = f"{label(run)} (pid {pid}) lives and did not answer to {verb!r} within {timeout_s:g} s"
+    if is_stopped(run):
+        return StoppedError(
+            f"{words}: it is stopped, as by SIGSTOP or a debugger; kill -CONT {pid} lets it go on"
+        )
+    return SilentError(words)
+
+
+def is_stopped(run: Run) -> bool:
+    """Whether its process is stopped; false if that cannot be seen from here."""
+    identity = run.identity
+    return proc.pid_namespace() == identity.pid_ns and proc.is_stopped(identity.pid)
 
 
 def _why_not(error: GracekitError) -> tuple[str, str]:
@@ -216,6 +230,8 @@ def _why_not(error: GracekitError) -> tuple[str, str]:
     match error:
         case NotAskedError():
             return "has no door", ""
+        case StoppedError():
+            return "does not answer", str(error)
         case SilentError():
             return "does not answer", ""
         case RunEndedError():

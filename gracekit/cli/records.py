@@ -5,6 +5,7 @@ It is opened read-only; `gracekit.listings` has the queries and judges the runs.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,11 @@ class StoreRecords(StoreView):
         living = [run for run in await self.living() if run.service == service]
         self._wakeups.wake(run.run_id for run in living)
         return bool(living)
+
+    async def name_of(self, run: Run) -> str:
+        """How a command names *run*: its instance, with its service if another run has that too."""
+        alike = await self.living(run.instance)
+        return shlex.quote(label(run) if len(alike) > 1 else run.instance)
 
     async def need(self, name: str | None) -> None:
         """Refuse a name of which no run is on record.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import click
 
 from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
+from gracekit.cli.reach import is_stopped
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
@@ -76,20 +78,25 @@ async def _find(records: StoreRecords, word: str) -> Run:
     if doubtful:
         ids = ", ".join(run.run_id for run in doubtful[:LISTED])
         raise GracekitError(f"{safe(word)} stands for {len(doubtful)} runs: write one of {ids}")
-    raise GracekitError(_why_none(word, judged))
+    names = {run.run_id: await records.name_of(run) for run, _ in judged}
+    raise GracekitError(_why_none(word, judged, names))
 
 
 def _means(word: str, run: Run) -> bool:
     return run.run_id.startswith(word) or is_named(run, word)
 
 
-def _why_none(word: str, judged: list[tuple[Run, Liveness]]) -> str:
+def _after_stop(run: Run) -> str:
+    return f", after kill -CONT {run.identity.pid}: it is stopped" if is_stopped(run) else ""
+
+
+def _why_none(word: str, judged: list[tuple[Run, Liveness]], names: Mapping[str, str]) -> str:
     if not judged:
         return f"no run {safe(word)} is on record that may be alive; see `gracekit status`"
     alive = [(run, judgement) for run, judgement in judged if judgement.is_alive]
     run, judgement = (alive or judged)[0]
     remedy = (
-        f"`gracekit drain {run.instance}` ends it"
+        f"`gracekit drain {names[run.run_id]}` ends it{_after_stop(run)}"
         if judgement.is_alive
         else "any living run of the service takes its tasks over, or the next start"
     )

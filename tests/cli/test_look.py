@@ -119,6 +119,32 @@ def test_a_silent_run_is_said_to_be_silent(directory):
     assert "does not answer" in answer.out
 
 
+def test_commands_say_that_a_process_is_stopped_and_how_it_goes_on(directory):
+    """
+    They advise no signal that it cannot act on; doctor fails.
+    """
+    words = (
+        ["status"],
+        ["drain"],
+        ["dump"],
+        ["runs", "gone", "api-1", "--reason", "r"],
+        ["doctor"],
+    )
+    with Running(directory, "--instance", "api-1") as run:
+        pid = run.process.pid
+        run.process.send_signal(signal.SIGSTOP)
+
+        said = {one[0]: gracekit(directory, *one) for one in words}
+
+    for name, answer in said.items():
+        shown = " ".join((answer.out + answer.err).split())
+        assert f"kill -CONT {pid}" in shown, answer
+        assert name == "doctor" or "kill -USR1" not in shown
+        assert "kill -TERM" not in shown
+    assert said["doctor"].code == 69
+    assert f"FAIL state of {pid}" in " ".join(said["doctor"].out.split())
+
+
 def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
     """
     A process that writes to the queue waits for the lock that the run holds; `status` ends in time.

@@ -451,7 +451,7 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
         assert f"compute@a (pid {os.getpid()}, serving)" in runs.check_living(found).seen
         assert levels(runs.check_instance(named, found)) == {"instance": Level.WARN}
         directory = used.with_name("store.db-runs")
-        assert runs.check_doors(found, directory).level is Level.OK
+        assert (await asyncio.to_thread(runs.check_doors, found, directory)).level is Level.OK
         next(directory.glob("*.sock")).unlink()
         closed = runs.check_doors(found, directory)
         assert (closed.level, closed.seen.split(":")[0]) == (Level.WARN, "1 without")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import duration
+from gracekit.control.door_wire import Ask, address_of, line_of_ask
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
@@ -29,6 +31,8 @@ from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
 SHOWN: Final = 5
+ANSWER_S: Final = 2.0
+"""A run that has not answered a probe by its door within this time is reported."""
 SETTLED_BY_START: Final = "start the service: it settles them"
 START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
@@ -188,9 +192,21 @@ def check_doubtful(runs: Runs) -> Finding:
 def check_doors(runs: Runs, directory: Path) -> Finding:
     """Check that each living run has a door, by which commands reach it."""
     check = "doors"
-    without = [run for run in runs.living if not (directory / door_name(run.run_id)).is_socket()]
+    doors = {run.run_id: directory / door_name(run.run_id) for run in runs.living}
+    without = [run for run in runs.living if not doors[run.run_id].is_socket()]
+    silent = [run for run in runs.living if not _may_answer(doors[run.run_id], run)]
+    if silent:
+        first = silent[0]
+        return fail(
+            check,
+            f"{', '.join(map(_label, silent[:SHOWN]))} did not answer within {ANSWER_S:g} s: its "
+            "event loop is blocked, or its process is stopped",
+            f"kill -USR1 {first.identity.pid} writes its stacks to its standard error; if it is "
+            f"stopped, kill -CONT {first.identity.pid} lets it go on",
+            ExitCode.DEPENDENCY,
+        )
     if not without:
-        return ok(check, "each run that lives has one")
+        return ok(check, "each run that lives has one, and answers")
     names = ", ".join(_label(run) for run in without[:SHOWN])
     return warn(
         check,
@@ -198,6 +214,23 @@ def check_doors(runs: Runs, directory: Path) -> Finding:
         f"look for door.missing in its log; do not let others tidy {directory}; a run that begins "
         "or ends at this moment has none, nor one of an older version",
     )
+
+
+def _may_answer(door: Path, run: Run) -> bool:
+    """False if *run* does not answer by its door, although it can be reached."""
+    ask = Ask(run_id=run.run_id, verb="health", args={"probe": "live"})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            with address_of(door) as address:
+                connection.connect(address)
+            connection.sendall(line_of_ask(ask))
+            connection.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:  # it has no door, has ended meanwhile, or is another user's
+            return True
+    return True
 
 
 def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:

@@ -64,6 +64,16 @@ def masks_of_self(proc: Path = PROC) -> Masks | None:
     return masks_of(os.getpid(), proc)
 
 
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a signal such as SIGSTOP, or a debugger, has stopped it; false if it has ended."""
+    return _status(pid, proc).get("State", "")[:1] in {"T", "t"}
+
+
+def pid_namespace(proc: Path = PROC) -> int | None:
+    """The pid namespace of this process; None if it may not be read."""
+    return inner_pid(os.getpid(), proc)[0]
+
+
 def environment_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
     """Its environment at its start; empty if it may not be read."""
     pairs = (entry.partition("=") for entry in _read(proc / str(pid) / "environ").split("\0"))

@@ -34,11 +34,23 @@ def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
             ExitCode.DEPENDENCY,
         )
         return
+    yield from check_state(pid, root)
     yield check_shell_above(pid, root)
     yield check_stop_signals(pid, root)
     yield check_alarm(pid, root)
     yield check_terminal(pid, root)
     yield check_files(pid)
+
+
+def check_state(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
+    """Check for a process that is stopped: it serves nothing, and no signal but SIGKILL acts."""
+    if proc.is_stopped(pid, root):
+        yield fail(
+            f"state of {pid}",
+            "it is stopped, as by SIGSTOP or a debugger: it serves nothing, and begins no drain",
+            f"kill -CONT {pid} lets it go on",
+            ExitCode.DEPENDENCY,
+        )
 
 
 def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
