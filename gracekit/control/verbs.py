@@ -287,7 +287,16 @@ class Control:
             await self._note("drain", args)
         else:
             self._check_same_time(request.timeout_s)
-        return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
+        phase = ServiceState.DRAINING.value
+        return {"run_id": self._run_id, "phase": phase, "not_resumable": self._not_resumable()}
+
+    def _not_resumable(self) -> str | None:
+        """Why the drain cannot be undone; None if it can be now."""
+        try:
+            self._coordinator.check_resumable()
+        except GracekitError as error:
+            return str(error)
+        return None
 
     def _check_same_time(self, timeout_s: float | None) -> None:
         """Check that the drain under way has the timeout that was asked for, if one was.
@@ -306,7 +315,7 @@ class Control:
                 + (
                     "a signal has made it final, so it cannot be extended"
                     if first.final
-                    else "`gracekit extend --by 5m` moves the deadline"
+                    else f"`gracekit extend --by 5m {self._service}@{self._instance}` moves it"
                 )
             )
 

@@ -187,14 +187,15 @@ class ShutdownCoordinator:
             GracekitError: the service is not quiet or draining; or the drain is final, has handed
                 tasks over, or has cut the start short.
         """
-        self._check_resumable()
+        self.check_resumable()
         if self._request is not None:
             self._resumed = True
             self._parts.tracker.poke()
         elif self._phase.state is ServiceState.QUIET:  # otherwise a drain is being resumed already
             await self._reopen()
 
-    def _check_resumable(self) -> None:
+    def check_resumable(self) -> None:
+        """Raise what `resume` would raise now."""
         state, request = self._phase.state, self._request
         is_draining = state is ServiceState.DRAINING
         handed_over = self._parts.dispatcher.unfinished.handed_over if is_draining else ()
