@@ -71,6 +71,46 @@ def test_remedy_names_both_ways_out():
     assert found.remedy == "raise TimeoutStopSec to at least 30, or set GRACEKIT_DRAIN_TIMEOUT=5s"
 
 
+def test_one_number_keeps_both_the_hard_limit_and_the_promise_of_kill_after(tmp_path):
+    """
+    With the number of the remedy, or with its shorter times, nothing fails any more.
+    """
+    path = tmp_path / "compute.service"
+
+    def failing(stop: str, *more: str) -> dict[str, str]:
+        lines = "".join(f"Environment=GRACEKIT_{one}\n" for one in more)
+        path.write_text(
+            f"[Service]\nExecStart=gracekit run compute:svc\n{lines}TimeoutStopSec={stop}\n"
+        )
+        found = check_unit(SETTINGS, str(path))
+        return {f.check: f.remedy for f in found if f.level is Level.FAIL and "Stop" in f.seen}
+
+    first = failing("10", "KILL_AFTER=31")
+
+    assert first == {
+        "TimeoutStopSec": "raise TimeoutStopSec to at least 31, or set GRACEKIT_DRAIN_TIMEOUT=5s "
+        "and GRACEKIT_KILL_AFTER=10"
+    }
+    assert failing("31", "KILL_AFTER=31") == {}
+    assert failing("10", "KILL_AFTER=10", "DRAIN_TIMEOUT=5s") == {}
+
+
+def test_a_pod_that_is_killed_too_early_gets_one_finding_with_one_number(tmp_path):
+    """
+    The grace period and GRACEKIT_KILL_AFTER are raised together.
+    """
+    path = tmp_path / "compute.json"
+    path.write_text(json.dumps(deployment(10, env=env(KILL_AFTER="31"))))
+
+    found = [one for one in check_manifest(SETTINGS, path) if one.level is Level.FAIL]
+
+    (remedy,) = (one.remedy for one in found if "KILL_AFTER" in one.check + one.remedy)
+    assert remedy == (
+        "raise terminationGracePeriodSeconds, and GRACEKIT_KILL_AFTER with it, to at least 31, or "
+        "set GRACEKIT_DRAIN_TIMEOUT=5s and GRACEKIT_KILL_AFTER=10"
+    )
+
+
 # -- systemd ------------------------------------------------------------------------
 
 

@@ -20,7 +20,14 @@ TIMES: Final = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit
 
 
 def compare(
-    settings: Settings, *, check: str, limit_s: float, said: str, knob: str, spent_s: float = 0.0
+    settings: Settings,
+    *,
+    check: str,
+    limit_s: float,
+    said: str,
+    knob: str,
+    spent_s: float = 0.0,
+    promised_s: float | None = None,
 ) -> Finding:
     """Check that a run ends before the platform kills it.
 
@@ -31,6 +38,8 @@ def compare(
         said: Where the limit is written: `TimeoutStopSec of compute.service`.
         knob: The option to raise: `terminationGracePeriodSeconds`.
         spent_s: Seconds of the limit that pass before SIGTERM (preStop).
+        promised_s: The `kill_after` that the run's command gives it; None for none. The remedy is
+            also good for that.
     """
     hard, alarm = settings.hard_limit_s + spent_s, last_breath_s(settings) + spent_s
     before = f"preStop {format_duration(spent_s)} + " if spent_s else ""
@@ -42,12 +51,16 @@ def compare(
             f"set {knob} to {math.floor(alarm) + 1}",
         )
     theirs = f"{said} = {format_duration(limit_s)}"
-    needed = f"raise {knob} to at least {math.floor(alarm) + 1}"
+    least, shorter = math.floor(alarm) + 1, shorter_drain(settings, limit_s - spent_s)
+    if promised_s is not None and promised_s > limit_s:
+        least = max(least, math.ceil(promised_s))
+        shorter += f" and {variable_name('kill_after_s')}={limit_s:g}" if shorter else ""
+    needed = f"raise {knob} to at least {least}"
     if hard >= limit_s:
         return fail(
             check,
             f"{ours} must be below {theirs}: the platform kills before tasks are handed over",
-            f"{needed}{shorter_drain(settings, limit_s - spent_s)}",
+            f"{needed}{shorter}",
         )
     if alarm >= limit_s:
         return warn(
@@ -64,6 +77,8 @@ def check_promise(
 ) -> Iterator[Finding]:
     """Check that the run's `kill_after` is not above its platform's limit.
 
+    Says nothing if its hard limit is above that too: the remedy of `compare` is for both.
+
     Args:
         settings: Of the run.
         given: Its command. If it gives no settings, `kill_after` comes from the operator's own
@@ -76,6 +91,8 @@ def check_promise(
     if promised is None or not given.says:
         return
     check, shown = variable_name("kill_after_s"), format_duration(promised)
+    if promised > limit_s and settings.hard_limit_s >= limit_s:
+        return
     if promised > limit_s:
         yield fail(
             check,

@@ -18,7 +18,7 @@ import msgspec
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
-from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import given_by
@@ -211,9 +211,10 @@ def _check_container(
         return
     unknown = given.unknown(settings)
     yield from _check_pre_stop(container, name)
-    in_time = _check_grace(settings, pod, container, name, float(grace))
+    in_time = _check_grace(settings, pod, container, name, float(grace), kill_after)
     yield hidden_time(name, given, unknown) or doubted(in_time, given, unknown)
-    yield _check_kill_after(name, kill_after, float(grace), unknown.get("kill_after_s"))
+    if kill_after is None or in_time.level is not Level.FAIL:  # its remedy is for both
+        yield _check_kill_after(name, kill_after, float(grace), unknown.get("kill_after_s"))
     yield from check_files(settings, pod, container, name, unknown)
     if hides_signals(_words(container)):
         yield fail(
@@ -234,7 +235,12 @@ def _check_pre_stop(container: Mapping[str, Any], name: str) -> Iterator[Finding
 
 
 def _check_grace(
-    settings: Settings, pod: Pod, container: Mapping[str, Any], name: str, grace_s: float
+    settings: Settings,
+    pod: Pod,
+    container: Mapping[str, Any],
+    name: str,
+    grace_s: float,
+    kill_after: str | None,
 ) -> Finding:
     field, before = "terminationGracePeriodSeconds", _pre_stop_s(container)
     return compare(
@@ -242,9 +248,17 @@ def _check_grace(
         check=name,
         limit_s=grace_s,
         said=field if field in pod.spec else f"{field} (its default)",
-        knob=field,
+        knob=field if kill_after is None else f"{field}, and {KILL_AFTER} with it,",
         spent_s=0.0 if math.isnan(before) else before,
+        promised_s=_promised_s(kill_after),
     )
+
+
+def _promised_s(kill_after: str | None) -> float | None:
+    try:
+        return None if kill_after is None else parse_duration(kill_after)
+    except ConfigError:
+        return None
 
 
 def _pre_stop_s(container: Mapping[str, Any]) -> float:

@@ -162,7 +162,7 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
-    yield doubted(_check_stop(settings, name, unit), given, given.unknown(settings))
+    yield doubted(_check_stop(settings, name, unit, given), given, given.unknown(settings))
     limit, said = _stop_limit(unit), f"TimeoutStopSec of {name}"
     if limit is not None:
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="TimeoutStopSec")
@@ -228,14 +228,19 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
-def _check_stop(settings: Settings, name: str, unit: Directives) -> Finding:
+def _check_stop(settings: Settings, name: str, unit: Directives, given: StartCommand) -> Finding:
     value, limit = unit.get("TimeoutStopSec", ""), _stop_limit(unit)
     if limit is None:
         return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", "write 35s")
     default = "" if value else " (the default of systemd)"
     said = f"TimeoutStopSec of {name}{default}"
     return compare(
-        settings, check="TimeoutStopSec", limit_s=limit, said=said, knob="TimeoutStopSec"
+        settings,
+        check="TimeoutStopSec",
+        limit_s=limit,
+        said=said,
+        knob="TimeoutStopSec",
+        promised_s=settings.kill_after_s if given.says else None,
     )
 
 
@@ -384,7 +389,7 @@ def check_program(settings: Settings, name: str, program: Directives) -> Iterato
     words = _split(program.get("command", ""))
     given = given_by(words, _pairs(program), program.get("directory", ""))
     settings = yield from judged_by(settings, given, f"program {name}")
-    yield _check_wait(settings, name, program)
+    yield _check_wait(settings, name, program, given)
     with contextlib.suppress(ValueError):  # `_check_wait` reports it
         limit, said = _wait_limit(program), f"stopwaitsecs of program {name}"
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="stopwaitsecs")
@@ -401,7 +406,7 @@ def _pairs(program: Directives) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _check_wait(settings: Settings, name: str, program: Directives) -> Finding:
+def _check_wait(settings: Settings, name: str, program: Directives, given: StartCommand) -> Finding:
     said = f"stopwaitsecs of program {name}"
     if hides_signals(program.get("command", "").split()):
         return fail(
@@ -416,7 +421,14 @@ def _check_wait(settings: Settings, name: str, program: Directives) -> Finding:
         return fail("supervisord", f"{said} = {value!r} is no number", "set stopwaitsecs=30")
     if "stopwaitsecs" not in program:
         said += " (its default)"
-    return compare(settings, check="supervisord", limit_s=limit, said=said, knob="stopwaitsecs")
+    return compare(
+        settings,
+        check="supervisord",
+        limit_s=limit,
+        said=said,
+        knob="stopwaitsecs",
+        promised_s=settings.kill_after_s if given.says else None,
+    )
 
 
 def _wait_limit(program: Directives) -> float:
