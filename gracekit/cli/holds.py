@@ -30,7 +30,9 @@ from gracekit.store.batch import Batch
 
 _MOST_KNOWN: Final = 1000
 _LISTS: Final = "`gracekit holds` lists those that can be ended"
-_HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASHES")
+_HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "RUN", "STATE", "LAPSES IN", "CRASHES")
+_NAMES: Final = (*sql.HOLD_NAMES, "instance")
+"""The columns of `HOLDS`; the last one is the instance of the run that a hold belongs to."""
 
 
 @click.group(cls=HintingGroup, invoke_without_command=True)
@@ -41,7 +43,8 @@ _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASH
 def holds(options: CommonOptions, /, *, limit: int) -> None:
     """List holds that are open, or whose errored hook has still to be called.
 
-    An open hold keeps its host in a drain until it ends. CRASHES counts the
+    An open hold keeps its host in a drain until it ends. RUN is the instance that
+    it belongs to, which is none for a hold that a dead run has left. CRASHES counts the
     processes that ended while the probe of the hold, or its errored hook, was
     being called. `end` ends a hold.
     """
@@ -50,7 +53,7 @@ def holds(options: CommonOptions, /, *, limit: int) -> None:
         return
     with StoreRecords(options.settings) as records:
         rows = asyncio.run(records.engine.query(sql.HOLDS, limit))
-    found = [dict(zip(sql.HOLD_NAMES, row, strict=True)) for row in rows]
+    found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if options.as_json:
         click.echo(json_text({"holds": found}))
     else:
@@ -63,7 +66,8 @@ def _row(hold: dict[str, Any]) -> tuple[str, ...]:
     else:
         state = "left over" if hold["owner"] is None else "open"
     left_s = max(0.0, hold["lapses_at"] - time.time())
-    words = (hold["name"], hold["key"], hold["method"], hold["target"], state)
+    run = hold["instance"] or hold["owner"] or "none"
+    words = (hold["name"], hold["key"], hold["method"], hold["target"], run, state)
     return (*(safe(word) for word in words), duration(left_s), str(hold["crashes"]))
 
 
@@ -113,6 +117,6 @@ async def _why_none(records: StoreRecords, name: str, key: str) -> str:
         ago = duration(age_s(time.time(), float(rows[0][0] or 0.0)))
         return f"hold {hold} has ended already, {ago} ago; {_LISTS}"
     known = await records.engine.query(sql.HOLDS, _MOST_KNOWN)
-    names = [dict(zip(sql.HOLD_NAMES, row, strict=True)) for row in known]
+    names = [dict(zip(_NAMES, row, strict=True)) for row in known]
     hint = did_you_mean(hold, [f"{safe(one['name'])} {safe(one['key'])}" for one in names])
     return f"there is no hold {hold}{f'{hint} ' if hint else '; '}{_LISTS}"

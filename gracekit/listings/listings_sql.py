@@ -122,7 +122,8 @@ HOLD_NAMES: Final = (
     "ended_at", "end_reason", "errored_due", "crashes",
 )  # fmt: skip
 HOLDS: Final = f"""
-SELECT {", ".join(HOLD_NAMES)} FROM hold
+SELECT {", ".join(HOLD_NAMES)},
+    (SELECT instance FROM run WHERE run_id = hold.owner) FROM hold
 WHERE ended_at IS NULL OR errored_due = 1 ORDER BY id DESC LIMIT ?"""
 HOLD_ENDED: Final = """
 SELECT ended_at FROM hold WHERE name = ? AND key = ? ORDER BY id DESC LIMIT 1"""

@@ -64,6 +64,25 @@ def recorded(store: Path) -> tuple[int, int]:
     return int(listed), sum(int(value) for (value,) in counted)
 
 
+def test_a_hold_is_listed_with_the_run_that_it_belongs_to(say: Say, store: Path):
+    """
+    Its instance; a run that is not on record any more has only its id.
+    """
+    connection = apsw.Connection(str(store))
+    names = [str(row[1]) for row in connection.execute("PRAGMA table_info(run)")]
+    known = {"run_id": "run", "service": "compute", "instance": "api-1"}
+    values = [known.get(name, 0) for name in names]
+    unknown = say()
+    connection.execute(f"INSERT INTO run VALUES ({', '.join('?' * len(names))})", values)
+    connection.close()
+    shown, one = say(), json.loads(say("--json").output)["holds"][0]
+
+    assert unknown.output.splitlines()[1].split()[3:6] == ["node-1", "run", "open"]
+    assert shown.output.splitlines()[0].split()[3:6] == ["HOST", "RUN", "STATE"]
+    assert shown.output.splitlines()[1].split()[3:6] == ["node-1", "api-1", "open"]
+    assert (one["owner"], one["instance"]) == ("run", "api-1")
+
+
 def test_a_hold_that_does_not_exist_is_not_found_and_leaves_no_incident(say: Say, store: Path):
     """
     The nearest open hold is named, the status is that of `tasks show`, and nothing is recorded.
