@@ -320,6 +320,7 @@ def test_what_is_unknown_is_left_out():
         "gracekit_oldest_unfinished_seconds",
         "gracekit_accounts_off_by",
         "gracekit_notifications_due",
+        "gracekit_open_holds",
         "gracekit_broker_connected",
     }
 
@@ -389,7 +390,11 @@ def test_opentelemetry_shows_every_row_of_the_table():
     reader = InMemoryMetricReader()
     instruments = Instruments(MeterProvider(metric_readers=[reader]))
     store = StoreNumbers(
-        unfinished={"accepted": 3}, oldest_unfinished_s=9.0, accounts_off_by=0, notifications_due=1
+        unfinished={"accepted": 3},
+        oldest_unfinished_s=9.0,
+        accounts_off_by=0,
+        notifications_due=1,
+        open_holds=1,
     )
     shown = readings(
         in_flight={("resize", "requests"): 2},

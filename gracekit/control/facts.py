@@ -30,6 +30,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         oldest_s: Age of the oldest of them, in seconds, since it was accepted or last parked; None
             if there is none. Those that are parked now do not count.
         notifications_due: Number of notifications that runs of the service are still to send.
+        open_holds: Number of open holds of the service.
     """
 
     at: float
@@ -37,6 +38,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: Mapping[str, int] = msgspec.field(default_factory=dict)
     oldest_s: float | None = None
     notifications_due: int | None = None
+    open_holds: int | None = None
 
 
 class StoreFacts:
@@ -88,6 +90,7 @@ class StoreFacts:
                 query = self._view.engine.query
                 rows = await query(sql.UNFINISHED, self._service)
                 ((due,),) = await query(sql.NOTIFICATIONS_DUE, self._service)
+                ((holds,),) = await query(sql.OPEN_HOLDS, self._service, clock.wall())
         except (StoreError, TimeoutError):
             return Facts(at=clock.loop(), answers=False)
         oldest = min((float(at) for _, _, at in rows if at is not None), default=None)
@@ -97,4 +100,5 @@ class StoreFacts:
             unfinished={str(state): int(number) for state, number, _ in rows if number},
             oldest_s=None if oldest is None else age_s(clock.wall(), oldest),
             notifications_due=int(due or 0),
+            open_holds=int(holds or 0),
         )

@@ -21,3 +21,5 @@ SELECT 'pending', count(*), NULL FROM task WHERE state = 'pending' AND service =
 NOTIFICATIONS_DUE: Final = """
 SELECT count(*) FROM outbox
 WHERE owner IN (SELECT run_id FROM run WHERE service = ? AND adopted_at IS NULL)"""
+OPEN_HOLDS: Final = """
+SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ? AND lapses_at > ?"""

@@ -75,6 +75,7 @@ class Gauges:
             drain_left_s=None if deadline is None else max(0.0, deadline - now),
             drain_expected_s=max(0.0, max(known, default=now) - now) if is_known else None,
             drain_at_risk=0 if deadline is None else sum(end > deadline for end in known),
+            drain_unknown=0 if deadline is None else len(running) - len(known),
             broker_connected=self._transport.is_connected,
             store=self._store(),
         )
@@ -92,6 +93,7 @@ class Gauges:
             oldest_unfinished_s=facts.oldest_s or 0.0,
             accounts_off_by=None if accounts is None else accounts.off_by,
             notifications_due=facts.notifications_due,
+            open_holds=facts.open_holds,
         )
 
 

@@ -389,6 +389,13 @@ _GAUGES: Final = (
         help="Running tasks that are expected to end after the deadline of the drain.",
     ),
     Metric(
+        name="gracekit_drain_unknown",
+        instrument="gracekit.drain.unknown",
+        kind=MetricKind.GAUGE,
+        reading="drain_unknown",
+        help="Running tasks that a drain waits for and whose method has no history to judge by.",
+    ),
+    Metric(
         name="gracekit_unfinished",
         instrument="gracekit.unfinished",
         kind=MetricKind.GAUGE,
@@ -422,6 +429,14 @@ _GAUGES: Final = (
         reading="notifications_due",
         together=Together.LARGEST,
         help="Notifications about parked tasks that are on record and not sent yet.",
+    ),
+    Metric(
+        name="gracekit_open_holds",
+        instrument="gracekit.open_holds",
+        kind=MetricKind.GAUGE,
+        reading="open_holds",
+        together=Together.LARGEST,
+        help="Holds on record that are open, also those of other runs of the service.",
     ),
     Metric(
         name="gracekit_broker_connected",

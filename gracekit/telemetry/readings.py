@@ -23,12 +23,14 @@ class StoreNumbers(msgspec.Struct, frozen=True, kw_only=True):
             is none.
         accounts_off_by: By how many tasks the accounts are wrong.
         notifications_due: Notifications about parked tasks that are not sent yet.
+        open_holds: Open holds of all runs of the service.
     """
 
     unfinished: Mapping[str, int] | None = None
     oldest_unfinished_s: float | None = None
     accounts_off_by: int | None = None
     notifications_due: int | None = None
+    open_holds: int | None = None
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         drain_left_s: Seconds until the deadline; None outside of a drain.
         drain_expected_s: Seconds until everything that the drain waits for should have ended.
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
+        drain_unknown: Tasks that the drain waits for without an estimate; 0 outside of a drain.
         broker_connected: None without a broker.
         store: The numbers from the last query of the store.
     """
@@ -61,6 +64,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     drain_left_s: float | None = None
     drain_expected_s: float | None = None
     drain_at_risk: int | None = 0
+    drain_unknown: int | None = 0
     broker_connected: bool | None = None
     store: StoreNumbers = StoreNumbers()
 
@@ -93,6 +97,11 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     def notifications_due(self) -> int | None:
         """See `StoreNumbers`."""
         return self.store.notifications_due
+
+    @property
+    def open_holds(self) -> int | None:
+        """See `StoreNumbers`."""
+        return self.store.open_holds
 
 
 class Watched(Protocol):

@@ -88,6 +88,7 @@ async def rendering(world: World, svc: Service) -> str:
         oldest_unfinished_s=3.0,
         accounts_off_by=0,
         notifications_due=2,
+        open_holds=1,
     )
     shown = msgspec.structs.replace(
         life.runtime.readings(),

@@ -131,6 +131,7 @@ async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Ser
     assert seen.counted("gracekit_tasks_in_flight") == {("requests", "resize"): 2}
     assert seen.counted("gracekit_tasks_finished_total") == {("resize", "succeeded"): 1}
     assert seen.value("gracekit_drain_left_seconds") == pytest.approx(20, abs=0.1)
+    assert (seen.value("gracekit_drain_at_risk"), seen.value("gracekit_drain_unknown")) == (0, 2)
 
     await life.hears("task.handed_over", 2)
     assert seen.counted("gracekit_tasks_handed_over_total") == {("resize",): 2}
@@ -380,7 +381,11 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
         for event in metric.events:
             counted.record(event, {"method": "resize", "ran_s": 0.2, "waited_s": 1.0})
     seen = StoreNumbers(
-        unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0, notifications_due=1
+        unfinished={"accepted": 2},
+        oldest_unfinished_s=3.0,
+        accounts_off_by=0,
+        notifications_due=1,
+        open_holds=1,
     )
     readings = msgspec.structs.replace(runtime.readings(), store=seen, broker_connected=True)
 
