@@ -29,7 +29,12 @@ _FEATURES: Final = (
     click.argument("method"),
     click.argument("words", metavar="[NAME=VALUE]...", nargs=-1),
     click.option("--args", "args_text", metavar="JSON", help="Arguments, as a JSON object."),
-    click.option("--host", metavar="NAME", help="Send to this host or instance only."),
+    click.option(
+        "--host",
+        metavar="NAME",
+        help="Send to the runs of this host only (their setting `host`); with --ops it may also be "
+        "the name of an instance.",
+    ),
     click.option("--ops", is_flag=True, help="Send to the ops topic."),
     click.option("--namespace", metavar="TEXT", help="Interface namespace."),
     click.option("--version", metavar="X.Y", help="Interface version asked for.  [default: 1.0]"),

@@ -42,14 +42,13 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions, no_reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
-from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
+from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.tracing.carrier import outgoing, stamped
 from gracekit.tracing.spans import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NO_HOST = "; check the host too: no run has read there as host or instance"
 
 __all__ = ["CALL_TIMEOUT_S", "ClientView", "PrepareOptions", "RpcClient"]
 
@@ -345,9 +344,10 @@ class RpcClient(ClientView, AsyncOnly):
         try:
             await self._transport.publish(queue, message)
         except Undeliverable as error:
-            host = "" if options.host is None else f"{_NO_HOST} {options.host!r}"
+            is_ops = queue.topic == self._topics[True]
+            host = "" if options.host is None else no_host(options.host, ops=is_ops)
             # The service may be older than ops servers, and read ops requests from its one topic.
-            if queue.topic != self._topics[True] or options.namespace == CONTROL_NAMESPACE:
+            if not is_ops or options.namespace == CONTROL_NAMESPACE:
                 if not host:
                     raise
                 raise Undeliverable(f"{error}{host}") from None

@@ -62,6 +62,21 @@ def directed_queue(topic: str, host: str) -> Queue:
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
 
 
+def no_host(name: str, *, ops: bool) -> str:
+    """What an error says of the host that has no queue; an instance has one on the ops topic only.
+
+    Args:
+        name: As prepared.
+        ops: Whether the request was for the ops topic.
+    """
+    if ops:
+        return f"; check the name too: no run has read there as host or instance {name!r}"
+    return (
+        f"; check the host too: no run has read there as host {name!r}. The name of an instance is "
+        "known on the ops topic only; `gracekit config show` says which host a service has"
+    )
+
+
 def fanout_queue(topic: str, run_id: str) -> Queue:
     """The queue of one run's fanout copies; after the run's death another run can remove it."""
     return Queue(f"{topic}_fanout_{run_id}", QueueKind.FANOUT, topic)

@@ -87,7 +87,8 @@ def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
 
     assert (answer.code, bool(re.fullmatch(r"[0-9a-f]{32}\n", answer.out))) == (0, True), answer
     assert (directed.code, "no service ever declared" in directed.err) == (4, True)
-    assert "check the host too: no run has read there as host or instance 'nobody-" in directed.err
+    assert "check the host too: no run has read there as host 'nobody-reads-here'. " in directed.err
+    assert "The name of an instance is known on the ops topic only" in directed.err
     assert fanned.json["fanout"] is True
 
 
