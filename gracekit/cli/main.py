@@ -30,6 +30,7 @@ from gracekit.errors import (
     DependencyError,
     GracekitError,
     Undeliverable,
+    UnknownCommitError,
 )
 from gracekit.exits import ExitCode
 from gracekit.telemetry.logs import said, take_hooks
@@ -161,7 +162,10 @@ def _with_near_options(error: click.ClickException) -> click.ClickException:
 
 
 def _fail(error: GracekitError) -> NoReturn:
-    end(str(error) or type(error).__name__, exit_code_of(error))
+    words = str(error) or type(error).__name__
+    if isinstance(error, UnknownCommitError):
+        words += ": `gracekit incidents --what operator` shows whether the order is on record"
+    end(words, exit_code_of(error))
 
 
 def end(message: str, code: int) -> NoReturn:

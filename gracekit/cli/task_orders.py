@@ -13,6 +13,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -65,6 +66,8 @@ OPERATOR: Final = "operator"
 SHORTEST_ID: Final = 4
 """Characters of an abbreviated ID, where no terminal can be asked back."""
 POLL_S: Final = 0.1
+LOCKED_S: Final = 2.0
+"""A command that waits so long for the lock of the store says so."""
 MOVES: Final = 50
 """A task may change hands so often before we give up."""
 
@@ -173,13 +176,17 @@ def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) ->
 
 @contextlib.asynccontextmanager
 async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
-    """The store, opened for one order."""
-    engine = StoreLocation(settings.store_url).engine(Process())
-    await engine.start()
+    """The store, opened for one order; if it is locked, that is said after `LOCKED_S`."""
+    location = StoreLocation(settings.store_url)
+    engine = location.engine(Process())
+    words = f"waiting for {location.name}, which another program has locked for writing"
+    hint = asyncio.get_running_loop().call_later(LOCKED_S, partial(tell, words, prefix=""))
     try:
+        await engine.start()
         yield engine
     finally:
         await engine.stop()
+        hint.cancel()
 
 
 class ParkedOnly(msgspec.Struct, frozen=True, kw_only=True):

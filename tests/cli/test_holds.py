@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import apsw
 import pytest
 from click.testing import CliRunner, Result
 
+from gracekit.cli import task_orders
 from gracekit.cli.main import cli
 from gracekit.clock import Clock
 from gracekit.journal.holds import Holds
@@ -81,6 +83,23 @@ def test_a_hold_is_listed_with_the_run_that_it_belongs_to(say: Say, store: Path)
     assert shown.output.splitlines()[0].split()[3:6] == ["HOST", "RUN", "STATE"]
     assert shown.output.splitlines()[1].split()[3:6] == ["node-1", "api-1", "open"]
     assert (one["owner"], one["instance"]) == ("run", "api-1")
+
+
+def test_a_command_that_waits_for_a_locked_store_says_so(say: Say, store: Path):
+    """
+    The order is carried out when the lock is free; until then the command does not look hung.
+    """
+    locker = apsw.Connection(str(store))
+    locker.execute("BEGIN IMMEDIATE")
+    free = threading.Timer(task_orders.LOCKED_S + 1.0, locker.execute, ["ROLLBACK"])
+    free.start()
+    answer = say("end", "migration", "vm-7", "--reason", "why")
+    free.join()
+    locker.close()
+
+    assert answer.exit_code == 0
+    assert f"waiting for {store}, which another program has locked for writing" in answer.output
+    assert answer.output.endswith("migration vm-7: 1 hold ended\n")
 
 
 def test_a_hold_that_does_not_exist_is_not_found_and_leaves_no_incident(say: Say, store: Path):
