@@ -274,7 +274,7 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
                 holds = (await records.open_holds()).get(watch.run.run_id, [])
                 _tell_progress(watch, answer, holds)
             elif reports.why:
-                _tell_trouble(watch, reports.why)
+                await _tell_trouble(records, watch, reports.why)
             if answer is not None or reports.brief:
                 await asyncio.sleep(POLL_S)
     finally:
@@ -352,9 +352,14 @@ def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) ->
     watch.drawing.show(watch.run.run_id, picture)
 
 
-def _tell_trouble(watch: DrainWatch, why: str) -> None:
-    """Why there is no progress to show, once; a run that is only slow to answer says nothing."""
-    if watch.shown != why:
+async def _tell_trouble(records: StoreRecords, watch: DrainWatch, why: str) -> None:
+    """Why there is no progress to show, once; a run that is only slow to answer says nothing.
+
+    Nor does one that has recorded its stop: it closes its door before its process ends.
+    """
+    watch.run = await records.again(watch.run)
+    is_over = watch.run.ended_at is not None or records.judge(watch.run).is_dead
+    if not is_over and watch.shown != why:
         watch.shown = why
         watch.say(f"no progress to show: {safe(why, longest=LONGEST_WHY)}")
 
@@ -393,7 +398,7 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
     names = some_holds(report.get("holds", ()), holds)
     left = f", {plural(holds, 'hold')} left open{names and f': {names}'}" if holds else ""
     earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started}) - holds
-    left += f", {earlier} left of earlier runs" if earlier > 0 else ""
+    left += f", {earlier} unfinished from earlier runs" if earlier > 0 else ""
     why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
     own = "" if run.exit_code in {None, watch.code} else f" (the run's exit code: {run.exit_code})"
     watch.say(

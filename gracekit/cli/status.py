@@ -81,6 +81,7 @@ def _text(report: StatusReport) -> str:
         for entry in report.entries
         if entry.judgement.answer is Alive.NOT_PROVEN
     ]
+    parts += [line for entry in report.entries for line in _ordered(entry)]
     parts += [paint(line, "yellow") for entry in report.entries for line in _held(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_ready(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_heard(entry)]
@@ -142,6 +143,15 @@ def _who_settles(entries: Sequence[RunStatus]) -> str:
             "`gracekit reconcile` settles them"
         )
     return "a living run of the service takes them, or the next"
+
+
+def _ordered(entry: RunStatus) -> list[str]:
+    """`api-1 drains: asked for by uid 0 (root)@vm: new kernel`, of a run that drains."""
+    run = entry.run
+    if entry.phase != ServiceState.DRAINING.value or not run.stop_by:
+        return []
+    reason = f": {safe(run.stop_reason)}" if run.stop_reason else ""
+    return [f"{run.instance} drains: asked for by {safe(run.stop_by)}{reason}"]
 
 
 def _held(entry: RunStatus) -> list[str]:

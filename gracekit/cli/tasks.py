@@ -161,7 +161,8 @@ def _text(found: TaskList, query: TaskQuery) -> str:
 
 def _not_heard(found: TaskList) -> list[str]:
     return [
-        f"what {safe(name)} runs without a row is not listed: {safe(why, longest=LONGEST_WHY)}"
+        f"{safe(name)} {safe(why, longest=LONGEST_WHY)}: what it runs that is not in the store "
+        "(requeue requests, periodic jobs, hooks) is not listed"
         for name, why in found.not_heard.items()
     ]
 

@@ -72,7 +72,7 @@ def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(dir
         code = run.wait()
 
     assert (answer.code, code) == (3, 75), answer
-    assert "0 handed over, 0 not started, 1 left of earlier runs. exit 3" in answer.out
+    assert "0 handed over, 0 not started, 1 unfinished from earlier runs. exit 3" in answer.out
 
 
 def test_a_hold_that_keeps_a_drain_is_named_on_the_way_and_at_the_end(directory):
@@ -98,7 +98,7 @@ def test_holds_are_named_beside_tasks_and_in_the_status(directory):
         gracekit(directory, "call", "compute", "hold", "vm=vm-7")
         start_work(directory, run)
         before = gracekit(directory, "status")
-        with Started(directory, "drain", "--timeout", "60s") as drain:
+        with Started(directory, "drain", "--timeout", "60s", "--reason", "new disk") as drain:
             progress = drain.wait_line("in flight 1")
             status = gracekit(directory, "status")
             listed = gracekit(directory, "status", "--json").json
@@ -109,6 +109,7 @@ def test_holds_are_named_beside_tasks_and_in_the_status(directory):
     assert "longest work vm:vm-1" in progress
     assert progress.endswith("waits for hold migration vm-7")
     assert "api-1 waits for hold migration vm-7" in status.out
+    assert re.search(r"^api-1 drains: asked for by uid \d+.*: new disk$", status.out, re.MULTILINE)
     assert "waits for hold" not in before.out
     assert listed["runs"][0]["holds"] == ["migration vm-7"]
 
