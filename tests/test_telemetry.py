@@ -614,6 +614,33 @@ def test_what_a_full_stream_does_not_take_is_counted_and_said(full_pipe, monkeyp
     assert again.endswith("app: again")
 
 
+class Raw(io.FileIO):
+    """A pipe's end that keeps each write apart."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w")
+        self.writes: list[bytes] = []
+
+    def write(self, data) -> int:
+        self.writes.append(bytes(data))
+        return len(self.writes[-1])
+
+
+def test_a_printed_line_leaves_in_one_write_also_where_python_is_unbuffered(root):
+    """
+    A log line, which a thread writes, cannot come between the pieces of a printed line.
+    """
+    reading, writing = os.pipe()
+    raw = Raw(writing)
+    with io.TextIOWrapper(raw, write_through=True) as stream:  # as with PYTHONUNBUFFERED=1
+        configure_logging("json", stream=stream)
+
+        print("working on", 3, file=stream)
+    os.close(reading)
+
+    assert raw.writes == [b"working on 3\n"]
+
+
 def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(full_pipe):
     """
     False if it was not taken in time; true once it is.
