@@ -419,6 +419,24 @@ def test_what_a_request_has_sent_is_masked(text, shown):
     assert masked(text, args, {"vm": "vm-1"}, context, known="vm-1") == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("task pfail-fail (pfail): no fail", "task pfail-fail (pfail): no <how>"),
+        ("fail (pfail): task pfail-fail (pfail)", "<how> (p<how>): task pfail-fail (pfail)"),
+        ("task pfail-fail (pfail): x", "task pfail-fail (pfail): x"),
+        ("my task pfail-fail (pfail): y", "<more>: y"),
+    ],
+)
+def test_the_name_of_the_task_stays_readable(text, shown):
+    """
+    An argument that repeats a part of id or method hides neither, as the log shows both anyway.
+    """
+    args = {"how": "fail", "more": "my task pfail-fail (pfail)"}
+
+    assert masked(text, args, who="task pfail-fail (pfail)") == shown
+
+
 def bomb() -> tuple[str, dict[str, str]]:
     """A context whose names hold the texts of others: each replacement would make more of them."""
     words = [chr(97 + n) * (20 - n) for n in range(16)]
