@@ -141,7 +141,7 @@ def _due(record: TaskRecord) -> Iterator[str]:
         called = "is being called" if columns["calling"] else "has still to be called"
         yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
     if columns["finished_at"] is None:
-        for name, what in (("not_before", "it settles"), ("next_check", "its probe said Wait")):
+        for name, what in (("not_before", "it settles"), ("next_check", "its probe waits (it answered Wait, raised or timed out)")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"
         if columns["probing"]:
@@ -166,13 +166,20 @@ def _history(record: TaskRecord) -> list[tuple[float, str]]:
     states = [
         (columns["accepted_at"], "accepted"),
         (columns["started_at"], f"running: attempt {columns['attempts']}"),
-        (columns["waiting_since"], "waiting since"),
+        (columns["waiting_since"], _waited(columns)),
         (columns["finished_at"], str(columns["state"])),
     ]
     seen = list(_incidents(record))
     if not any(one["what"] == _PARKED for one in record.incidents):  # removed before the task was
         seen.append((columns["parked_at"], f"parked as version {columns['parkings']}"))
     return sorted(((at, words) for at, words in states + seen if at is not None), key=_at)
+
+
+def _waited(columns: Mapping[str, Any]) -> str:
+    """What `waiting_since` means in a row of that state."""
+    if columns["state"] == TaskState.ACCEPTED.value:
+        return "last asked for a lease that is held elsewhere"
+    return "its probe gave no decision (it answered Wait, raised or timed out), and is asked again"
 
 
 def _incidents(record: TaskRecord) -> Iterator[tuple[float, str]]:

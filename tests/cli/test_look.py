@@ -228,7 +228,14 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
 
     tasks = gracekit(directory, "tasks", "--json").json["tasks"]
     status = gracekit(directory, "status")
+    with contextlib.closing(apsw.Connection(str(directory / "gracekit-store.db"))) as store:
+        store.execute("UPDATE task SET next_check = ?1 + 3600, waiting_since = ?1", [time.time()])
+    waits = gracekit(directory, "tasks").out
+    shown = gracekit(directory, "tasks", "show", str(tasks[0]["request_id"])).out
 
+    assert "cut: cancelled, its probe waits: recovery asks again in 59m" in waits
+    assert "its probe waits (it answered Wait, raised or timed out) until 2" in shown
+    assert "its probe gave no decision (it answered Wait, raised or timed out)" in shown
     assert [(t["state"], t["ownerless"], t["cut"]) for t in tasks] == [
         ("handed_over", True, "cancelled")
     ]
