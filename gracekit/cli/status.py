@@ -142,8 +142,8 @@ def _who_settles(entries: Sequence[RunStatus]) -> str:
             "`gracekit reconcile` settles them"
         )
     return (
-        "a living run of the service takes them, or the next; in `gracekit tasks` REASON says which "
-        "of them wait, and for how long"
+        "a living run of the service takes them, or the next; in `gracekit tasks` REASON says "
+        "which of them wait, and for how long"
     )
 
 

@@ -29,6 +29,7 @@ from gracekit.runs.run import Run
 from gracekit.tracker.task import TaskState
 
 _LONGEST: Final = 2048
+_WHY: Final = " (it answered Wait, raised or timed out)"  # the record does not say which
 _PARKED: Final = "parked"
 
 
@@ -141,7 +142,7 @@ def _due(record: TaskRecord) -> Iterator[str]:
         called = "is being called" if columns["calling"] else "has still to be called"
         yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
     if columns["finished_at"] is None:
-        for name, what in (("not_before", "it settles"), ("next_check", "its probe waits (it answered Wait, raised or timed out)")):
+        for name, what in (("not_before", "it settles"), ("next_check", f"its probe waits{_WHY}")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"
         if columns["probing"]:
@@ -179,7 +180,7 @@ def _waited(columns: Mapping[str, Any]) -> str:
     """What `waiting_since` means in a row of that state."""
     if columns["state"] == TaskState.ACCEPTED.value:
         return "last asked for a lease that is held elsewhere"
-    return "its probe gave no decision (it answered Wait, raised or timed out), and is asked again"
+    return f"its probe gave no decision{_WHY}, and is asked again"
 
 
 def _incidents(record: TaskRecord) -> Iterator[tuple[float, str]]:

@@ -91,8 +91,7 @@ def tasks(
     --stuck lists tasks that have run for three times the p95 of their method
     without a safe point (10 minutes without a history), have not begun for 10
     minutes, or were handed over 10 minutes ago and taken by no run. WHY LISTED
-    says which it is, and what the task waits for. Parked tasks are not stuck,
-    nor are tasks whose probe answered Wait: REASON says when it is asked again.
+    says which, and what it waits for. Parked tasks and waiting probes are not stuck.
 
     --json without --api-version 1.1 shows parked tasks as `errored`: list them
     with --state errored or all.

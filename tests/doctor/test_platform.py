@@ -339,9 +339,10 @@ def test_doctor_calls_its_own_process_so(tmp_path):
     """
     process(tmp_path, os.getpid(), "gracekit", cgroup="/")
 
-    assert "this process (gracekit doctor) runs in no unit" in one(
-        check_systemd(SETTINGS, os.getpid(), tmp_path), "systemd"
-    ).seen
+    assert (
+        "this process (gracekit doctor) runs in no unit"
+        in one(check_systemd(SETTINGS, os.getpid(), tmp_path), "systemd").seen
+    )
 
 
 STARTS = "[Service]\nExecStart=/usr/bin/gracekit run {}\n"

@@ -19,13 +19,13 @@ from gracekit.config.urls import UrlKind, file_of, kind_of
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.platform.grace import not_known
 from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import check_target, given_by
+from gracekit.doctor.platform.start_command import UNSET, check_target, given_by
 from gracekit.doctor.platform.units import begins_drain, judged_by
 from gracekit.errors import ConfigError
 
-
-_HIDDEN: Final = re.compile(r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this", re.M)
-_UNSET: Final = frozenset({"default", "service"})  # origins
+_HIDDEN: Final = re.compile(
+    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this", re.MULTILINE
+)
 
 
 class ImagePlan(msgspec.Struct):
@@ -107,7 +107,7 @@ def _given_at_the_start(settings: Settings, image: ImagePlan) -> dict[str, str]:
     return {
         variable_name(name): "docker run"
         for name in ("store_url", "transport_url")
-        if variable_name(name) not in image.variables and settings.origin(name) not in _UNSET
+        if variable_name(name) not in image.variables and settings.origin(name) not in UNSET
     }
 
 

@@ -20,7 +20,7 @@ from gracekit.doctor.finding import Finding, warn
 _FIELDS: Final = MappingProxyType(
     {option_name(f.name): f for f in fields(Settings) if f.metadata["parse"]}
 )
-_UNSET: Final = frozenset({"default", "service"})  # origins
+UNSET: Final = frozenset({"default", "service"})  # origins
 _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_url"})
 
 
@@ -82,7 +82,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             settings: As returned by `load`.
         """
-        unset = {name for name in SETTINGS if settings.origin(name) in _UNSET}
+        unset = {name for name in SETTINGS if settings.origin(name) in UNSET}
         found = dict.fromkeys(unset, " or ".join(self._open())) if self._open() else {}
         named = {BY_VARIABLE[one]: said for one, said in self.sources.items() if one in BY_VARIABLE}
         return found | {name: said for name, said in named.items() if name in unset}
@@ -96,7 +96,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
                 self._open() and variable not in self.variables
             )
             # Not kill_after: the operator's own platform may have another.
-            if is_hidden and origin not in _UNSET and name != "kill_after_s":
+            if is_hidden and origin not in UNSET and name != "kill_after_s":
                 is_url = name.endswith("_url")  # shown without its password
                 found[variable] = str(getattr(settings, name)) if is_url else shown
         return found
