@@ -387,6 +387,23 @@ def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["status", "tasks", "drain", "store backup copy.db"])
+def test_a_lost_store_is_said_to_be_lost(tmp_path: Path, command: str):
+    """
+    The directory of its runs knows that there was one: who restores it has not named a wrong file.
+    """
+    runs = tmp_path / "gracekit-store.db-runs"
+    runs.mkdir()
+    (runs / "mark").write_text("7\n")
+
+    answer = gracekit(tmp_path, *command.split())
+
+    assert answer.code == 78
+    assert f"{tmp_path / 'gracekit-store.db'} is lost" in answer.err
+    assert "put the store or its newest backup back" in answer.err
+    assert "systemctl or ps" in answer.err
+
+
 def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
     """
     Neither a database of somebody else nor an older or newer schema is migrated.
