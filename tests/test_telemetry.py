@@ -419,6 +419,24 @@ def test_what_a_request_has_sent_is_masked(text, shown):
     assert masked(text, args, {"vm": "vm-1"}, context, known="vm-1") == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("task pfail-fail (pfail): no fail", "task pfail-fail (pfail): no <how>"),
+        ("fail (pfail): task pfail-fail (pfail)", "<how> (p<how>): task pfail-fail (pfail)"),
+        ("task pfail-fail (pfail): x", "task pfail-fail (pfail): x"),
+        ("my task pfail-fail (pfail): y", "<more>: y"),
+    ],
+)
+def test_the_name_of_the_task_stays_readable(text, shown):
+    """
+    An argument that repeats a part of id or method hides neither, as the log shows both anyway.
+    """
+    args = {"how": "fail", "more": "my task pfail-fail (pfail)"}
+
+    assert masked(text, args, who="task pfail-fail (pfail)") == shown
+
+
 def bomb() -> tuple[str, dict[str, str]]:
     """A context whose names hold the texts of others: each replacement would make more of them."""
     words = [chr(97 + n) * (20 - n) for n in range(16)]
@@ -612,6 +630,33 @@ def test_what_a_full_stream_does_not_take_is_counted_and_said(full_pipe, monkeyp
     told = "49 log lines were dropped: the stream was not read"
     assert dropped.endswith(told)
     assert again.endswith("app: again")
+
+
+class Raw(io.FileIO):
+    """A pipe's end that keeps each write apart."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w")
+        self.writes: list[bytes] = []
+
+    def write(self, data) -> int:
+        self.writes.append(bytes(data))
+        return len(self.writes[-1])
+
+
+def test_a_printed_line_leaves_in_one_write_also_where_python_is_unbuffered(root):
+    """
+    A log line, which a thread writes, cannot come between the pieces of a printed line.
+    """
+    reading, writing = os.pipe()
+    raw = Raw(writing)
+    with io.TextIOWrapper(raw, write_through=True) as stream:  # as with PYTHONUNBUFFERED=1
+        configure_logging("json", stream=stream)
+
+        print("working on", 3, file=stream)
+    os.close(reading)
+
+    assert raw.writes == [b"working on 3\n"]
 
 
 def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(full_pipe):

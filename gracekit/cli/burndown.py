@@ -30,7 +30,7 @@ DEADLINE: Final = "│"
 KILL: Final = "┃"
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _LANES: Final = {
-    Lane.OPS.value: "ops lane",
+    Lane.OPS.value: "ops method",
     Lane.PERIODIC.value: "periodic job",
     Lane.BACKGROUND.value: "work of a handler",
 }

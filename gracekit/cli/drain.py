@@ -237,7 +237,7 @@ async def _ask(
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")
     else:
-        watch.say("intake of new requests closes, that of the ops lane stays open")
+        watch.say("it takes no new requests; ops methods are still served")
     detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""
     watch.say(f"({detaches}{watch.undo})")
 

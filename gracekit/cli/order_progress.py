@@ -61,6 +61,6 @@ def done_words(
 
 
 def ended_words(verb: Verb, end: TaskState | None) -> str:
-    """`given up: errored`, and `cancelled` alone."""
+    """`given up: it is errored now`, and `cancelled` alone."""
     done = DONE[verb]
-    return done if end is None or end.value == done else f"{done}: {end.value}"
+    return done if end is None or end.value == done else f"{done}: it is {end.value} now"

@@ -19,6 +19,7 @@ from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean, duration
 from gracekit.errors import ConfigError, DependencyError
+from gracekit.leases.epoch import PUT_BACK, lost_store
 from gracekit.life import Liveness
 from gracekit.listings.store_view import Accounts, StoreView, gone_at, label, verdict_of
 from gracekit.process import Process
@@ -47,6 +48,12 @@ class StoreRecords(StoreView):
         self._wakeups = location.wakeups()
 
     def __enter__(self) -> Self:
+        lost = lost_store(self._reader.path, self.run_directory)
+        if lost:
+            raise ConfigError(
+                f"{lost}; {PUT_BACK}. Until then no command can list its runs: look for processes "
+                "of the service with systemctl or ps"
+            )
         self._reader.open()
         return self
 

@@ -142,7 +142,10 @@ def _who_settles(entries: Sequence[RunStatus]) -> str:
             "started ones are not settled unasked, as startup_reconciliation_enabled is false: "
             "`gracekit reconcile` settles them"
         )
-    return "a living run of the service takes them, or the next"
+    return (
+        "a living run of the service takes them, or the next; in `gracekit tasks` REASON says "
+        "which of them wait, and for how long"
+    )
 
 
 def _ordered(entry: RunStatus) -> list[str]:

@@ -29,6 +29,7 @@ from gracekit.runs.run import Run
 from gracekit.tracker.task import TaskState
 
 _LONGEST: Final = 2048
+_WHY: Final = " (it answered Wait, raised or timed out)"  # the record does not say which
 _PARKED: Final = "parked"
 
 
@@ -141,7 +142,7 @@ def _due(record: TaskRecord) -> Iterator[str]:
         called = "is being called" if columns["calling"] else "has still to be called"
         yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
     if columns["finished_at"] is None:
-        for name, what in (("not_before", "it settles"), ("next_check", "its probe said Wait")):
+        for name, what in (("not_before", "it settles"), ("next_check", f"its probe waits{_WHY}")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"
         if columns["probing"]:
@@ -166,13 +167,20 @@ def _history(record: TaskRecord) -> list[tuple[float, str]]:
     states = [
         (columns["accepted_at"], "accepted"),
         (columns["started_at"], f"running: attempt {columns['attempts']}"),
-        (columns["waiting_since"], "waiting since"),
+        (columns["waiting_since"], _waited(columns)),
         (columns["finished_at"], str(columns["state"])),
     ]
     seen = list(_incidents(record))
     if not any(one["what"] == _PARKED for one in record.incidents):  # removed before the task was
         seen.append((columns["parked_at"], f"parked as version {columns['parkings']}"))
     return sorted(((at, words) for at, words in states + seen if at is not None), key=_at)
+
+
+def _waited(columns: Mapping[str, Any]) -> str:
+    """What `waiting_since` means in a row of that state."""
+    if columns["state"] == TaskState.ACCEPTED.value:
+        return "last asked for a lease that is held elsewhere"
+    return f"its probe gave no decision{_WHY}, and is asked again"
 
 
 def _incidents(record: TaskRecord) -> Iterator[tuple[float, str]]:

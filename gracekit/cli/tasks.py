@@ -91,7 +91,7 @@ def tasks(
     --stuck lists tasks that have run for three times the p95 of their method
     without a safe point (10 minutes without a history), have not begun for 10
     minutes, or were handed over 10 minutes ago and taken by no run. WHY LISTED
-    says which it is, and what the task waits for. Parked tasks are not stuck.
+    says which, and what it waits for. Parked tasks and waiting probes are not stuck.
 
     --json without --api-version 1.1 shows parked tasks as `errored`: list them
     with --state errored or all.
@@ -222,8 +222,7 @@ def _reason(entry: ListedTask) -> str:
     if not entry.journaled:
         return _without_row(str(columns["lane"]), str(columns["method"]))
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
-        wait_s = (columns["not_before"] or 0.0) - time.time()
-        return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
+        return f"cut: {columns['cut']}{_wait_of_cut(columns)}"
     if entry.is_parked:
         when = deadline_words((columns["pending_deadline"] or 0.0) - time.time())
         why = f": {columns['detail']}" if columns["detail"] else ""
@@ -234,6 +233,17 @@ def _reason(entry: ListedTask) -> str:
     words = ": ".join(filter(None, (reason, detail)))
     words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)
+
+
+def _wait_of_cut(columns: Mapping[str, Any]) -> str:
+    """What a handed-over task waits for: its settle time, or the next try to settle it."""
+    settle_s, again_s = (
+        (columns[name] or 0.0) - time.time() for name in ("not_before", "next_check")
+    )
+    if settle_s > 0:
+        return f", left for {duration(settle_s)}"
+    # Almost always after a probe; after an error of the store it may be a task without one.
+    return f", its probe waits: recovery asks again in {duration(again_s)}" if again_s > 0 else ""
 
 
 def _without_row(lane: str, method: str) -> str:

@@ -42,6 +42,7 @@ from gracekit.journal.tasks_sql import (
     MONITORED,
     NOT_STARTED,
     NOTE,
+    NOTE_OF_ROW,
     PAROLES,
     REJECT,
     REMOVE_NOTES,
@@ -339,8 +340,12 @@ class Journal:
         batch.add(REPLY_DONE, row_id, address.queue, address.msg_id)
         if not sent:
             batch.add_up(COUNT, "reply_given_up", 1)
-            self.add_note(batch, "reply_given_up", None, None, f"task {row_id} to {address.queue}")
+            self._add_reply_note(batch, row_id, address)
         await self.commit(batch)
+
+    def _add_reply_note(self, batch: Batch, row_id: int, address: Address) -> None:
+        detail = f"the reply to queue {address.queue} was not sent"
+        batch.add(NOTE_OF_ROW, self.clock.wall(), self.run_id, "reply_given_up", detail, row_id)
 
     def add_context(self, batch: Batch, task: TrackedTask, context: Mapping[str, Any]) -> None:
         """Replace the context of a running task's row, to add the trace of its last attempt."""

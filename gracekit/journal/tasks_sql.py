@@ -32,6 +32,9 @@ INSERT INTO tally (what, n) VALUES (?, ?)
 ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
 NOTE: Final = """
 INSERT INTO incident (at, run_id, what, request_id, method, detail) VALUES (?, ?, ?, ?, ?, ?)"""
+NOTE_OF_ROW: Final = """
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, ?, ?, request_id, method, ? FROM task WHERE id = ?"""
 BEGIN: Final = """
 UPDATE task SET state = 'running', attempts = attempts + 1, started_at = ?, cut = NULL,
     not_before = NULL, waiting_since = NULL, alone = ?

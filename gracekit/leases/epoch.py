@@ -141,6 +141,22 @@ def read_mark(directory: Path) -> int:
         return 0
 
 
+def lost_store(path: Path, directory: Path) -> str:
+    """A sentence if a store existed at *path* where there is none now; otherwise empty.
+
+    Args:
+        path: Of the store.
+        directory: Of the locks of its runs, with the mark.
+    """
+    if path.exists() or not read_mark(directory):
+        return ""
+    return f"{path} is lost: services have used a store there, as {directory} knows"
+
+
+PUT_BACK: Final = "put the store or its newest backup back, as docs/backup.md tells"
+"""The remedy for a lost store."""
+
+
 def mark_of(epoch: Value, age: Value) -> int:
     """Epoch and age as one number, which rises with either."""
     assert isinstance(epoch, int)

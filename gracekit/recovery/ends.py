@@ -40,13 +40,18 @@ def errored_row(row: TaskRow, reason: Reason, detail: str = "") -> Outcome:
     """The outcome of a task that recovery gives up."""
     is_restored = reason is Reason.INTERRUPTED and not row.attempts  # see `leases.epoch`
     why = RESTORED_SENTENCE if is_restored else ""
-    return errored(f"task {row.request_id} ({row.method})", reason, detail, why=why)
+    return errored(_who(row), reason, detail, why=why)
 
 
 def failed_row(row: TaskRow, reason: object) -> Outcome:
     """The outcome of a task whose probe answered Fail; takes any *reason* without raising."""
     said = reason if isinstance(reason, str) else words_of(reason)
-    return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {said}"))
+    return failed(TaskInterruptedError(f"{_who(row)}: {said}"))
+
+
+def _who(row: TaskRow) -> str:
+    """The task in a sentence, as `str` of a `TrackedTask`."""
+    return f"task {row.request_id} ({row.method})"
 
 
 class Ends:
@@ -199,4 +204,4 @@ class Ends:
 def _masked(row: TaskRow, text: str) -> str:
     """A text of the application about a task, as a log may show it."""
     known = "" if row.resource is None else row.resource[1]
-    return masked(text, row.context or {}, row.args or {}, known=known)
+    return masked(text, row.context or {}, row.args or {}, known=known, who=_who(row))

@@ -45,7 +45,7 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
     def masked(self, text: str) -> str:
         """A text of the application about it, as a log may show it."""
         known = "" if self.task.resource is None else self.task.resource[1]
-        return masked(text, self.caller, self.args, known=known)
+        return masked(text, self.caller, self.args, known=known, who=str(self.task))
 
 
 class MethodHooks:

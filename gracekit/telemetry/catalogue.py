@@ -256,7 +256,10 @@ _DRAIN: Final = (
     ),
     _event("drain.waiting", _I, "A step takes long; limit_s is its time limit.", "step limit_s"),
     _event(
-        "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
+        "drain.step_failed",
+        _E,
+        "A step failed or took too long; the next began, or the same was tried again.",
+        "step error",
     ),
     _event("drain.resumed", _I, "Quiet or a drain was undone."),
     _event(

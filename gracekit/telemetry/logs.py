@@ -167,8 +167,10 @@ def _handler(out: TextIO) -> logging.Handler:
     except (OSError, ValueError):  # a stream in memory, or a closed one
         return logging.StreamHandler(out)
     if isinstance(out, io.TextIOWrapper):
-        # The handler bypasses the stream's buffer; without this, printed lines would come later.
-        out.reconfigure(line_buffering=True)
+        # The handler bypasses the stream's buffer. Without line_buffering printed lines would come
+        # later. With write_through (PYTHONUNBUFFERED=1) each piece of a printed line would be a
+        # write, and a log line could come between two of them.
+        out.reconfigure(line_buffering=True, write_through=False)
     return handler
 
 

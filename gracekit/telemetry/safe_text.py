@@ -62,7 +62,7 @@ def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
     return cut if len(text) <= longest else cut + "…"
 
 
-def masked(text: str, *sent: object, known: str = "") -> str:
+def masked(text: str, *sent: object, known: str = "", who: str = "") -> str:
     """*text*, in which `<name>` replaces each value that the request sent under that name.
 
     For error messages of an application, because arguments and contexts are secrets of the caller.
@@ -73,6 +73,8 @@ def masked(text: str, *sent: object, known: str = "") -> str:
         text: An error's message, for example.
         sent: Arguments and context of the request, as plain JSON data; if the row is damaged, any.
         known: A value that is shown anyway: the id of the resource.
+        who: What gracekit itself calls the task, as in `task ID (METHOD)`. Where *text* has it, it
+            stays, because a log shows id and method in any case.
     """
     found: dict[str, str] = {}
     # A form is searched for only if its first characters occur in the text: a request can hold
@@ -88,7 +90,7 @@ def masked(text: str, *sent: object, known: str = "") -> str:
                 found[form] = name
             if len(found) > MOST_MASKED or compared > MOST_COMPARED:
                 return _WITHHELD
-    return _without(text, found) if found else text
+    return _without(text, found, who) if found else text
 
 
 def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
@@ -101,9 +103,18 @@ def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
                     yield str(name), repr(part)[1:-1]
 
 
-def _without(text: str, found: Mapping[str, str]) -> str:
-    """*text*, in which a name replaces each stretch that is covered by forms in *found*."""
-    spans = [span for form, name in found.items() for span in _spans(text, form, name)]
+def _without(text: str, found: Mapping[str, str], who: str) -> str:
+    """*text*, in which a name replaces each stretch that is covered by forms in *found*.
+
+    A form inside of *who* is not replaced; one that reaches beyond it is.
+    """
+    kept = list(_spans(text, who, "")) if who else []
+    spans = [
+        span
+        for form, name in found.items()
+        for span in _spans(text, form, name)
+        if not any(begin <= span[0] and span[1] <= end for begin, end, _ in kept)
+    ]
     spans.sort(key=lambda span: (span[0], -span[1]))
     pieces, shown_to = [], 0
     for begin, end, name in spans:

@@ -43,6 +43,22 @@ PATIENCE_S: Final = 7200.0
 EmittedEvent = tuple[str, Mapping[str, Any]]
 
 
+class LifeTelemetry(Telemetry):
+    """Logs nothing after the end of its process: at the end of a test its tasks are cancelled.
+
+    Args:
+        process: The process.
+    """
+
+    def __init__(self, process: PlayedProcess) -> None:
+        super().__init__()
+        self._process = process
+
+    def _log(self, *event: Any) -> None:
+        if self._process.lives:
+            super()._log(*event)
+
+
 class Life:
     """One process of a service; `Machine.life` makes it.
 
@@ -61,7 +77,7 @@ class Life:
         self.engine = machine.make_engine(self)
         self.transport = machine.make_transport(self)
         self.events: list[EmittedEvent] = []
-        telemetry = Telemetry()
+        telemetry = LifeTelemetry(self.process)
         telemetry.subscribe(self._hear)
         self.runtime = Runtime(
             service,

@@ -74,7 +74,7 @@ def test_a_chart_without_kill_after_or_tasks_has_one_line():
         ({"safe_point_age_s": 12.0}, "no safe point since 12s"),
         ({"age_s": 65.0}, "running for 1m05s, no safe point yet"),
         ({"cancelled_by": "operator"}, "cancelled (operator), and it has not returned"),
-        ({"lane": "ops"}, "ops lane, running for 3s, no safe point yet"),
+        ({"lane": "ops"}, "ops method, running for 3s, no safe point yet"),
         ({"lane": "periodic"}, "periodic job, running for 3s, no safe point yet"),
         ({"lane": "background"}, "work of a handler, running for 3s, no safe point yet"),
         ({"lane": "background", "about": "a"}, "running for 3s"),

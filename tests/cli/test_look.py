@@ -254,7 +254,14 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
 
     tasks = gracekit(directory, "tasks", "--json").json["tasks"]
     status = gracekit(directory, "status")
+    with contextlib.closing(apsw.Connection(str(directory / "gracekit-store.db"))) as store:
+        store.execute("UPDATE task SET next_check = ?1 + 3600, waiting_since = ?1", [time.time()])
+    waits = gracekit(directory, "tasks").out
+    shown = gracekit(directory, "tasks", "show", str(tasks[0]["request_id"])).out
 
+    assert "cut: cancelled, its probe waits: recovery asks again in 59m" in waits
+    assert "its probe waits (it answered Wait, raised or timed out) until 2" in shown
+    assert "its probe gave no decision (it answered Wait, raised or timed out)" in shown
     assert [(t["state"], t["ownerless"], t["cut"]) for t in tasks] == [
         ("handed_over", True, "cancelled")
     ]
@@ -404,6 +411,23 @@ def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
     assert f"there is no store at {tmp_path / 'gracekit-store.db'}" in answer.err
     assert "--store" in answer.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["status", "tasks", "drain", "store backup copy.db"])
+def test_a_lost_store_is_said_to_be_lost(tmp_path: Path, command: str):
+    """
+    The directory of its runs knows that there was one: who restores it has not named a wrong file.
+    """
+    runs = tmp_path / "gracekit-store.db-runs"
+    runs.mkdir()
+    (runs / "mark").write_text("7\n")
+
+    answer = gracekit(tmp_path, *command.split())
+
+    assert answer.code == 78
+    assert f"{tmp_path / 'gracekit-store.db'} is lost" in answer.err
+    assert "put the store or its newest backup back" in answer.err
+    assert "systemctl or ps" in answer.err
 
 
 def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):

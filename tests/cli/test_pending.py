@@ -193,7 +193,9 @@ def test_orders_about_tasks_of_a_stopped_service_are_carried_out_in_its_store(di
 
     assert (retried.code, given_up.code, cancelled.code) == (0, 0, 0)
     assert "the next start runs it" in retried.out
-    assert given_up.json["words"] == "given up: errored; the next start sends the notification"
+    assert given_up.json["words"] == (
+        "given up: it is errored now; the next start sends the notification"
+    )
     assert (given_up.json["verb"], given_up.json["state"]) == ("give_up", "errored")
     assert ": cancelled; the next start sends the notification\n" in cancelled.out
     assert unsent == [(None, "task.update")] * 3

@@ -168,8 +168,9 @@ def test_doctor_says_that_a_store_is_a_backup_or_an_older_one(directory: Path):
     (directory / "copy.db").rename(store)
     backup = gracekit(directory, "doctor")
     connection = apsw.Connection(str(store))
-    connection.execute("UPDATE epoch SET copied_at = NULL, age = 0")
+    connection.execute("UPDATE epoch SET copied_at = NULL")
     connection.close()
+    (directory / "gracekit-store.db-runs" / "mark").write_text("7\n")  # of a newer store
     older = gracekit(directory, "doctor")
     with Running(directory, "--instance", "api-1"):
         after = gracekit(directory, "doctor")

@@ -48,6 +48,8 @@ def test_the_steps_of_the_page_restore_a_store(tmp_path: Path):
 
     for block in shell_blocks(copy):
         subprocess.run(["/bin/sh", "-ec", block], cwd=directory, check=True)
+    (kept,) = directory.glob("old-*")  # a second restore moves its store to a directory of its own
+    assert (kept / "gracekit-store.db").exists()
     doctor = gracekit(directory, "doctor")
     with Running(directory, "--instance", "api-1") as run:
         listed = gracekit(directory, "tasks", "--state", "all", "--json").json["tasks"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import signal
 import socket
@@ -187,3 +188,48 @@ def test_limit_of_a_drain_is_that_of_the_settings():
     settings = Settings()
     assert settings.drain_timeout_s == float(drain_s)
     assert settings.hard_limit_s == float(drain_s) + float(more_s)
+
+
+FORMS = {
+    "systemd": (
+        [r"^ExecStart=.*$", r"^TimeoutStopSec=.*$", r"^Type=.*$"],
+        r"`(ExecStart=[^`]+)`, `(TimeoutStopSec=\d+)`(?:, `(Type=notify)`)?",
+        "--unit",
+    ),
+    "docker": ([r"^CMD .*$"], r"`(CMD [^`]+)`", "--dockerfile"),
+    "k8s": (
+        [r"command: \[gracekit, run.*$", r"terminationGracePeriodSeconds: .*$"],
+        r"`(command: [^`]+)`, `(terminationGracePeriodSeconds: \d+)`",
+        "--manifest",
+    ),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("platform", "row"), [("systemd", 0), ("k8s", 1), ("docker", 2)])
+@pytest.mark.parametrize("form", [0, 1])
+def test_changed_lines_make_files_that_doctor_accepts(
+    directory: Path, platform: str, row: int, form: int
+):
+    """
+    What `gracekit init` prints, with the lines of the table in place of its own.
+    """
+    words = {"systemd": ("--user", "root"), "k8s": ("--image", "inside:1"), "docker": ()}[platform]
+    text = run(directory, "-m", "gracekit", "init", platform, "inside:svc", *words)
+    lines = [line for line in PAGE.text.splitlines() if " | `" in line and line.startswith("| ")]
+    table = [line for line in lines if re.match(r"\| (systemd|Kubernetes|Docker) \|", line)]
+    old, new, option = FORMS[platform]
+    cell = table[row].split(" | ")[1 + form]
+    for pattern, line in zip(old, re.search(new, cell).groups(), strict=False):  # type: ignore[union-attr]
+        if line is not None:
+            text, number = re.subn(pattern, lambda _, line=line: line, text, flags=re.MULTILINE)
+            assert number == 1, pattern
+    text = re.sub(r"(GRACEKIT_KILL_AFTER(?:=|\n +value: \"))\d+", r"\g<1>34", text)
+    (directory / "changed").write_text(text)
+
+    words = ("doctor", "inside:svc", option, "changed", "--json")
+    found = json.loads(run(directory, "-m", "gracekit", *words))["findings"]
+
+    judged = [one for one in found if one["area"] == "platform"]
+    assert judged
+    assert [one for one in judged if one["level"] in {"warn", "fail"}] == []

@@ -60,11 +60,12 @@ async def test_the_mounted_application_answers_probes(program: Any):
     """
     Before the Runtime is open only /livez passes; with the lifespan the service is ready.
     """
-    assert (await ask(program.app, "/ops/livez"))[0] == 200
-    assert (await ask(program.app, "/ops/readyz"))[0] == 503
+    app = program.make_app()
+    assert (await ask(app, "/ops/livez"))[0] == 200
+    assert (await ask(app, "/ops/readyz"))[0] == 503
 
-    async with program.lifespan(program.app):
-        assert await ask(program.app, "/ops/readyz") == (
+    async with app.router.lifespan_context(app):
+        assert await ask(app, "/ops/readyz") == (
             200,
             {"status": "pass", "phase": "serving", "why": []},
         )
@@ -74,7 +75,8 @@ async def test_without_a_token_file_the_listings_are_closed(program: Any):
     """
     The application cannot know who can reach the program.
     """
-    async with program.lifespan(program.app):
-        status, _ = await ask(program.app, "/ops/api/v1/status")
+    app = program.make_app()
+    async with app.router.lifespan_context(app):
+        status, _ = await ask(app, "/ops/api/v1/status")
 
     assert status == 403

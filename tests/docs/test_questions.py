@@ -20,6 +20,7 @@ from gracekit.config.loading import load
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing import InMemoryService, Point, TaskState
 from gracekit.testing import run as play
+from tests.cli.kit import Started, gracekit
 from tests.docs.pages import ROOT, Page, run
 
 PAGE = Page("questions.md")
@@ -135,6 +136,8 @@ def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory
     The id of the second request is made of the first one's, so a repetition is a duplicate.
     """
     chained, shipped = load_page("chained"), load_page("orders")
+    shipped.svc.start_hooks.remove(chained.open_client)  # this test's own client, in memory
+    shipped.svc.stop_hooks.remove(chained.close_client)
 
     async def main() -> None:
         async with InMemoryService(shipped.svc) as one:
@@ -149,6 +152,23 @@ def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory
             assert one.row("r1/ship")["attempts"] == 1
 
     play(main())
+
+
+@pytest.mark.process
+def test_the_hook_opens_a_client_with_the_settings_of_a_file(directory: Path):
+    """
+    Under `gracekit run` it finds the queue that a settings file names.
+    """
+    (directory / "orders.toml").write_text('transport_url = "sqlite:///in-the-file.db"\n')
+    named = {"GRACEKIT_CONFIG": "orders.toml"}
+    with Started(directory, "run", "chained:svc", **named) as service:
+        service.wait_line("service.serving")
+        packed = gracekit(directory, "call", "orders", "pack", "order=o-1", "--id", "r1", **named)
+        again = ("call", "orders", "ship", "order=o-1", "--id", "r1/ship")
+        shipped = gracekit(directory, *again, **named)
+
+    assert (packed.code, shipped.out) == (0, '"o-1 is shipped"\n')
+    assert not (directory / "gracekit.db").exists()
 
 
 def test_the_class_gets_what_it_needs(directory: Path):

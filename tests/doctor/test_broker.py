@@ -331,6 +331,26 @@ async def test_a_broker_that_is_not_there_fails_with_host_and_port(settings, svc
     assert f"broker 127.0.0.1:{port} cannot be reached" in found.seen
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"AMQP\0\1\0\0"])
+async def test_a_port_that_does_not_speak_amqp_is_named(settings, svc, answer):
+    """
+    Such as RabbitMQ's own port for HTTP: the text says what is wrong, not which bytes came.
+    """
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"amqp://user:secret@127.0.0.1:{port}/x"
+
+        found = failed(await seen(replace(settings, transport_url=url), svc))
+
+    assert found.code is ExitCode.DEPENDENCY
+    assert f"what answers at 127.0.0.1:{port} does not speak AMQP" in found.seen
+
+
 async def test_a_host_that_is_down_beside_one_that_answers_is_a_warning(
     settings, svc, shared_broker, rabbit_vhost
 ):

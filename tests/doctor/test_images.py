@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gracekit.config.loading import load
 from gracekit.config.settings import Settings
+from gracekit.deploy.docker import dockerfile
+from gracekit.deploy.plan import Plan
 from gracekit.doctor.finding import Level
 from gracekit.doctor.platform.images import check_dockerfile, read_dockerfile
 from tests.doctor.kit import levels
 
+URL = "amqp://shop:secret@broker/v"
 GOOD = """
 FROM python:3.11 AS build
 USER root
@@ -27,14 +31,14 @@ CMD ["gracekit", "run", "compute:svc"]
 
 @pytest.fixture
 def image(tmp_path):
-    def write(*changes: tuple[str, str]) -> dict[str, Level]:
+    def write(*changes: tuple[str, str], **given: str) -> dict[str, Level]:
         text = GOOD
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         path = tmp_path / "Dockerfile"
         path.write_text(text)
-        return levels(check_dockerfile(Settings(host="node-1"), path))
+        return levels(check_dockerfile(load({}, {"GRACEKIT_HOST": "node-1", **given}), path))
 
     return write
 
@@ -73,6 +77,50 @@ def test_what_an_image_does_to_a_stop_is_found(image, old, new, check, level):
     Cases: a shell in between, a signal without a drain, root, and files lost with the container.
     """
     assert image((old, new))[check] is level
+
+
+def test_a_file_that_is_no_dockerfile_is_refused(tmp_path):
+    """
+    Such as a manifest that was given by mistake.
+    """
+    path = tmp_path / "thumbs.yaml"
+    path.write_text("kind: StatefulSet\n")
+
+    (found,) = check_dockerfile(Settings(host="node-1"), path)
+
+    assert found.level is Level.FAIL
+    assert "it has no line FROM" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("given", "level"), [({}, Level.SKIP), ({"GRACEKIT_TRANSPORT_URL": URL}, None)]
+)
+def test_a_url_that_a_start_gives_is_not_taken_for_the_default(tmp_path, given, level):
+    """
+    `gracekit init docker` leaves a URL with a password to the start, and says so in a comment.
+    """
+    shop = Plan(
+        name="shop",
+        target="shop:svc",
+        factory=False,
+        app_dir=tmp_path,
+        settings=load({}, {"GRACEKIT_TRANSPORT_URL": URL}),
+        start_hooks=0,
+    )
+    path = tmp_path / "Dockerfile"
+    path.write_text(dockerfile(shop))
+
+    assert levels(check_dockerfile(load({}, given), path)).get("queue") is level
+
+
+def test_a_url_that_doctor_was_given_is_that_of_the_container(image):
+    """
+    An image that does not set it gets it at its start, by `docker run -e`.
+    """
+    line = "    GRACEKIT_TRANSPORT_URL=amqp://broker/v\n"
+
+    assert image((line, "    A=1\n"))["queue"] is Level.WARN
+    assert "queue" not in image((line, "    A=1\n"), GRACEKIT_TRANSPORT_URL=URL)
 
 
 def test_variables_are_read_in_both_forms():

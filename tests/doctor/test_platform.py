@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -370,6 +371,61 @@ def test_a_process_of_a_shell_runs_in_no_unit(tmp_path, cgroup):
     process(tmp_path, 7, "gracekit", cgroup=cgroup)
 
     assert levels(check_systemd(SETTINGS, 7, tmp_path)) == {"systemd": Level.SKIP}
+
+
+def test_doctor_calls_its_own_process_so(tmp_path):
+    """
+    Without a living run it looks at itself, and a bare number would name nothing that lasts.
+    """
+    process(tmp_path, os.getpid(), "gracekit", cgroup="/")
+
+    assert (
+        "this process (gracekit doctor) runs in no unit"
+        in one(check_systemd(SETTINGS, os.getpid(), tmp_path), "systemd").seen
+    )
+
+
+STARTS = "[Service]\nExecStart=/usr/bin/gracekit run {}\n"
+STARTS_POD = json.dumps(
+    {"kind": "Pod", "spec": {"containers": [{"name": "c", "command": ["gracekit", "run", "{}"]}]}}
+)
+
+
+@pytest.mark.parametrize(
+    ("starts", "given", "is_other"),
+    [
+        ("thumbz:svc", "thumbs:svc", True),
+        ("thumbs:other", "thumbs:svc", True),
+        ("--drain-timeout 9s --factory thumbz:svc", "thumbs:svc", True),
+        ("thumbs:svc", "thumbs:svc", False),
+        ("thumbs", "thumbs:svc", False),
+        ("--config thumbz:svc thumbs:svc --store-url x", "thumbs:svc", False),
+        ("thumbs:svc", "", False),
+    ],
+)
+def test_a_unit_that_starts_another_service_is_found(tmp_path, starts, given, is_other):
+    """
+    An unlike attribute counts where both name one; an option's value is not the service.
+    """
+    path = tmp_path / "thumbs.service"
+    path.write_text(STARTS.format(starts))
+
+    found = [one for one in check_unit(SETTINGS, str(path), given) if one.check == "service"]
+
+    assert [one.level for one in found] == [Level.WARN] * is_other
+    assert all(given in one.seen for one in found)
+
+
+def test_a_manifest_that_starts_another_service_is_found(tmp_path):
+    """
+    As a unit that does.
+    """
+    path = tmp_path / "thumbs.json"
+    path.write_text(STARTS_POD.replace("{}", "thumbz:svc"))
+
+    found = levels(check_manifest(SETTINGS, path, "thumbs:svc"))
+
+    assert found["service"] is Level.WARN
 
 
 # -- supervisord --------------------------------------------------------------------

@@ -568,7 +568,8 @@ async def test_a_reply_is_forgotten_when_sent_and_counted_when_given_up(book: Bo
     assert book.world.rows("SELECT * FROM reply") == []
     assert book.world.tally()["reply_given_up"] == 1
     (note,) = book.world.incidents("reply_given_up")
-    assert note["detail"] == f"task {task.row_id} to reply_2"
+    assert (note["request_id"], note["method"]) == ("r1", row.method)
+    assert note["detail"] == "the reply to queue reply_2 was not sent"
 
 
 async def test_an_address_is_added_only_while_the_task_is_open(book: Book):

@@ -288,6 +288,25 @@ def test_crash_at_a_point_leaves_what_that_point_leaves(svc, phase, attempts):
 
 
 @virtual
+async def test_a_killed_process_logs_nothing_when_its_tasks_are_cleared_away(svc, caplog):
+    """
+    The log that pytest shows for a failing test has no errors of a process that was dead.
+    """
+
+    @svc.rpc(on_interrupt="error")
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(100)
+
+    async with InMemoryService(svc) as one:
+        one.start_call(work)
+        await asyncio.sleep(1)
+        await one.crash()
+        caplog.clear()
+
+    assert caplog.messages == []
+
+
+@virtual
 async def test_recovery_itself_can_be_killed(svc, copy):
     """
     What is asked for while nothing lives is kept for the next start.

@@ -20,7 +20,7 @@ from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
-from gracekit.leases.epoch import LOST, mark_of, read_mark
+from gracekit.leases.epoch import LOST, PUT_BACK, lost_store, mark_of, read_mark
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.files import door_name
@@ -148,13 +148,11 @@ def _begun_anew_at(look: ReadOnlyDatabase) -> float | None:
 
 def check_lost(path: Path) -> Iterator[Finding]:
     """Check whether a store existed at *path*, where there is none now."""
-    directory = path.with_name(f"{path.name}-runs")
-    if not path.exists() and read_mark(directory):
+    if lost := lost_store(path, path.with_name(f"{path.name}-runs")):
         yield fail(
             "history",
-            f"{path} is lost: services have used a store there, as {directory} knows",
-            "put the store or its newest backup back, as docs/backup.md tells; a start without it "
-            "begins a new one and knows no request of before",
+            lost,
+            f"{PUT_BACK}; a start without it begins a new one and knows no request of before",
         )
 
 

@@ -19,8 +19,11 @@ ENOUGH_FILES: Final = 1024
 LONGEST: Final = 60
 
 _EXEC_FORM: Final = (
-    'use the exec form, ENTRYPOINT ["gracekit", "run", "MODULE:ATTR"], or begin the shell\'s '
-    "command with exec"
+    "start the service last in that shell, by: exec gracekit run MODULE:ATTR; in an image use the "
+    'exec form, ENTRYPOINT ["gracekit", "run", "MODULE:ATTR"]'
+)
+_BESIDE: Final = (
+    f"{_EXEC_FORM}; a script that starts it by & must send it SIGTERM itself: trap 'kill $!' TERM"
 )
 
 
@@ -68,7 +71,7 @@ def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
             "on: a stop would end as SIGKILL after the grace period, without a drain"
         )
         is_the_one = parent == 1 or proc.parent_of(parent, root) in {0, 1}
-        return (fail if is_the_one else warn)(check, seen, _EXEC_FORM)
+        return (fail if is_the_one else warn)(check, seen, _BESIDE)
     return ok(check, "no shell stands between it and the process that started it")
 
 

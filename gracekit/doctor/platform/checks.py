@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -77,17 +78,21 @@ def check_systemd(settings: Settings, pid: int, root: Path = proc.PROC) -> Itera
     """Check the systemd unit that a process runs in."""
     unit = proc.unit_of(pid, root)
     if unit is None:
-        yield skip("systemd", f"process {pid} runs in no unit; name one with --unit")
+        yield skip("systemd", f"{_process(pid)} runs in no unit; name one with --unit")
         return
     shown = show_unit(unit)
     if shown is None:
         yield skip(
             "systemd",
-            f"process {pid} runs in {unit}, and systemctl does not answer here",
+            f"{_process(pid)} runs in {unit}, and systemctl does not answer here",
             "give the unit's file with --unit",
         )
         return
     yield from check_directives(settings, unit, shown)
+
+
+def _process(pid: int) -> str:
+    return "this process (gracekit doctor)" if pid == os.getpid() else f"process {pid}"
 
 
 def check_supervisord(

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import msgspec
 
@@ -18,9 +19,13 @@ from gracekit.config.urls import UrlKind, file_of, kind_of
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.platform.grace import not_known
 from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import given_by
+from gracekit.doctor.platform.start_command import UNSET, check_target, given_by
 from gracekit.doctor.platform.units import begins_drain, judged_by
 from gracekit.errors import ConfigError
+
+_HIDDEN: Final = re.compile(
+    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this", re.MULTILINE
+)
 
 
 class ImagePlan(msgspec.Struct):
@@ -33,6 +38,7 @@ class ImagePlan(msgspec.Struct):
         stop_signal: None if it is the base image's.
         volumes: Directories of the image that are volumes.
         directory: WORKDIR.
+        hidden: Variables that are given at each start, as a comment of `gracekit init docker` says.
     """
 
     command: list[str] = msgspec.field(default_factory=list)
@@ -41,19 +47,27 @@ class ImagePlan(msgspec.Struct):
     stop_signal: str | None = None
     volumes: list[str] = msgspec.field(default_factory=list)
     directory: str = ""
+    hidden: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def check_dockerfile(settings: Settings, path: Path) -> Iterator[Finding]:
+def check_dockerfile(settings: Settings, path: Path, target: str = "") -> Iterator[Finding]:
     """Check a Dockerfile for anything that prevents a drain, or loses files.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     try:
-        image = read_dockerfile(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    given = given_by(image.command, image.variables, image.directory)
+    if not any(name == "FROM" for name, _ in _instructions(text)):
+        remedy = "name the Dockerfile of the service's image"
+        yield fail("Dockerfile", f"{path} is no Dockerfile: it has no line FROM", remedy)
+        return
+    image = read_dockerfile(text)
+    sources = image.hidden | _given_at_the_start(settings, image)
+    given = given_by(image.command, image.variables, image.directory, sources=sources)
+    yield from check_target(given, target, path.name)
     settings = yield from judged_by(settings, given, path.name)
     yield _check_command(image, path.name)
     yield _check_signal(image, path.name)
@@ -84,7 +98,17 @@ def read_dockerfile(text: str) -> ImagePlan:
                 image.directory = str(PurePosixPath(image.directory or "/", rest))
     # In its shell form ENTRYPOINT ignores CMD.
     image.command = entry if _is_shell_form(entry) else [*entry, *command]
+    image.hidden = dict.fromkeys(_HIDDEN.findall(text), "--env-file")
     return image
+
+
+def _given_at_the_start(settings: Settings, image: ImagePlan) -> dict[str, str]:
+    """The URLs that doctor was given and the image does not set: `docker run -e` sets them."""
+    return {
+        variable_name(name): "docker run"
+        for name in ("store_url", "transport_url")
+        if variable_name(name) not in image.variables and settings.origin(name) not in UNSET
+    }
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
 from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import given_by
+from gracekit.doctor.platform.start_command import check_target, given_by
 from gracekit.errors import ConfigError
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds
@@ -45,7 +45,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     claims: frozenset[str] = frozenset()
 
 
-def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
+def check_manifest(settings: Settings, path: Path, target: str = "") -> Iterator[Finding]:
     """Check every container in a manifest that runs, or may run, gracekit."""
     documents = read_documents(path)
     if documents is None:
@@ -64,7 +64,7 @@ def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
         )
     for pod in pods:
         for container in _ours(pod):
-            yield from _check_container(settings, pod, container)
+            yield from _check_container(settings, pod, container, target)
 
 
 def read_documents(path: Path) -> list[Any] | None:
@@ -182,7 +182,7 @@ def _words(container: Mapping[str, Any]) -> list[str]:
 
 
 def _check_container(
-    settings: Settings, pod: Pod, container: Mapping[str, Any]
+    settings: Settings, pod: Pod, container: Mapping[str, Any], target: str
 ) -> Iterator[Finding]:
     name = f"{pod.name}, container {container.get('name', '?')}"
     environment = _environment(container)
@@ -194,6 +194,7 @@ def _check_container(
         sources=_sources(container),
         open_sources=_open_sources(container),
     )
+    yield from check_target(given, target, name)
     if given.has_hidden_file:
         seen = f"it names the settings file {given.file}, which is not here"
         yield skip(f"{name}: settings", seen, "run doctor with its options")

@@ -15,11 +15,12 @@ import msgspec
 from gracekit.config.loading import load
 from gracekit.config.settings import BY_VARIABLE, SETTINGS, Settings, option_name, variable_name
 from gracekit.config.values import PREFIX
+from gracekit.doctor.finding import Finding, warn
 
 _FIELDS: Final = MappingProxyType(
     {option_name(f.name): f for f in fields(Settings) if f.metadata["parse"]}
 )
-_UNSET: Final = frozenset({"default", "service"})  # origins
+UNSET: Final = frozenset({"default", "service"})  # origins
 _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_url"})
 
 
@@ -30,6 +31,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
         flags: Settings by option, without `--config`.
         variables: Variables of gracekit.
         file: The settings file; None for none.
+        target: MODULE[:ATTR] of the service; empty if it does not start one by `gracekit run`.
         sources: Variables with hidden values, each with its source: `Secret images`.
         open_sources: Sources that may set any variable, such as an `EnvironmentFile=` that
             cannot be read here.
@@ -38,6 +40,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
     flags: Mapping[str, object]
     variables: Mapping[str, str]
     file: Path | None
+    target: str = ""
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     open_sources: Sequence[str] = ()
 
@@ -79,7 +82,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             settings: As returned by `load`.
         """
-        unset = {name for name in SETTINGS if settings.origin(name) in _UNSET}
+        unset = {name for name in SETTINGS if settings.origin(name) in UNSET}
         found = dict.fromkeys(unset, " or ".join(self._open())) if self._open() else {}
         named = {BY_VARIABLE[one]: said for one, said in self.sources.items() if one in BY_VARIABLE}
         return found | {name: said for name, said in named.items() if name in unset}
@@ -93,7 +96,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
                 self._open() and variable not in self.variables
             )
             # Not kill_after: the operator's own platform may have another.
-            if is_hidden and origin not in _UNSET and name != "kill_after_s":
+            if is_hidden and origin not in UNSET and name != "kill_after_s":
                 is_url = name.endswith("_url")  # shown without its password
                 found[variable] = str(getattr(settings, name)) if is_url else shown
         return found
@@ -123,13 +126,15 @@ def given_by(
         sources: Variables with hidden values, each with its source.
         open_sources: Sources that may set any variable.
     """
-    flags = dict(_options(_words_of_run(words)))
+    of_run = _words_of_run(words)
+    flags = dict(_options(of_run))
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     file = flags.pop("config", None) or ours.pop(f"{PREFIX}CONFIG", None)
     return StartCommand(
         flags=flags,
         variables=ours,
         file=Path(directory) / str(file) if file is not None else None,
+        target=_target(of_run, environment),
         sources={name: said for name, said in sources.items() if name.startswith(PREFIX)},
         open_sources=open_sources,
     )
@@ -142,6 +147,35 @@ def _words_of_run(words: Sequence[str]) -> list[str]:
         if Path(program).name == "gracekit" and command == "run":
             return flat[index + 2 :]
     return []
+
+
+def _target(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """MODULE[:ATTR] among the words after `gracekit run`; empty if there are none."""
+    is_value = False
+    for word in words:
+        if not is_value and not word.startswith("-"):
+            return word
+        name = word.removeprefix("--").replace("-", "_")
+        name = _SHORT.get(name, name)
+        is_value = not is_value and (
+            name in {"config", "app_dir"} or (name in _FIELDS and _FIELDS[name].type != "bool")
+        )
+    return environment.get(f"{PREFIX}APP", "") if words else ""
+
+
+def check_target(given: StartCommand, target: str, where: str) -> Iterator[Finding]:
+    """Warn if *where* starts another service than *target*; either may be empty.
+
+    Args:
+        given: Of the unit, manifest or Dockerfile.
+        target: MODULE[:ATTR] that doctor was given.
+        where: The unit, container or file.
+    """
+    ours, theirs = target.partition(":"), given.target.partition(":")
+    is_other = ours[0] != theirs[0] or (ours[2] != theirs[2] and ours[2] and theirs[2])
+    if target and given.target and is_other:
+        seen = f"{where} starts {given.target}, and doctor was given {target}"
+        yield warn("service", seen, "correct the name there, or run doctor with that service")
 
 
 def _split(word: str) -> list[str]:

@@ -24,7 +24,7 @@ from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import StartCommand, given_by
+from gracekit.doctor.platform.start_command import StartCommand, check_target, given_by
 from gracekit.doctor.platform.unit_user import check_user, directory_of
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
@@ -71,26 +71,32 @@ def time_span(text: str) -> float | None:
 # -- reading units ----------------------------------------------------------------
 
 
-def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
-    """Check a unit, given by file or name, or the programs of a supervisord file."""
+def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Finding]:
+    """Check a unit, given by file or name, or the programs of a supervisord file.
+
+    Args:
+        settings: Of doctor.
+        unit: A file, or a name.
+        target: MODULE[:ATTR] of the service that it should start; empty if not known.
+    """
     path = Path(unit)
     if not path.exists():
-        yield from _check_named(settings, unit)
+        yield from _check_named(settings, unit, target)
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     programs = _programs(text)
     if programs:
         for name, program in programs.items():
-            yield from check_program(settings, name, program)
+            yield from check_program(settings, name, program, target)
     else:
         directives = parse_unit(text)
         if not directives:
             yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
             return
-        yield from check_directives(settings, path.name, directives)
+        yield from check_directives(settings, path.name, directives, target)
 
 
-def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
+def _check_named(settings: Settings, unit: str, target: str) -> Iterator[Finding]:
     shown = show_unit(unit)
     if shown is None:
         yield fail(
@@ -99,7 +105,7 @@ def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
             "give --unit the path of the unit's file",
         )
     else:
-        yield from check_directives(settings, unit, shown)
+        yield from check_directives(settings, unit, shown, target)
 
 
 def parse_unit(text: str) -> Directives:
@@ -155,7 +161,9 @@ def show_unit(name: str) -> Directives | None:
 # -- checks -----------------------------------------------------------------------
 
 
-def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
+def check_directives(
+    settings: Settings, name: str, unit: Directives, target: str = ""
+) -> Iterator[Finding]:
     """Check all directives of a unit that affect a stop, a crash or a start."""
     environment, hidden = _environment(unit)
     given = given_by(_words(unit), environment, directory_of(unit), open_sources=hidden)
@@ -168,6 +176,7 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="TimeoutStopSec")
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
+    yield from check_target(given, target, name)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
     yield from _check_watchdog(settings, name, unit)
@@ -384,10 +393,13 @@ def _programs(text: str) -> dict[str, Directives]:
     }
 
 
-def check_program(settings: Settings, name: str, program: Directives) -> Iterator[Finding]:
+def check_program(
+    settings: Settings, name: str, program: Directives, target: str = ""
+) -> Iterator[Finding]:
     """Check how supervisord stops one program."""
     words = _split(program.get("command", ""))
     given = given_by(words, _pairs(program), program.get("directory", ""))
+    yield from check_target(given, target, f"program {name}")
     settings = yield from judged_by(settings, given, f"program {name}")
     yield _check_wait(settings, name, program, given)
     with contextlib.suppress(ValueError):  # `_check_wait` reports it

@@ -324,6 +324,8 @@ class Link:
         try:
             await bounded(connection.open(), self._broker.connect_timeout_s, f"broker {host}")
         except AMQPError as error:
+            if connection.wires.is_foreign:
+                raise self._foreign(host) from None
             raise self._explained(host, error, connection.wires.goodbye) from None
         return connection
 
@@ -354,6 +356,13 @@ class Link:
         if goodbye is not None:
             return self._refusal(host, goodbye)
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
+
+    def _foreign(self, host: Host) -> DependencyError:
+        return DependencyError(
+            f"what answers at {host} does not speak AMQP 0-9-1: check host and port of the "
+            f"transport URL ({'5671' if self._tls else '5672'} by default; RabbitMQ's ports for "
+            "HTTP, such as 15672, are others)"
+        )
 
     def _refusal(self, host: Host, goodbye: CloseReason) -> GracekitError:
         """Convert the reason that the broker gave when it refused the vhost."""

@@ -98,6 +98,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         goodbye: Why the broker closed the connection; None if it did not.
         read_since: Loop time at which reading began or was resumed; None while it is paused.
         missing: At least so many bytes are missing of a frame that has arrived in part.
+        is_foreign: Whether the first bytes that arrived are no frame: the peer does not speak AMQP.
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
@@ -117,6 +118,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._come: list[bytes] = []  # pieces of a frame that has arrived in part
         self.missing = 0
         self._is_garbled = False
+        self.is_foreign = False
         self._is_blocked = False
         self._holders: set[object] = set()
         self._sign: asyncio.TimerHandle | None = None
@@ -222,6 +224,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
                 break
             if size > self._largest or data[end - 1] != END:
                 self._is_garbled = True  # aiormq gets the rest, and reports the error
+                self.is_foreign = not (at or self._passed_at)
                 self.end()
                 self.abort()  # it must not wait for more
                 at = whole
@@ -369,6 +372,11 @@ class WireFactory(TransportFactory):
     def goodbye(self) -> CloseReason | None:
         """Why the broker closed the connection; None if it did not."""
         return None if self.wire is None else self.wire.goodbye
+
+    @property
+    def is_foreign(self) -> bool:
+        """See `Wire.is_foreign`."""
+        return self.wire is not None and self.wire.is_foreign
 
     def abort(self) -> None:
         """See `Wire.abort`."""
