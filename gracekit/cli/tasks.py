@@ -161,8 +161,8 @@ def _text(found: TaskList, query: TaskQuery) -> str:
 
 def _not_heard(found: TaskList) -> list[str]:
     return [
-        f"{safe(name)} {safe(why, longest=LONGEST_WHY)}: what it runs that is not in the store "
-        "(requeue requests, periodic jobs, hooks) is not listed"
+        f"what {safe(name)} runs that is not in the store (requeue requests, periodic jobs, hooks) "
+        f"is not listed: {safe(why, longest=LONGEST_WHY)}"
         for name, why in found.not_heard.items()
     ]
 
