@@ -454,7 +454,7 @@ class Dispatcher:
         self.unfinished.forget()
 
     def close_gate(self, lane: Lane) -> None:
-        """Submit no more commits that accept or start a request of the lane; end its waits."""
+        """Submit no more commits that accept or start requests of the lane; end waits for turns."""
         gate = self._gates[lane]
         gate.is_open = False
         for job in gate.entering:

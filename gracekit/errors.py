@@ -416,7 +416,7 @@ class Parked(RpcError):  # noqa: N818 - named for a state
 
     Raises:
         TypeError: a value is of another type.
-        ValueError: a value cannot be. From the wire anything may come.
+        ValueError: a value is impossible; it is checked, because a reply may contain anything.
     """
 
     def __init__(self, task_id: str, deadline: float, version: int = 1) -> None:

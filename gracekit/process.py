@@ -387,7 +387,8 @@ def _file_system(path: Path) -> int:
 def is_mount_point(path: Path) -> bool:
     """Whether something is mounted exactly at *path*, a directory or a file; needs a real path.
 
-    Reads the kernel's list of mounts: a bind mount has the device and inode of its origin.
+    Reads the kernel's list of mounts. `stat` would not show a bind mount, which has the device and
+    inode of its origin.
     """
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()

@@ -474,7 +474,7 @@ def _check_call(function: Callable[..., Any], what: str, arguments: tuple[str, .
     """Refuse a generator, and a function that cannot be called with these *arguments*.
 
     Raises:
-        DeclarationError: it cannot.
+        DeclarationError: *function* is refused.
     """
     check_no_generator(function, what)
     try:

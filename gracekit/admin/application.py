@@ -66,7 +66,7 @@ class _NotOpenError(GracekitError):
 
 
 class _SlowError(GracekitError):
-    """There was no answer in time."""
+    """The run did not answer a request in time."""
 
     def __init__(self) -> None:
         limit = format_duration(LONGEST_ASK_S)

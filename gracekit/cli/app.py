@@ -33,7 +33,7 @@ def load_service(target: str, *, factory: bool, app_dir: Path) -> Service:
     """Import the Service that *target* names.
 
     Args:
-        target: `module:attr`; without an attribute `svc`, then `app`.
+        target: `module:attr`; for `module` alone, its attribute `svc`, or else `app`, is used.
         factory: Whether the attribute is to be called for the Service.
         app_dir: Where modules are looked for first.
 

@@ -171,7 +171,7 @@ class Burndown:
 
 @contextlib.contextmanager
 def burndown(*, wanted: bool) -> Iterator[Burndown | None]:
-    """A drawing; None if it is not wanted, or the terminal or `rich` is missing."""
+    """Show a drawing of the drain; None if none is wanted, or without a terminal or `rich`."""
     made = _rich() if wanted and is_redrawn() else None
     if made is None:
         yield None

@@ -353,9 +353,10 @@ def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) ->
 
 
 async def _tell_trouble(records: StoreRecords, watch: DrainWatch, why: str) -> None:
-    """Why there is no progress to show, once; a run that is only slow to answer says nothing.
+    """Print *why* a run shows no progress, unless that was the last line printed.
 
-    Nor does one that has recorded its stop: it closes its door before its process ends.
+    Print nothing if the run is dead or has recorded its stop. A run closes its door before its
+    process ends, so at its end it is normal that it does not answer.
     """
     watch.run = await records.again(watch.run)
     is_over = watch.run.ended_at is not None or records.judge(watch.run).is_dead

@@ -45,7 +45,7 @@ def status(options: CommonOptions, /, *, every_s: float | None) -> None:
     settle. `<10s` means that a run left no record of its end: it was last seen
     at that time.
 
-    Exit status: 0; with --instance 4 if no run of that name is proven alive.
+    Exit status: 0; with --instance, 4 if no run of that name is proven alive.
     """
 
     def look_once() -> StatusReport:

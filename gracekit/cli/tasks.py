@@ -99,7 +99,7 @@ def tasks(
     `show` prints all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
 
-    Exit status: 0; with --instance 4 if no run of that name is on record.
+    Exit status: 0; with --instance, 4 if no run of that name is on record.
     """
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
@@ -168,7 +168,11 @@ def _not_heard(found: TaskList) -> list[str]:
 
 
 def _rows(entries: Sequence[ListedTask]) -> list[tuple[object, ...]]:
-    """An id whose short form another one has too is shown whole: it is to be copied."""
+    """The rows of the table.
+
+    Ids are shown in a short form, for a user to copy. If two have the same short form, both are
+    shown whole.
+    """
     whole = {entry.shown_id for entry in entries}
     known = Counter(map(short_id, whole))
     return [_row(entry, known) for entry in entries]

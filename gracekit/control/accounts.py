@@ -24,7 +24,7 @@ class Freshness(NamedTuple):
 
     Attributes:
         age_s: A count that is younger than so many seconds is not made again.
-        pause: After a count that took 1 s, the next one begins at least so many seconds later.
+        pause: The shortest pause after a count, as a multiple of the time that the count took.
     """
 
     age_s: float

@@ -165,7 +165,7 @@ class Control:
         task.add_done_callback(self._obeying.discard)
 
     async def _change_intake(self, name: str) -> None:
-        async with self._one_signal:  # in the order in which they came
+        async with self._one_signal:  # signals are handled in the order in which they came
             if name == "SIGCONT":
                 await asyncio.sleep(TERM_WAIT_S)
             if name == "SIGCONT" and not self._is_quiet_by_signal():
@@ -455,7 +455,7 @@ def _since(task: TrackedTask) -> float:
 
 
 def _words(args: Mapping[str, Any], name: str, longest: int) -> str:
-    """Who asks, or why; a default text if the operator has not said it."""
+    """The argument `by` or `reason`; a default text if the operator has not given it."""
     unsaid = {"by": "operator", "reason": "no reason given"}
     return _writable(str(args.get(name) or unsaid[name]))[:longest]
 

@@ -111,9 +111,10 @@ WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
 LET_GO: Final = """
 UPDATE task SET owner = NULL, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
-# Several runs may do this for one change of the clock. So no settle time becomes shorter; a probe
-# may be called early, and a wait counted anew. ?1 is by how much the clock was set back (0 or
-# below), ?5 by how much forward (0 or above), which changes no check; ?2 is now.
+# After one change of the clock, several runs may each shift the same row. That never shortens a
+# settle time. At worst a probe is called early, or a wait is counted from now. ?1 is by how many
+# seconds the clock was set back (0 or below), ?2 is now, and ?5 is by how many seconds the clock
+# was set forward (0 or above). ?5 changes only `waiting_since`.
 FOLLOW_CLOCK: Final = f"""
 UPDATE task SET
     not_before = CASE WHEN not_before <= ?2 + settle_s THEN not_before

@@ -119,7 +119,7 @@ class FindingRows:
         self._journal = journal
         self._where = (journal.service, host)
 
-    # -- looks --------------------------------------------------------------------------
+    # -- reads --------------------------------------------------------------------------
 
     async def by_name(self, kind: str, names: Sequence[str]) -> dict[str, FindingRow]:
         """The findings of resources in *names*, by id of the resource."""
@@ -166,7 +166,7 @@ class FindingRows:
         found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
         return [FindingRow(**one | {"alone": one["alone"] == MET_ALONE}) for one in found]
 
-    # -- steps --------------------------------------------------------------------------
+    # -- writes -------------------------------------------------------------------------
 
     def add_begin(
         self,

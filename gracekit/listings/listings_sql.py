@@ -101,7 +101,7 @@ SELECT instance, methods FROM run WHERE service = ? ORDER BY started_at DESC LIM
 
 # -- runs, accounts, holds ------------------------------------------------------------
 
-# Without parked rows: they do not wait for a run, and there may be very many.
+# Parked rows are left out: they do not wait for a run, and there may be very many.
 _NOT_PARKED: Final = ", ".join(
     f"'{word}'" for word in sorted(state.value for state in TRANSIENT - {TaskState.PENDING})
 )

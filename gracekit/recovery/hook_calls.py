@@ -28,7 +28,7 @@ class HookEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a call.
 
     Attributes:
-        value: What the hook returned, in time or while its end was waited for; else None.
+        value: What the hook returned; None if it had returned nothing when `call` ended its wait.
         fault: Why it returned nothing in time; empty if it did return.
         raised: What it raised in time; None if it did not raise.
         has_begun: Whether it was called. A plain hook is not if no thread gets free in time.

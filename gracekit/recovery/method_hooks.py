@@ -43,7 +43,7 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
     waiting_since: float | None
 
     def masked(self, text: str) -> str:
-        """A text of the application about it, as a log may show it."""
+        """*text*, which came from the application, with the values of the request masked."""
         known = "" if self.task.resource is None else self.task.resource[1]
         return masked(text, self.caller, self.args, known=known, who=str(self.task))
 

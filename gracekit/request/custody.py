@@ -269,7 +269,8 @@ class Custody:
             try:
                 await self._journal.commit(batch)
             except (ConflictError, StoreFinalError) as error:
-                self.tell(error, "not started")  # it has moved on, or the next start finds it
+                # No further try: the row has changed meanwhile, or the next start finds it.
+                self.tell(error, "not started")
                 return
             except StoreError as error:
                 self.tell(error, "not started")

@@ -204,7 +204,7 @@ class Suspects:
         return background.start(work, name, telemetry=self._telemetry, clock=self._clock)
 
     def _look(self) -> None:
-        """Compute whether others may begin, note since when not, and wake all that wait."""
+        """Compute whether others may begin, or since when they may not; wake all that wait."""
         self._is_open = self._alone is None and (not self._waiting or self._resting)
         if self._is_open:
             self._closed_at = None

@@ -58,7 +58,7 @@ def check_shape(options: object) -> None:
 
 
 def _what(key: object) -> str:
-    """What a key is that is not the name of a method, and what to write instead."""
+    """Describe *key*, which is not the name of a method, and say what to write instead."""
     name = getattr(key, "__name__", None)
     if isinstance(key, type):
         return f"the class {name}: write the names of its methods, as {_AS}"

@@ -12,7 +12,10 @@ from gracekit.errors import ConfigError
 
 
 class MarkOptions(TypedDict, total=False):
-    """Options of `rpc_method`; meanings in `MethodOptions`. `Service.include` says the place."""
+    """Options of `rpc_method`; `MethodOptions` explains them.
+
+    Namespace and version are not among them: `Service.include` sets them for the whole object.
+    """
 
     on_interrupt: OnInterrupt
     resource: str | tuple[str, str]
@@ -53,7 +56,8 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_interrupt: What recovery does with a started, unfinished task.
         resource: (kind, argument name) of the resource that it acts on; None for none.
         timeout_s: Seconds that a handler may run; None for no limit.
-        in_drain: Whether the ops server answers or refuses it during a drain.
+        in_drain: Whether the ops server serves its requests during a drain (`answer`), or refuses
+            them (`refuse`).
         anywhere: Whether any host may recover a directed request.
         max_running: How many of its handlers may run at a time in a process; None for no limit.
         max_attempts: Crashes since its last progress after which a task is ERRORED,

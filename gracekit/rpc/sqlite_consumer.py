@@ -276,7 +276,7 @@ class SqliteConsumer:
             wake_all(wakeups, self._wakeups)
 
     def _leave_to_others(self, message_id: int) -> None:
-        """Leave a message that we give back out of our own claims for `OTHERS_FIRST_S`."""
+        """For `OTHERS_FIRST_S`, do not claim a message that we give back, so that others can."""
         self._given_back.add(message_id)
         asyncio.get_running_loop().call_later(OTHERS_FIRST_S, self._claim_too, message_id)
 

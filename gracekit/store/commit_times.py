@@ -93,8 +93,8 @@ class CommitTimes:
     def under_way_s(self) -> float:
         """Seconds since the running commit was submitted, 0 if none runs; from any thread.
 
-        If the commits before it were refused because the store is locked, it counts from the
-        submission of the first of these, and also until the next one is submitted.
+        While commits are refused because another program has locked the store, the time counts from
+        the submission of the first refused commit, even when no commit runs.
         """
         begun = self._under_way if self._locked_since is None else self._locked_since
         return 0.0 if begun is None else self.now() - begun

@@ -104,7 +104,7 @@ def _enable() -> None:
 
 
 class _OurLevel(int):
-    """A level whose identity shows that we set it, and not the application an equal one."""
+    """A level that we set. Its identity tells it from an equal level set by the application."""
 
 
 def _is_configured(root: logging.Logger, ours: int) -> bool:

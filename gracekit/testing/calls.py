@@ -85,7 +85,7 @@ class Caller:
             TypeError: there is no such option.
         """
         line, mine = self._line(), {**self._options, **options}
-        line.client.prepare(**mine)  # refused here
+        line.client.prepare(**mine)  # raises if an option is wrong
         return _Prepared(mine, line)
 
     @overload

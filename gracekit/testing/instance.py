@@ -1,4 +1,7 @@
-"""The machine of `InMemoryService`s, which freezes killed processes, and an instance's lives."""
+"""The lives of an instance, and the machine on which `InMemoryService`s run.
+
+The machine freezes killed processes.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,10 @@ def check_kill_after(settings: Settings) -> Finding:
 
 
 def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:
-    """Compare with a container's default limit; the real one cannot be read from inside."""
+    """Compare the longest time of a stop with the container's default limit for it.
+
+    The real limit cannot be read from inside the container.
+    """
     kind = proc.container_of(pid, root)
     if kind is None:
         return skip("container", "none seen")

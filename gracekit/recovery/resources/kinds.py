@@ -78,7 +78,7 @@ class ResourceKind:
         """(kind, id) of one resource, for `needs=`; None for the id None."""
         return None if resource_id is None else (self.name, id_of(resource_id))
 
-    # -- what is marked -----------------------------------------------------------------
+    # -- hooks and rules, as an application declares them -------------------------------
 
     def find(self, function: FindT) -> FindT:
         """Find the resources of this host in a transient status, in the order of their ids.

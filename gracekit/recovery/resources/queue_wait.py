@@ -33,7 +33,7 @@ class QueueWait:
         self._clock = shared.clock
         self._telemetry = shared.telemetry
         self._members = shared.members
-        self._is_local = shared.is_local  # its queues count what consumers hold
+        self._is_local = shared.is_local  # then a queue's depth includes unaccepted deliveries
         self._accept_wait_s = shared.settings.accept_wait_s
         self._report = PassReport(keeps=False)
         self._began = 0.0

@@ -50,9 +50,10 @@ class Page:
     async def look_again(self, name: str) -> Found | None:
         """The resource *name* as it is now; None if the page does not have it any more.
 
-        For a rule that has begun and holds its lease. By then, most resources before it on the
-        page are settled, so it is within a short page. Only a whole page proves that it is gone:
-        some before it may not be settled, and a `find` may return fewer than it could.
+        This is called for a rule that has begun and holds its lease. By then, most resources before
+        this one are settled and no longer found, so a short page is enough to find it. If it is not
+        there, a whole page is read, because many before it may not be settled, or `find` may have
+        returned fewer than the limit. Only a whole page proves that the resource is gone.
 
         Raises:
             FindError: the page cannot be read.

@@ -169,10 +169,12 @@ class Resources:
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
     def _is_news(self, last: UnaskedPass) -> bool:
-        """Whether a sibling has made the pass that is due: since this run is ready, and alike.
+        """Whether *last* is new to this run, and serves instead of the pass that is due.
 
-        A pass for an operator does not count: it may begin before the wait after a start is over,
-        and then leaves out what must wait for that.
+        It must have begun after this run was ready. If this run is to settle resources, *last* must
+        have done so, too; if this run only counts them, *last* must have only counted them. A pass
+        for an operator does not count: it may begin before the wait after a start is over, and then
+        leaves out what must wait for that.
         """
         settles = self._settings.startup_reconciliation_enabled
         is_of_our_time = self._ready_at is not None and last.began_at >= self._ready_at

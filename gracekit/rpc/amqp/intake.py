@@ -195,7 +195,7 @@ class Intake:
         If it does not, the channel is closed: the broker then requeues unsettled deliveries.
         """
         self.resume()  # the broker's answer comes after the deliveries on their way
-        if self._ended.done():  # one of several queues may still be read
+        if self._ended.done():  # it ended with one queue, and may still read its others
             await self.close()
             return
         self._channel.amqp.on_consumer_cancel_callbacks.discard(self._broker_cancelled)

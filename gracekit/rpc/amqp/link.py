@@ -121,7 +121,8 @@ class Link:
     async def _end(self, cut_after_s: float) -> None:
         """End the keeper and the connection.
 
-        Each is forgotten only once it has ended, so the next call continues a cancelled one.
+        Each is forgotten only once it has ended. So if this call is cancelled, the next call ends
+        what is left.
         """
         if self._keeper is not None:
             self._keeper.cancel()
