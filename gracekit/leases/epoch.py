@@ -148,7 +148,7 @@ def lost_store(path: Path, directory: Path) -> str:
         path: Of the store.
         directory: Of the locks of its runs, with the mark.
     """
-    if path.exists() or not read_mark(directory):
+    if not read_mark(directory) or path.exists():  # no mark is seen in a closed one
         return ""
     return f"{path} is lost: services have used a store there, as {directory} knows"
 

@@ -38,7 +38,7 @@ LOADING: Final = ("doctor", "config show")
 
 # A process of another uid; all modules are loaded before, as it may not read their files either.
 AS_OTHER: Final = """
-import importlib, json, os, sys
+import importlib, json, os, sys, traceback
 from click.testing import CliRunner
 from gracekit.cli.main import COMMANDS, cli
 for target, _ in COMMANDS.values():
@@ -47,7 +47,7 @@ os.setgroups([]), os.setgid({uid}), os.setuid({uid})
 said = []
 for line in json.loads(sys.argv[1]):
     answer = CliRunner().invoke(cli, line.split())
-    assert isinstance(answer.exception, SystemExit), (line, answer.exc_info)
+    assert isinstance(answer.exception, SystemExit), (line, traceback.format_exception(*answer.exc_info))
     said.append((line, answer.exit_code, answer.output))
 print(json.dumps(said))
 """

@@ -91,14 +91,14 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
     with Started(directory, "status", "--watch", "100ms") as watch:
         watch.wait_line("accepted 0")
         store.rename(aside)
-        watch.wait_line("nothing to show now: there is no store at")
+        watch.wait_line(f"nothing to show now: {store} is lost")
         aside.rename(store)
         watch.wait_line("accepted 0")
     store.rename(aside)
     refused = gracekit(directory, "status", "--watch")
 
     assert refused.code == 78
-    assert "there is no store at" in refused.err
+    assert f"{store} is lost" in refused.err
 
 
 def test_watched_json_has_a_message_where_there_is_nothing_to_show(directory):
@@ -113,12 +113,12 @@ def test_watched_json_has_a_message_where_there_is_nothing_to_show(directory):
     with Started(directory, "status", "--json", "--watch", "100ms") as watch:
         watch.wait_line('"accounts"')
         store.rename(aside)
-        told = json.loads(watch.wait_line("there is no store at"))
+        told = json.loads(watch.wait_line("is lost: services have used a store there"))
         aside.rename(store)
         watch.wait_line('"accounts"')
         seen = [json.loads(line) for line in watch.seen]
 
-    assert told["message"].startswith("there is no store at")
+    assert told["message"].startswith(f"{store} is lost")
     schemas = Schemas()
     for line in seen:
         if "message" not in line:
