@@ -141,7 +141,7 @@ def test_commands_say_that_a_process_is_stopped_and_how_it_goes_on(directory):
         assert f"kill -CONT {pid}" in shown, answer
         assert name == "doctor" or "kill -USR1" not in shown
         assert "kill -TERM" not in shown
-    assert said["doctor"].code == 69
+    assert said["doctor"].code in {69, 78}  # 78 if a shell above the tests passes no SIGTERM on
     assert f"FAIL state of {pid}" in " ".join(said["doctor"].out.split())
 
 
