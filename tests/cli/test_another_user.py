@@ -47,7 +47,8 @@ os.setgroups([]), os.setgid({uid}), os.setuid({uid})
 said = []
 for line in json.loads(sys.argv[1]):
     answer = CliRunner().invoke(cli, line.split())
-    assert isinstance(answer.exception, SystemExit), (line, traceback.format_exception(*answer.exc_info))
+    trace = traceback.format_exception(*answer.exc_info)
+    assert isinstance(answer.exception, SystemExit), (line, trace)
     said.append((line, answer.exit_code, answer.output))
 print(json.dumps(said))
 """
