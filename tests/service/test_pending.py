@@ -187,7 +187,7 @@ async def test_an_ops_method_parks_and_runs_again(world: World, svc: Service):
     The lane makes no difference: it has a row as others do.
     """
 
-    @svc.rpc(ops=True, on_interrupt="retry")
+    @svc.ops(on_interrupt="retry")
     async def move(ctx: Context) -> str:
         if ctx.attempt == 1:
             raise NoCapacity("full")
