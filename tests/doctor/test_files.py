@@ -146,7 +146,7 @@ def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
 @needs_root
 def test_a_directory_of_the_services_user_is_not_to_be_given_to_another(place):
     """
-    Whoever runs doctor as the wrong user is sent to the right one, or takes the files away.
+    Doctor names the user to run it as. Taking the files over would stop the running service.
     """
     os.chown(place, STRANGER, STRANGER)
     place.chmod(0o755)

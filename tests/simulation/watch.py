@@ -169,6 +169,6 @@ class Watch:
             if row["state"] == "running" and row["request_id"] in unrecorded:
                 continue
             if row["state"] == "accepted" and no_try_was_taken:
-                continue  # whoever adopts the run finds the row
+                continue  # the run that adopts this one finds the row
             if row["state"] != "handed_over" or row["cut"] != "unclean":
                 raise Violation(f"I6: {life.name} left {row} behind, with {report}")
