@@ -82,9 +82,14 @@ class Worker:
         self.news.set()
 
     async def end(self) -> int:
-        """Wait for its end; its exit code."""
-        async with asyncio.timeout(PATIENCE_S):
-            code = await self.process.wait()
+        """Wait for its end; its exit code. One that hangs shows where it does."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                code = await self.process.wait()
+        except TimeoutError:
+            self.process.send_signal(signal.SIGABRT)
+            await self.reader
+            raise AssertionError(f"{self.name} did not end:\n" + "".join(self.said)) from None
         await self.reader
         return code
 

@@ -8,10 +8,10 @@ What a request does to the world is a line in the effects file: word, key, kind 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any, Final
 
@@ -53,9 +53,15 @@ include_endpoints(svc, [Endpoint()])
 
 
 def main(url: str, topic: str, name: str) -> None:
-    """Serve until a signal comes, as oslo.messaging's documentation shows it."""
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    """Serve until a signal comes, as oslo.messaging's documentation shows it.
+
+    SIGTERM is blocked in all threads and waited for: a handler runs only when the main thread runs
+    Python again. SIGALRM ends the process even if the parent ignored or blocked it.
+    """
+    faulthandler.enable()  # SIGABRT shows where a process hangs
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     cfg.CONF([], project="rolling", default_config_files=[])
     transport = oslo_messaging.get_rpc_transport(cfg.CONF, url)
     target = oslo_messaging.Target(topic=topic, server=name)
@@ -63,8 +69,10 @@ def main(url: str, topic: str, name: str) -> None:
     server.start()
     sys.stdout.write("serving\n")
     sys.stdout.flush()
-    stopping.wait()
+    signal.sigwait({signal.SIGTERM})
     signal.alarm(PATIENCE_S)
+    sys.stdout.write("stopping\n")
+    sys.stdout.flush()
     server.stop()
     server.wait()
 
