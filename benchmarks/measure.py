@@ -144,7 +144,7 @@ def _spread(values: Sequence[float], unit: str) -> dict[str, float]:
         "value": statistics.median(ordered),
         "low": quantile(ordered, 0.25),
         "high": quantile(ordered, 0.75),
-        "worst": ordered[0] if unit.endswith("/s") else ordered[-1],
+        "worst": ordered[0] if unit.endswith("/s") and unit != "ms/s" else ordered[-1],
     }
 
 

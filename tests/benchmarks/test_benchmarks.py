@@ -154,6 +154,13 @@ def test_a_goal_is_judged_by_the_median(goal: Goal | None, unit: str, worst: flo
     assert (figure.value, figure.worst, figure.met) == (2.0, worst, met)
 
 
+def test_the_worst_of_a_cost_is_the_highest():
+    """
+    Processor time of each second is a cost, and no rate, although both are so much per second.
+    """
+    assert alone("b", "c", [1.0, 2.0, 3.0], "ms/s").worst == 3.0
+
+
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.25, 1.75)])
 def test_a_quantile_is_interpolated(share: float, value: float):
     """
