@@ -51,6 +51,8 @@ brokers: Any = import_module("tests.rabbit.broker")
 erlang: Any = import_module("tests.rabbit.erlang")
 
 NAME: Final = "rabbitmq"
+SCHEDULERS: Final = 2
+"""Of the broker, as on a machine of two processors by itself."""
 PREFETCH: Final = 256
 CASTS: Final = 5000
 CALLS: Final = {1: 400, 32: 2048, 256: 2048}
@@ -108,6 +110,9 @@ Found = Mapping[str, float]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and tell; 0 also when a goal is missed, which the table shows."""
     parser = command_line("python -m benchmarks.rabbitmq", __doc__, "WORKER", KINDS)
+    parser.add_argument(
+        "--schedulers", type=int, default=SCHEDULERS, help="of the broker; default %(default)s"
+    )
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in KINDS]:
         parser.error(f"there is no worker {unknown[0]!r}: there are {', '.join(KINDS)}")
@@ -119,12 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.dir) as directory:
         plan = Plan(rounds=options.rounds, quick=options.quick, directory=Path(directory))
         try:
-            broker = brokers.Broker(plan.directory / "broker")
+            broker = brokers.Broker(plan.directory / "broker", schedulers=options.schedulers)
         except erlang.NoRabbitError as error:
             sys.exit(str(error))
         with contextlib.closing(broker):
             broker.start()
-            notes["RabbitMQ"] = broker.eval("rabbit_misc:version()").strip('"')
+            version = broker.eval("rabbit_misc:version()").strip('"')
+            schedulers = broker.eval("erlang:system_info(schedulers_online)")
+            notes["RabbitMQ"] = f"{version}, schedulers: {schedulers}"
             print("\n".join(f"- {name}: {value}" for name, value in notes.items()), flush=True)
             bench = _Bench(plan, broker, kinds)
             rounds, held, stages = asyncio.run(bench.all())

@@ -50,6 +50,7 @@ def test_workers_take_turns_and_tell_their_figures(tmp_path: Path):
     } <= judged
     assert all(min(worker["values"]["casts"]) > 0 for worker in found["workers"].values())
     assert "oslo.messaging" in found["machine"]
+    assert found["machine"]["RabbitMQ"].endswith(", schedulers: 2")
     assert "requeue, cast" in found["stages"]
     assert ET.parse(picture).getroot().tag.endswith("svg")
 
