@@ -22,6 +22,7 @@ from benchmarks import (
     calls,
     drain,
     durable,
+    footprint,
     growth,
     memory,
     operators,
@@ -51,6 +52,7 @@ _MODULES: Final = (
     growth,
     memory,
     operators,
+    footprint,
 )
 BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
 

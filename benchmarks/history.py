@@ -46,7 +46,7 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, me
     finished_at, result)
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 SELECT request_id, '', 'bench', 'requests', 'bench', 'shared', '', 'work', '1.0',
-    lower(hex(zeroblob(16))), 'error', 10.0, 'succeeded', 'earlier', 1,
+    lower(hex(zeroblob(16))), 'error', 10.0, 'succeeded', lower(hex(zeroblob(16))), 1,
     unixepoch() - ?2 + i * 0.1, unixepoch() - ?2 + i * 0.1, unixepoch() - ?2 + i * 0.1, 'null'
 FROM (SELECT request_id, row_number() OVER () AS i
     FROM (SELECT {ids} AS request_id FROM n ORDER BY 1))"""

@@ -160,9 +160,18 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def serving(
-    site: Site, directory: Path, name: str, *, process: Process | None = None, **settings: Any
+    site: Site,
+    directory: Path,
+    name: str,
+    *,
+    process: Process | None = None,
+    new_id: Callable[[], str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Runtime, Sender]]:
-    """Serve *site* on the memory transport and a store on disk; drained at the end."""
+    """Serve *site* on the memory transport and a store on disk; drained at the end.
+
+    Requests are numbered unless *new_id* is given, and numbers fall into one page of an index.
+    """
     broker = MemoryBroker()
     given: dict[str, Any] = {
         "transport_url": "memory://",
@@ -179,7 +188,8 @@ async def serving(
     runtime = Runtime(site.service, Settings(**given | settings), broker=broker, process=process)
     async with runtime:
         try:
-            yield runtime, Sender(transport, runtime, numbered(name))
+            ids = numbered(name) if new_id is None else iter(new_id, None)
+            yield runtime, Sender(transport, runtime, ids)
         finally:
             site.let_go.set()
     await transport.stop()

@@ -44,6 +44,13 @@ CASES = {
     },
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
+    "footprint": {
+        "exec to the first message, sqlite://",
+        "idle, sqlite://",
+        "disk for an ended row",
+        "gracekit status, 20 rows",
+        "gracekit tasks, 20 runs / 2",
+    },
     "operators": {"processor time of that", "p99 of /readyz beside them", "idle, above off"},
 }
 
