@@ -1,6 +1,6 @@
 """`python -m benchmarks`: measure, print the table, draw the picture.
 
-make bench                                  all of them, about half an hour
+make bench                                  all of them, about 35 minutes
 make bench ARGS="durable service"           some of them
 make bench ARGS="--quick"                   tiny sizes: shows that they run, measures nothing
 

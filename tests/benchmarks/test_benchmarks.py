@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import apsw
 import pytest
 
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.child import ROOT
+from benchmarks.history import add_history, remove_later
 from benchmarks.measure import Figure, Goal, against, alone, quantile
 from benchmarks.picture import draw
 from benchmarks.stages import TABLE
 from benchmarks.table import lines
+from gracekit.listings.listings_sql import ACCOUNTS
+from gracekit.listings.store_view import Accounts
+from gracekit.process import Process
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 
 FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
 
@@ -83,6 +90,26 @@ def test_every_bench_is_expected_to_tell_something():
     A new bench comes with the cases that it must tell.
     """
     assert set(CASES) == set(BENCHES)
+
+
+async def test_a_made_history_is_accounted_for(tmp_path: Path):
+    """
+    Nothing is lost or too many in a store with rows that were made, and in which some were removed.
+    """
+    path = tmp_path / "store.db"
+    engine = SqliteEngine(path, load_migrations(MIGRATIONS), process=Process())
+    await engine.start()
+    await engine.stop()
+
+    some = add_history(path, 40)
+    add_history(path, 20)
+    remove_later(path, some)
+
+    connection = apsw.Connection(str(path))
+    accounts = Accounts.of_rows(connection.execute(ACCOUNTS))
+    connection.close()
+    assert (accounts.accepted, accounts.removed, accounts.off_by) == (60, 20, 0)
+    assert accounts.terminal == {"succeeded": 40}
 
 
 @pytest.mark.process

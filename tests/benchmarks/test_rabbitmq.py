@@ -12,7 +12,7 @@ import pytest
 from pamqp.commands import Basic
 
 from benchmarks.caller import Envelope, Replayed, Sent
-from benchmarks.judged import GOALS
+from benchmarks.judged import GOALS, UNITS
 from benchmarks.measure import Goal, against
 from benchmarks.plain import SAMPLE_ID
 from benchmarks.rabbitmq import main
@@ -90,6 +90,13 @@ def test_goals_name_workers_that_there_are():
     for ours, _, other in GOALS:
         assert ours in OURS
         assert other in KINDS
+
+
+def test_goals_name_cases_that_are_measured():
+    """
+    Likewise.
+    """
+    assert {case for _, case, _ in GOALS} <= set(UNITS)
 
 
 # -- what is sent -----------------------------------------------------------------------
