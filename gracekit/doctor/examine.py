@@ -151,6 +151,8 @@ def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
         lambda: declared.check_pending(settings, service),
         lambda: declared.check_timeouts(settings, service),
         lambda: declared.check_threads(settings, service),
+        lambda: declared.check_accepted(settings, service),
+        lambda: declared.check_prefetch(settings, service),
         lambda: declared.check_stop_hooks(settings, service),
     )
 
