@@ -293,6 +293,7 @@ def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Fi
         checks.check_versions,
         checks.check_answers,
         checks.check_profile,
+        checks.check_exchange,
         checks.check_delivery_limit,
         checks.check_consumer_timeout,
         checks.check_waiting,
