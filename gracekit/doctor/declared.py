@@ -32,7 +32,9 @@ def check_methods(service: Service) -> Finding:
     policies = Counter(method.options.on_interrupt for method in methods)
     listed = ", ".join(f"{number} {name}" for name, number in sorted(policies.items()))
     plain = sum(1 for method in methods if not method.is_async)
-    return ok("methods", f"{len(methods)} on topic {service.topic}: {listed}; {plain} in threads")
+    ops = sum(1 for m in methods if m.ops and m.options.in_drain == "answer")
+    seen = f"{len(methods)} on topic {service.topic}: {listed}; {plain} in threads"
+    return ok("methods", f"{seen}; {ops} also in a drain, on the ops topic" if ops else seen)
 
 
 def check_probes(service: Service) -> Finding:

@@ -115,7 +115,8 @@ def test_a_service_without_methods_is_told(svc):
 
 def test_methods_are_counted_by_what_becomes_of_them(svc):
     """
-    One line says how many there are of each policy, and how many need threads.
+    One line says how many there are of each policy, how many need threads, and how many a drain
+    does not close.
     """
 
     @svc.rpc
@@ -126,6 +127,16 @@ def test_methods_are_counted_by_what_becomes_of_them(svc):
 
     assert declared.check_methods(svc).seen == (
         "2 on topic compute: 1 error, 1 retry; 1 in threads"
+    )
+
+    @svc.ops
+    async def count(ctx: Context) -> None: ...
+
+    @svc.ops(in_drain="refuse")
+    async def stop(ctx: Context) -> None: ...
+
+    assert declared.check_methods(svc).seen == (
+        "4 on topic compute: 3 error, 1 retry; 1 in threads; 1 also in a drain, on the ops topic"
     )
 
 
