@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import gzip
 import json
 import random
 import re
@@ -52,7 +53,7 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
-from gracekit.rpc.transport import reply_queue
+from gracekit.rpc.transport import Message, reply_queue, shared_queue
 from gracekit.runtime.process_life import run_service
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
@@ -352,6 +353,25 @@ async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
     (letter,) = site.world.broker.dead_letters
     assert letter.body == body
     assert letter.reason.startswith("unreadable: ")
+
+
+@pytest.mark.looptime
+async def test_a_compressed_message_is_called_that(site: Site):
+    """
+    Clients of oslo.messaging write into a header how they have compressed it (kombu_compression).
+    """
+    queue, headers = shared_queue("compute"), {"compression": "application/x-gzip"}
+    transport = MemoryTransport(site.world.broker, Process())
+    await transport.start()
+    await transport.publish(queue, Message(body=gzip.compress(b"{}"), headers=headers))
+    await site.world.until(lambda: len(site.rejected()) == 1)
+    await transport.stop()
+
+    (letter,) = site.world.broker.dead_letters
+    assert letter.reason == (
+        "unreadable: body is compressed (application/x-gzip), and gracekit reads only what is not: "
+        "switch compression off where it is sent, in oslo.messaging kombu_compression"
+    )
 
 
 @pytest.mark.looptime

@@ -29,6 +29,16 @@ _TAKEN: Final = (("host", "host"), ("control_exchange", "exchange"))
 _TAKEN_IF_GIVEN: Final = (("rpc_ping_enabled", "rpc_ping_enabled"),)
 """Those whose default is gracekit's, too."""
 _IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
+_IN_NO_PROFILE: Final = (
+    "amqp_auto_delete",
+    "rabbit_quorum_delivery_limit",
+    "rabbit_quorum_max_memory_length",
+    "rabbit_quorum_max_memory_bytes",
+)
+_NO_PROFILE: Final = (
+    "no declare profile has it, so a start is refused if queues exist that oslo.messaging has "
+    "declared with it; see docs/oslo.md"
+)
 _ELSEWHERE: Final = MappingProxyType(
     {
         "rpc_response_timeout": "each caller sets its own: client.prepare(timeout=...)",
@@ -37,6 +47,10 @@ _ELSEWHERE: Final = MappingProxyType(
         "conn_pool_min_size": "a process has two connections, whatever it does",
         "conn_pool_ttl": "a process has two connections, whatever it does",
         "kombu_compression": "gracekit cannot read compressed messages, see docs/oslo.md",
+        "rabbit_qos_prefetch_count": (
+            "GRACEKIT_PREFETCH also limits how many requeue methods run at a time"
+        ),
+        **dict.fromkeys(_IN_NO_PROFILE, _NO_PROFILE),
     }
 )
 
@@ -136,19 +150,11 @@ def _take_rabbit(conf: Any, found: OsloOptions) -> None:
     asked = {name: bool(_value(conf, name, RABBIT)) for name in DURABLE_OPTIONS}
     if any(_value(conf, name, RABBIT) is not None for name in DURABLE_OPTIONS):
         found.take("declare_profile", oslo_profile(asked), *DURABLE_OPTIONS, group=RABBIT)
-    if prefetch := _value(conf, "rabbit_qos_prefetch_count", RABBIT):
-        found.take("prefetch", prefetch, "rabbit_qos_prefetch_count", group=RABBIT)
-    elif _is_given(conf, "rabbit_qos_prefetch_count", RABBIT):  # 0 is the default of oslo too
-        found.doubts.append(
-            "rabbit_qos_prefetch_count = 0 means no limit, but here every service has one: set "
-            "it, or GRACEKIT_PREFETCH, to a number of messages"
-        )
 
 
 def _left_out(conf: Any) -> Iterator[str]:
     """Yield a sentence for each option that is set but not used."""
     known = {*DURABLE_OPTIONS, *_IN_URL, "ssl", "heartbeat_timeout_threshold"}
-    known.add("rabbit_qos_prefetch_count")
     options = [(name, DEFAULT) for name in _ELSEWHERE]
     options += [(name, RABBIT) for name in _names(conf, RABBIT) if name not in known]
     for name, group in options:

@@ -32,7 +32,9 @@ def check_methods(service: Service) -> Finding:
     policies = Counter(method.options.on_interrupt for method in methods)
     listed = ", ".join(f"{number} {name}" for name, number in sorted(policies.items()))
     plain = sum(1 for method in methods if not method.is_async)
-    return ok("methods", f"{len(methods)} on topic {service.topic}: {listed}; {plain} in threads")
+    ops = sum(1 for m in methods if m.ops and m.options.in_drain == "answer")
+    seen = f"{len(methods)} on topic {service.topic}: {listed}; {plain} in threads"
+    return ok("methods", f"{seen}; {ops} also in a drain, on the ops topic" if ops else seen)
 
 
 def check_probes(service: Service) -> Finding:
@@ -174,6 +176,51 @@ def _check_lane(plain: Methods, threads: int, lane: str) -> Finding:
             f"lower max_running=, or raise GRACEKIT_{lane.upper()}",
         )
     return ok(lane, f"{len(plain)} plain functions share {threads} threads")
+
+
+def check_accepted(settings: Settings, service: Service) -> Iterator[Finding]:
+    """Warn about requests that wait in a store which no other worker of the topic reads."""
+    kept = [m for m in _of_requests(service) if m.options.on_interrupt != "requeue"]
+    if not (kept and settings.accept_unshared_store):
+        return
+    most = _running_at_most(settings, service)
+    if settings.max_accepted <= most:
+        yield ok("accepted requests", f"at most {settings.max_accepted}, and as many may run")
+        return
+    yield warn(
+        "accepted requests",
+        f"accept_unshared_store = true, and up to max_accepted = {settings.max_accepted} requests "
+        f"are kept in this store while at most {most} run: a drain leaves the others here, no "
+        "worker with another store can run them, and the exit code is 75",
+        f"set GRACEKIT_MAX_ACCEPTED={most}, and GRACEKIT_MAX_RUNNING and GRACEKIT_PREFETCH to at "
+        "most that: further requests stay in the queue, where every worker can take them",
+    )
+
+
+def check_prefetch(settings: Settings, service: Service) -> Iterator[Finding]:
+    """Warn if the prefetch keeps requeue methods, which are acked at their end, from running."""
+    requeued = [m for m in _of_requests(service) if m.options.on_interrupt == "requeue"]
+    most = _running_at_most(settings, service)
+    if requeued and settings.prefetch < most:
+        yield warn(
+            "prefetch",
+            f"{named(requeued)}: on_interrupt='requeue', so acked when done, and prefetch = "
+            f"{settings.prefetch} messages may be read and not acked: no more than that run at a "
+            f"time, although {most} could",
+            f"raise GRACEKIT_PREFETCH to at least {most}",
+        )
+
+
+def _of_requests(service: Service) -> Methods:
+    """The methods of the service's topic, without the ops methods."""
+    return [method for method in declared_ones(service.methods) if not method.ops]
+
+
+def _running_at_most(settings: Settings, service: Service) -> int:
+    """How many new requests run at a time: plain functions also need a thread each."""
+    if all(not method.is_async for method in _of_requests(service)):
+        return min(settings.max_running, settings.threads)
+    return settings.max_running
 
 
 def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:

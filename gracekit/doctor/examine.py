@@ -151,6 +151,8 @@ def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
         lambda: declared.check_pending(settings, service),
         lambda: declared.check_timeouts(settings, service),
         lambda: declared.check_threads(settings, service),
+        lambda: declared.check_accepted(settings, service),
+        lambda: declared.check_prefetch(settings, service),
         lambda: declared.check_stop_hooks(settings, service),
     )
 
@@ -291,6 +293,7 @@ def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Fi
         checks.check_versions,
         checks.check_answers,
         checks.check_profile,
+        checks.check_exchange,
         checks.check_delivery_limit,
         checks.check_consumer_timeout,
         checks.check_waiting,

@@ -78,7 +78,7 @@ class Arrivals:
         message: JsonObject = {}
         try:
             check_size(delivery.dropped, max_bytes=self._settings.max_body_bytes)
-            message = open_message(delivery.body, max_bytes=self._settings.max_body_bytes)
+            message = _opened(delivery, max_bytes=self._settings.max_body_bytes)
             _check_way(delivery)
             request = request_in(message)
             self._check_address(request.reply)
@@ -287,6 +287,20 @@ class Arrivals:
             cursor=row.cursor,
             state=row.state,
         )
+
+
+def _opened(delivery: Delivery, *, max_bytes: int) -> JsonObject:
+    """The message in a body; of one that kombu, which oslo.messaging uses, compressed, says so."""
+    try:
+        return open_message(delivery.body, max_bytes=max_bytes)
+    except BadMessageError as error:
+        how = delivery.headers.get("compression")
+        if how is None or isinstance(error, MessageTooLargeError):
+            raise
+        raise BadMessageError(
+            f"body is compressed ({excerpt(how)[1:-1]}), and gracekit reads only what is not: "
+            "switch compression off where it is sent, in oslo.messaging kombu_compression"
+        ) from error
 
 
 def _check_way(delivery: Delivery) -> None:

@@ -193,7 +193,7 @@ _REQUEST: Final = (
     _event(
         "task.rejected",
         _W,
-        "A request was refused for good.",
+        "A request was refused for good; `gracekit tasks --state rejected` lists all.",
         "task_id method reason error",
         kind="reason",
     ),

@@ -206,6 +206,74 @@ async def test_what_fits_no_profile_is_told_thing_by_thing(settings, svc, rabbit
     assert "nearest is oslo-transient, and then: delete queue compute, queue" in found.remedy
 
 
+async def test_queues_of_the_topic_beside_another_exchange_are_a_warning(settings, svc, rabbit_url):
+    """
+    The service would start, and only requests to a queue that it alone has made would be lost.
+    """
+    async with transport_to(rabbit_url) as peer:
+        await peer.declare([shared_queue("compute")])
+
+    other = await seen(replace(settings, exchange="cinderish"), svc)
+    same = await seen(settings, svc)
+
+    found = one(other, "control exchange")
+    assert found.level is Level.WARN
+    assert found.seen.startswith("queue compute exists, and exchange cinderish, which the start ")
+    assert "set GRACEKIT_EXCHANGE" in found.remedy
+    assert "control exchange" not in levels(same)
+
+
+async def test_a_topic_without_queues_beside_a_known_exchange_is_told(settings, svc, rabbit_url):
+    """
+    It is a first start or a wrong topic, which nobody can tell apart but the reader.
+    """
+    async with channel_to(rabbit_url) as channel:
+        await channel.exchange_declare("gracekit", exchange_type="topic", durable=True)
+
+    before = one(await seen(settings, svc), "profile")
+    async with transport_to(rabbit_url) as peer:
+        await peer.declare([shared_queue("compute")])
+    after = one(await seen(settings, svc), "profile")
+
+    told = "; no queue of topic compute exists yet"
+    assert before.level is Level.OK
+    assert before.seen == f"durable fits what exists: exchange gracekit{told}"
+    assert told not in after.seen
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        ("x-delivery-limit", "rabbit_quorum_delivery_limit"),
+        ("x-max-in-memory-length", "rabbit_quorum_max_memory_length"),
+        ("x-max-in-memory-bytes", "rabbit_quorum_max_memory_bytes"),
+    ],
+)
+async def test_an_option_of_oslo_that_no_profile_has_is_named(
+    settings, svc, rabbit_url, argument, option
+):
+    """
+    Whichever profile was chosen: no other one would help, and the peers' is the quorum one.
+    """
+    limited = {"x-queue-type": "quorum", argument: 5}
+    async with channel_to(rabbit_url) as channel:
+        await channel.exchange_declare("gracekit", exchange_type="topic", durable=True)
+        for name in ("compute", "compute.node-1"):
+            await channel.queue_declare(name, durable=True, arguments=limited)
+    found = [
+        one(await seen(replace(settings, declare_profile=profile), svc), "profile")
+        for profile in ("durable", "oslo-quorum", "oslo-transient")
+    ]
+
+    assert {finding.level for finding in found} == {Level.FAIL}
+    remedy = (
+        f"{argument} comes from {option} of oslo.messaging, and no profile has it: stop its "
+        "workers, delete queue compute, queue compute.node-1, and start them without that option; "
+        "then oslo-quorum fits"
+    )
+    assert {finding.remedy for finding in found} == {remedy}
+
+
 async def test_the_exchange_and_queues_of_living_peers_are_never_to_be_deleted(
     settings, svc, rabbit_url
 ):

@@ -115,7 +115,8 @@ def test_a_service_without_methods_is_told(svc):
 
 def test_methods_are_counted_by_what_becomes_of_them(svc):
     """
-    One line says how many there are of each policy, and how many need threads.
+    One line says how many there are of each policy, how many need threads, and how many a drain
+    does not close.
     """
 
     @svc.rpc
@@ -126,6 +127,16 @@ def test_methods_are_counted_by_what_becomes_of_them(svc):
 
     assert declared.check_methods(svc).seen == (
         "2 on topic compute: 1 error, 1 retry; 1 in threads"
+    )
+
+    @svc.ops
+    async def count(ctx: Context) -> None: ...
+
+    @svc.ops(in_drain="refuse")
+    async def stop(ctx: Context) -> None: ...
+
+    assert declared.check_methods(svc).seen == (
+        "4 on topic compute: 3 error, 1 retry; 1 in threads; 1 also in a drain, on the ops topic"
     )
 
 
@@ -236,6 +247,75 @@ def test_a_probe_must_have_time_to_wait_again(svc):
 
     assert declared.check_probe_times(Settings(), svc).level is Level.WARN
     assert declared.check_probe_times(Settings(probe_timeout_s=5), svc).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [
+        ({}, Level.WARN),
+        ({"max_accepted": 41}, Level.WARN),
+        ({"max_accepted": 40}, Level.OK),
+        ({"max_accepted": 40, "threads": 30}, Level.WARN),
+        ({"accept_unshared_store": False}, None),
+    ],
+)
+def test_a_store_of_its_own_must_not_keep_more_than_can_run(svc, given, level):
+    """
+    Beside workers with other stores a drain would leave there what only this store's runs can run.
+    """
+
+    @svc.rpc
+    def create(ctx: Context) -> None: ...
+
+    @svc.ops
+    async def count(ctx: Context) -> None: ...
+
+    settings = Settings(**{"accept_unshared_store": True, **given})
+
+    found = levels(declared.check_accepted(settings, svc))
+
+    assert found == ({} if level is None else {"accepted requests": level})
+
+
+def test_what_keeps_the_store_small_is_named_and_breaks_no_other_rule(svc):
+    """
+    With a coroutine max_running is the limit; a service that journals nothing is not warned.
+    """
+    asked = Settings(accept_unshared_store=True, max_running=60)
+    nothing = list(declared.check_accepted(asked, svc))
+
+    @svc.rpc
+    async def create(ctx: Context) -> None: ...
+
+    (found,) = declared.check_accepted(asked, svc)
+    mended = Settings(accept_unshared_store=True, max_running=60, max_accepted=60, prefetch=60)
+
+    assert nothing == []
+    assert "max_accepted = 1000 requests are kept in this store while at most 60 run" in found.seen
+    assert found.remedy.startswith("set GRACEKIT_MAX_ACCEPTED=60, and GRACEKIT_MAX_RUNNING and ")
+    assert levels(declared.check_accepted(mended, svc)) == {"accepted requests": Level.OK}
+    assert {one.level for one in configuration.check_inequalities(mended)} == {Level.OK}
+
+
+def test_a_low_prefetch_is_a_warning_for_what_is_acked_at_its_end(svc):
+    """
+    A requeue method counts towards the prefetch while it runs; what is journaled does not.
+    """
+
+    @svc.rpc
+    def create(ctx: Context) -> None: ...
+
+    journaled = list(declared.check_prefetch(Settings(prefetch=1), svc))
+
+    @svc.rpc(on_interrupt="requeue")
+    def read(ctx: Context) -> None: ...
+
+    (found,) = declared.check_prefetch(Settings(prefetch=1), svc)
+
+    assert journaled == list(declared.check_prefetch(Settings(prefetch=40), svc)) == []
+    assert found.level is Level.WARN
+    assert found.seen.startswith("read(): on_interrupt='requeue'")
+    assert found.remedy == "raise GRACEKIT_PREFETCH to at least 40"
 
 
 @pytest.mark.parametrize(

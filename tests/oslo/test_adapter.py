@@ -43,6 +43,7 @@ from gracekit.errors import DeclarationError
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.oslo_adapter import include_endpoints
 from gracekit.testing import InMemoryService, TaskState
+from tests.docs.pages import Page
 from tests.oslo import faults
 from tests.oslo.reference import Answer, a_request, ask_gracekit, ask_oslo
 from tests.scale import scale
@@ -641,6 +642,27 @@ async def test_hooks_come_with_the_options():
     assert told == [("d2", "interrupted")]
 
 
+def test_methods_of_one_name_get_different_options_by_calls_of_their_own():
+    """
+    Options are given by name, so endpoints of one call share them.
+    """
+
+    class Old:
+        target = Target(namespace="old")
+
+        def create(self, ctxt: Any) -> None: ...
+
+    class New(Old):
+        target = Target(namespace="new")
+
+    svc = Service("compute")
+    include_endpoints(svc, [Old()], options={"create": {"on_interrupt": "requeue"}})
+    include_endpoints(svc, [New()], options={"create": {"on_interrupt": "retry"}})
+
+    found = [svc.methods.resolve(name, "create", "1.0").options for name in ("old", "new")]
+    assert [one.on_interrupt for one in found] == ["requeue", "retry"]
+
+
 def test_methods_of_getattr_are_served_where_options_name_them():
     """
     A proxy lists nothing; a request never makes gracekit look for an attribute.
@@ -682,10 +704,8 @@ def test_settings_come_from_oslo_config_as_the_page_shows(
     """
     The function of docs/oslo.md reads what a service of OpenStack has in its file.
     """
-    root = Path(__file__).parents[2]
-    monkeypatch.syspath_prepend(str(root / "examples" / "oslo"))
-    page = (root / "docs" / "oslo.md").read_text()
-    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "oslo"))
+    shown = Page("oslo.md").files["oslo_main.py"]
     file = tmp_path / "service.conf"
     file.write_text(
         "[DEFAULT]\nhost = host1@lvm\ncontrol_exchange = cinder\n"
@@ -791,7 +811,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
     """
     oslo.config wins over the defaults of the service.
     """
-    conf = site_of(tmp_path, exchange="nova", timeout=180, rabbit="rabbit_qos_prefetch_count = 7")
+    conf = site_of(tmp_path, exchange="nova", timeout=180, rabbit="")
 
     made = Settings.from_oslo(
         conf,
@@ -801,7 +821,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
     )
 
     assert (made.drain_timeout_s, made.exchange, made.max_running) == (120, "mine", 3)
-    assert (made.prefetch, made.origin("exchange")) == (7, "GRACEKIT_EXCHANGE")
+    assert made.origin("exchange") == "GRACEKIT_EXCHANGE"
 
 
 @pytest.mark.parametrize(
@@ -809,7 +829,9 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
     [
         (0, "", "graceful_shutdown_timeout = 0 means a drain without end"),
         (60, "heartbeat_timeout_threshold = 0", "heartbeats off"),
-        (60, "rabbit_qos_prefetch_count = 0", "rabbit_qos_prefetch_count = 0 means no limit"),
+        (60, "rabbit_qos_prefetch_count = 1", "GRACEKIT_PREFETCH also limits how many requeue"),
+        (60, "amqp_auto_delete = true", "no declare profile has it"),
+        (60, "rabbit_quorum_delivery_limit = 5", "so a start is refused if queues exist"),
         (
             60,
             "kombu_reconnect_delay = 2",
@@ -827,6 +849,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
     made = Settings.from_oslo(conf, env={})
 
     assert [text for text in made.doubts if re.search(doubt, text)]
+    assert made.prefetch == 256
     assert made.drain_timeout_s == (timeout or 25)
 
 

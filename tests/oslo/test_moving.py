@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import fields
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.process
 EXAMPLES = ROOT / "examples" / "oslo"
 PAGE = (ROOT / "docs" / "oslo.md").read_text()
 
+TIMEOUT_S = 120
 KILL = (signal.SIGKILL, -signal.SIGKILL)  # its own stop takes the library some seconds
 DRAIN = (signal.SIGTERM, 0)
 
@@ -154,6 +156,10 @@ async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: s
         fits = await doctor(tmp_path, **settings, **dict([profile.split("=")]))
         more = dict([profile.split("=")], GRACEKIT_ACCEPT_UNSHARED_STORE="true")
         accepts = await doctor(tmp_path, **settings, **more)
+        asked = dict.fromkeys(("THREADS", "MAX_RUNNING", "MAX_ACCEPTED", "PREFETCH"), "40")
+        more |= {f"GRACEKIT_{name}": number for name, number in asked.items()}
+        mended = await doctor(tmp_path, **settings, **more)
+        elsewhere = await doctor(tmp_path, **{**settings, "GRACEKIT_EXCHANGE": "cinder"})
 
     for said, line in (
         (nothing, "none of its queues and exchanges exists yet"),
@@ -163,12 +169,38 @@ async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: s
         (wrong, profile),
         (fits, "ok profile: oslo-transient fits what exists: exchange openstack, queue disks, "),
         (fits, "ok directed queue: requests to this host come by disks."),
-        (fits, "foreign readers"),
+        (fits, "FAIL foreign readers"),
+        (elsewhere, "WARN control exchange"),
+        (mended, "ok accepted requests"),
     ):
         assert line in " ".join(said.split()), said
         assert line.rstrip() in shown
     assert "0 FAIL" in accepts
     assert "WARN  foreign readers" in accepts
+    assert "WARN  accepted requests" in accepts
+    assert "0 FAIL" in mended
+
+
+def test_the_test_of_the_page_passes(tmp_path: Path):
+    """
+    The endpoint of the example in the test kit, in place of oslo.messaging's fake driver.
+    """
+    Page("oslo.md").write_to(tmp_path)
+    path = f"{EXAMPLES}{os.pathsep}{ROOT}"
+
+    done = subprocess.run(
+        (oslo_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_disks.py"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 async def doctor(directory: Path, **environment: str) -> str:

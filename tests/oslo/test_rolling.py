@@ -46,6 +46,11 @@ ENDS: Final = {"gracekit": {0}, "oslo": {0, -signal.SIGALRM}}
 """Exit codes; a stop of the library that takes over a minute is ended, as under oslo.service."""
 READY: Final = {"oslo": "serving", "gracekit": "service.serving"}
 
+ROOM: Final = scale(8, 200)
+"""What one worker runs, and accepts. In a short run it is less than all traffic, so that requests
+wait while the other worker is replaced: in the queue, and not in a store.
+"""
+
 # docs/oslo.md: how to keep the number small that oslo drops.
 OSLO: Final = {
     "OS_OSLO_MESSAGING_RABBIT__RABBIT_QOS_PREFETCH_COUNT": "1",
@@ -53,8 +58,10 @@ OSLO: Final = {
 }
 GRACEKIT: Final = {
     "GRACEKIT_ACCEPT_UNSHARED_STORE": "true",  # each worker has a store of its own
-    "GRACEKIT_MAX_RUNNING": "200",
-    "GRACEKIT_THREADS": "200",
+    **dict.fromkeys(
+        (f"GRACEKIT_{name}" for name in ("THREADS", "MAX_RUNNING", "MAX_ACCEPTED", "PREFETCH")),
+        str(ROOM),
+    ),
     "GRACEKIT_OPS_QUIET_TIMEOUT": "0.2s",
 }
 

@@ -120,7 +120,8 @@ def judge(
         return warn(
             check,
             f"{seen}; accept_unshared_store = true",
-            f"nothing, while workers with other stores must run; else {SHARE_REMEDY}",
+            "if workers with other stores are meant to run, there is nothing to do; otherwise "
+            f"{SHARE_REMEDY}",
         )
     if service is None:
         return warn(

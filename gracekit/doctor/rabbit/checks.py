@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
+
 from gracekit.config.oslo import DURABLE_OPTIONS
 from gracekit.config.settings import Settings
 from gracekit.doctor.files.queues import judge
@@ -215,7 +217,39 @@ class BrokerChecks:
         )
         if found.level is Level.OK and not self._topics:
             return skip("profile", "no topic is known to be ours", "name the MODULE:ATTR")
+        new = [topic.name for topic in self._topics if not topic.is_ops and self._is_new(topic)]
+        if found.level is Level.OK and self._report.fits and new:
+            seen = f"{found.seen}; no queue of topic {', '.join(new)} exists yet"
+            return msgspec.structs.replace(found, seen=seen)
         return found
+
+    def _is_new(self, topic: Topic) -> bool:
+        """Whether none of its queues exists."""
+        return all(self._is_missing(queue_entity(queue)) for queue in topic.queues)
+
+    def check_exchange(self) -> Iterator[Finding]:
+        """Warn if the topic's queues exist without our control exchange: others use another one."""
+        if not self._report.looked:
+            return
+        found = self._report.found
+        exchange = next((entity for entity in found if entity.is_common), None)
+        queues = [
+            entity
+            for topic in self._topics
+            for entity in map(queue_entity, topic.queues)
+            if not topic.is_ops and entity in found and found[entity].fit is Fit.FITS
+        ]
+        if queues and exchange is not None and self._is_missing(exchange):
+            verb = "exist" if queues[1:] else "exists"
+            yield warn(
+                "control exchange",
+                f"{listed(queues)} {verb}, and exchange {exchange.name}, which the start would "
+                "make, does not: programs that use these queues send by another exchange, and "
+                "what they send to a queue that only this service has made does not arrive",
+                "set GRACEKIT_EXCHANGE, or exchange= in the URL, to their control_exchange "
+                "(rabbitmqctl list_bindings shows it); if somebody has deleted the exchange, the "
+                "start makes it again",
+            )
 
     def check_delivery_limit(self) -> Iterator[Finding]:
         """Check for quorum queues that drop messages after too many deliveries."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from gracekit.doctor.finding import Finding, fail, ok, skip
 from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
 from gracekit.doctor.rabbit.entities import SHOWN, BrokerEntity, listed
+from gracekit.doctor.rabbit.versions import is_quorum
 from gracekit.rpc.amqp.profiles import PROFILES
 
 CHECK: Final = "profile"
+
+_OSLO_OPTIONS: Final = MappingProxyType(
+    {
+        "x-delivery-limit": "rabbit_quorum_delivery_limit",
+        "x-max-in-memory-length": "rabbit_quorum_max_memory_length",
+        "x-max-in-memory-bytes": "rabbit_quorum_max_memory_bytes",
+    }
+)
+"""Arguments that no profile declares, and the options of oslo.messaging that do."""
 
 Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
 """For each existing entity, by profile: how it compares with what the profile declares."""
@@ -71,6 +82,17 @@ def _wrong(fits: Fits, profile: str) -> list[BrokerEntity]:
     return [entity for entity, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
 
 
+def _limited(fits: Fits, profile: str) -> Mapping[BrokerEntity, str]:
+    """The queues that differ from *profile* only by an option of oslo.messaging that none has.
+
+    RabbitMQ names the first difference, so a queue may have more than one of these arguments.
+    """
+    if not is_quorum(PROFILES[profile]):
+        return {}
+    differing = {entity: fits[entity][profile].argument for entity in _wrong(fits, profile)}
+    return {entity: name for entity, name in differing.items() if name in _OSLO_OPTIONS}
+
+
 def _used_by_others(
     entities: Sequence[BrokerEntity], found: Mapping[BrokerEntity, BrokerAnswer]
 ) -> list[BrokerEntity]:
@@ -122,6 +144,7 @@ def _mend_one(
         return (
             sum(entity.is_common for entity in wrong),
             sum(entity in found and found[entity].is_in_use for entity in wrong),
+            -len(_limited(fits, profile)),
             sum(not entity.only_ours for entity in wrong),
             sum(entity.carries for entity in wrong),
             len(wrong),
@@ -131,6 +154,14 @@ def _mend_one(
     wrong = _wrong(fits, nearest)
     used = _used_by_others(wrong, found)
     idle = [entity for entity in wrong if entity not in used]
+    if limited := _limited(fits, nearest):
+        arguments = sorted(set(limited.values()))
+        options = [_OSLO_OPTIONS[argument] for argument in arguments]
+        return (
+            f"{' and '.join(arguments)} comes from {' and '.join(options)} of oslo.messaging, and "
+            "no profile has it: stop its workers, delete "
+            f"{listed(wrong, len(wrong))}, and start them without that option; then {nearest} fits"
+        )
     remedy = f"choose the profile that the peers have; nearest is {nearest}"
     if idle:
         remedy += f", and then: delete {listed(idle, len(idle))} once empty and unused"
