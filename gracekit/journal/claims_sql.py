@@ -56,13 +56,14 @@ WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
 TAKE_REPLIES_OF_THE_DEAD: Final = "UPDATE reply SET owner = ?1 WHERE owner = ?2"
 # A row that was running at a crash has a settle time. Rows that were not running could be claimed
 # at once: suspects among them would begin first, and the task that caused the crash would later
-# begin beside them. So all rows with crashes wait for the last settle time of such rows.
+# begin beside them. So all rows with crashes wait for the last settle time of such rows. An `error`
+# row never begins again, so nobody waits for it.
 # ?1 is now, ?2 the latest moment, ?3 the service.
 _LAST_TO_SETTLE: Final = f"""
 (SELECT CASE WHEN max(other.not_before) < ?2 THEN max(other.not_before) ELSE ?2 END
     FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
     AND other.service = ?3 AND other.state = 'handed_over' AND other.cut = 'unclean'
-    AND other.crashes > 0)"""
+    AND other.on_interrupt <> 'error' AND other.crashes > 0)"""
 WAIT_FOR_SETTLING: Final = f"""
 UPDATE task SET not_before = CASE WHEN coalesce(not_before, 0) > {_LAST_TO_SETTLE}
     THEN not_before ELSE {_LAST_TO_SETTLE} END
@@ -70,7 +71,7 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
     AND on_interrupt <> 'error'
     AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
         AND other.service = ?3 AND other.state = 'handed_over' AND other.cut = 'unclean'
-        AND other.crashes > 0
+        AND other.on_interrupt <> 'error' AND other.crashes > 0
         AND other.not_before > ?1)"""
 
 # -- claims ---------------------------------------------------------------------------

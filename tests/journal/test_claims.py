@@ -273,6 +273,25 @@ async def test_a_claim_waits_for_the_settle_time_and_the_next_check(runs: tuple[
     assert await heir.claims.next_look() is None
 
 
+async def test_tasks_of_a_dead_run_settle_together_but_wait_for_none_that_is_only_judged(
+    runs: tuple[Run, Run, Run],
+):
+    """
+    Else one that is innocent could begin first, and the guilty one beside it; an `error` task
+    begins no more, however long its settle time is.
+    """
+    dead, heir, _ = runs
+    now = heir.clock.wall()
+    await dead.running("short", on_interrupt="retry", settle_s=1.0)
+    await dead.running("longer", on_interrupt="probe", settle_s=6.0)
+    await dead.running("judged", on_interrupt="error", settle_s=60.0)
+
+    await heir.adopt("run-1")
+
+    assert of(heir, "short", "not_before") == of(heir, "longer", "not_before") == (now + 6,)
+    assert await heir.claim_ids(TaskState.HANDED_OVER) == ["judged"]
+
+
 async def test_the_next_look_is_for_rows_that_this_run_may_claim(runs: tuple[Run, Run, Run]):
     """
     What is owned, for another place, of another service, or not started wakes nobody here.
