@@ -86,6 +86,7 @@ class Journal:
 
     Attributes:
         kept_rejected: About how many refused requests stay on record.
+        answered: Replies that were sent or given up, and whose removal is not committed yet.
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class Journal:
         self._rejected = 0
         self.keep_failed = keep_failed
         self._dirty: dict[int, TrackedTask] = {}
+        self.answered = set[_ReplyKey]()
+        self._removal: tuple[Batch, list[_ReplyKey]] | None = None
         self._riders: list[tuple[Batch, Callable[[], None]]] = []
         self._ride_timer: asyncio.TimerHandle | None = None
 
@@ -128,19 +131,21 @@ class Journal:
 
     def submit_riders(self) -> None:
         """Submit now what waits for the next commit."""
-        if self._ride_timer is not None:
-            self._ride_timer.cancel()
-            self._ride_timer = None
-        riders, self._riders = self._riders, []
+        riders, self._riders, self._removal = self._riders, [], None
         for batch, done in riders:
             self.engine.submit(batch).add_done_callback(partial(_ridden, done))
         if self._dirty and self.engine.status.state is StoreState.REACHABLE:
             self._submit_cursors()
 
     def _await_ride(self) -> None:
+        # It is left running when another commit comes first: a new one each time would cost more.
         if self._ride_timer is None:
             loop = asyncio.get_running_loop()
-            self._ride_timer = loop.call_later(RIDE_DELAY_S, self.submit_riders)
+            self._ride_timer = loop.call_later(RIDE_DELAY_S, self._end_ride)
+
+    def _end_ride(self) -> None:
+        self._ride_timer = None
+        self.submit_riders()
 
     # -- a request's way in -------------------------------------------------------------
 
@@ -331,17 +336,24 @@ class Journal:
         rows = await self.engine.query(STILL_DUE, row_id, self.run_id)
         return [address_of(row) for row in rows]
 
-    async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:
+    def forget_reply(self, row_id: int, address: Address, *, sent: bool) -> None:
         """Remove a reply that was confirmed, or was given up, which is counted.
 
-        The commit is not synced: after a power cut the reply may be sent twice.
+        The removal is written with the next commit, and not synced: if the process dies before, or
+        after a power cut, the reply may be sent twice.
         """
-        batch = Batch(Point.REPLY_SENT, durable=False)
-        batch.add(REPLY_DONE, row_id, address.queue, address.msg_id)
+        if self._removal is None:
+            self._removal = Batch(Point.REPLY_SENT, durable=False), list[_ReplyKey]()
+            batch, keys = self._removal
+            self.ride(batch, partial(self.answered.difference_update, keys))
+        batch, keys = self._removal
+        key = row_id, address.queue, address.msg_id
+        self.answered.add(key)
+        keys.append(key)
+        batch.add(REPLY_DONE, *key)
         if not sent:
             batch.add_up(COUNT, "reply_given_up", 1)
             self._add_reply_note(batch, row_id, address)
-        await self.commit(batch)
 
     def _add_reply_note(self, batch: Batch, row_id: int, address: Address) -> None:
         detail = f"the reply to queue {address.queue} was not sent"
@@ -458,6 +470,10 @@ class Journal:
     ) -> None:
         """Add an incident to the list that operators read."""
         batch.add(NOTE, self.clock.wall(), self.run_id, what, request_id, method, detail[:1000])
+
+
+_ReplyKey = tuple[int, str, str]
+"""Row id, queue and message id of one reply."""
 
 
 def _text_of(cursor: Any) -> str | None:
