@@ -71,6 +71,8 @@ ATTEMPTS_SEEN: Final = 2000
 """Most ended rows that a start reads, so that its cost does not grow with the store."""
 RIDE_DELAY_S: Final = 1.0
 """Changes that need not be on disk at once are written with the next commit, after this at most."""
+REMOVAL_DELAY_S: Final = 0.05
+"""The same for replies that were sent; shorter, because a task is not retried while it owes one."""
 
 
 class Journal:
@@ -119,15 +121,18 @@ class Journal:
 
     # -- what waits for a commit --------------------------------------------------------
 
-    def ride(self, batch: Batch, done: Callable[[], None]) -> None:
-        """Commit *batch* with the next commit, at most `RIDE_DELAY_S` later.
+    def ride(
+        self, batch: Batch, done: Callable[[], None], *, within_s: float = RIDE_DELAY_S
+    ) -> None:
+        """Commit *batch* with the next commit.
 
         Args:
             batch: Its result is not reported.
             done: Called when it was committed or refused.
+            within_s: Commit it after so many seconds if no other commit comes before.
         """
         self._riders.append((batch, done))
-        self._await_ride()
+        self._await_ride(within_s)
 
     def submit_riders(self) -> None:
         """Submit now what waits for the next commit."""
@@ -137,11 +142,14 @@ class Journal:
         if self._dirty and self.engine.status.state is StoreState.REACHABLE:
             self._submit_cursors()
 
-    def _await_ride(self) -> None:
-        # It is left running when another commit comes first: a new one each time would cost more.
-        if self._ride_timer is None:
-            loop = asyncio.get_running_loop()
-            self._ride_timer = loop.call_later(RIDE_DELAY_S, self._end_ride)
+    def _await_ride(self, within_s: float) -> None:
+        # Left running when another commit comes first: a new timer each time would cost more.
+        loop, timer = asyncio.get_running_loop(), self._ride_timer
+        if timer is not None and timer.when() > loop.time() + within_s:
+            timer.cancel()
+            timer = None
+        if timer is None:
+            self._ride_timer = loop.call_later(within_s, self._end_ride)
 
     def _end_ride(self) -> None:
         self._ride_timer = None
@@ -345,7 +353,8 @@ class Journal:
         if self._removal is None:
             self._removal = Batch(Point.REPLY_SENT, durable=False), list[_ReplyKey]()
             batch, keys = self._removal
-            self.ride(batch, partial(self.answered.difference_update, keys))
+            forget = partial(self.answered.difference_update, keys)
+            self.ride(batch, forget, within_s=REMOVAL_DELAY_S)
         batch, keys = self._removal
         key = row_id, address.queue, address.msg_id
         self.answered.add(key)
@@ -426,7 +435,7 @@ class Journal:
         if task.row_id is None:
             return
         self._dirty[task.row_id] = task
-        self._await_ride()
+        self._await_ride(RIDE_DELAY_S)
 
     async def set_cursor_back(self, task: TrackedTask) -> None:
         """Commit that *task* has no cursor any more: its next attempt begins at the beginning.
