@@ -1,6 +1,6 @@
 """`python -m benchmarks`: measure, print the table, draw the picture.
 
-make bench                                  all of them, about half an hour
+make bench                                  all of them, about 35 minutes
 make bench ARGS="durable service"           some of them
 make bench ARGS="--quick"                   tiny sizes: shows that they run, measures nothing
 
@@ -22,6 +22,7 @@ from benchmarks import (
     calls,
     drain,
     durable,
+    footprint,
     growth,
     memory,
     operators,
@@ -51,6 +52,7 @@ _MODULES: Final = (
     growth,
     memory,
     operators,
+    footprint,
 )
 BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
 

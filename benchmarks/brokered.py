@@ -62,8 +62,10 @@ async def _gracekit(
     prefetch: int,
     directory: Path,
     *,
+    tuned: bool = True,
     watched: bool = False,
 ) -> AsyncIterator[Measure]:
+    """A service; unless it is *tuned*, with as many places as a user gets who sets nothing."""
     count, service, stays = Count(), Service(topic), handler == "park"
 
     @service.rpc(on_interrupt=on_interrupt)
@@ -73,14 +75,17 @@ async def _gracekit(
             await count.stay()
 
     process, store = Process(), directory / f"{topic}.db"
+    room: dict[str, Any] = {
+        "prefetch": prefetch * QUEUES_OF_A_LANE,
+        "max_accepted": prefetch * QUEUES_OF_A_LANE,
+        "max_running": prefetch,
+    }
     settings = Settings(
         transport_url=url_of(directory),
         store_url=f"sqlite:///{store}",
         host="bench",
-        prefetch=prefetch * QUEUES_OF_A_LANE,
-        max_accepted=prefetch * QUEUES_OF_A_LANE,
-        max_running=prefetch,
         admin=ADMIN if watched else "off",
+        **(room if tuned else {}),
     )
     engine = SqliteEngine(
         store, load_migrations(MIGRATIONS), process=process, synchronous=synchronous
@@ -189,7 +194,9 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 _WORKERS: Final[dict[str, Callable[[str, int, Path], AbstractAsyncContextManager[Measure]]]] = {
     "requeue": partial(_gracekit, "requeue", "requeue", "FULL"),
+    "requeue-defaults": partial(_gracekit, "requeue-defaults", "requeue", "FULL", tuned=False),
     "retry": partial(_gracekit, "retry", "retry", "FULL"),
+    "retry-defaults": partial(_gracekit, "retry-defaults", "retry", "FULL", tuned=False),
     "retry-watched": partial(_gracekit, "retry-watched", "retry", "FULL", watched=True),
     "retry-normal": partial(_gracekit, "retry-normal", "retry", "NORMAL"),
     "aiormq": _aiormq,

@@ -32,7 +32,7 @@ from gracekit.rpc.amqp.wire import Wire as Socket
 from gracekit.rpc.amqp.wire import WireFactory
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.oslo_wire import encode_request
-from gracekit.rpc.transport import reply_queue
+from gracekit.rpc.transport import reply_queue, shared_queue
 
 LENGTH_OF_AN_ID: Final = 32
 AT_ONCE: Final = 250
@@ -66,10 +66,12 @@ class Envelope:
     Attributes:
         exchange: The control exchange.
         topic: The queue's name.
+        method: What is called.
     """
 
     exchange: str
     topic: str
+    method: str = "work"
 
     def cast(self, request_id: str) -> Sent:
         """A cast."""
@@ -80,7 +82,7 @@ class Envelope:
         return self._sent(request_id, ReplyAddress(queue=reply_to, msg_id=request_id))
 
     def _sent(self, request_id: str, reply: ReplyAddress | None) -> Sent:
-        request = Request(method="work", args=dict(ARGS), request_id=request_id, reply=reply)
+        request = Request(method=self.method, args=dict(ARGS), request_id=request_id, reply=reply)
         return Sent(self.exchange, self.topic, encode_request(request), properties())
 
 
@@ -190,6 +192,14 @@ class Caller:
         closing = self._calling.closing
         closing.add_done_callback(self._replies.lost)
         await self._calling.basic_consume(self._queue.name, _never, no_ack=True)
+
+    async def put(self, queue: str, wire: Wire, *, as_ours: bool) -> None:
+        """Put a cast into *queue*, which is declared as gracekit declares it, or just durable."""
+        if as_ours:
+            await declare(self._casting, shared_queue(queue))
+        else:
+            await self._casting.queue_declare(queue, durable=True)
+        await self.cast(wire, 1)
 
     async def sample(self, queue: str) -> Sent:
         """The message at the head of *queue*, which is then gone."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.measure import Figure, Pair, Plan, against, latencies, quantile, turns
+from benchmarks.measure import Figure, Pair, Plan, against, latencies, told_of_calls, turns
 from benchmarks.plain import ARGS
 from benchmarks.processes import Process, service
 from benchmarks.served import TOPIC, read, svc, work
@@ -58,14 +58,14 @@ async def _at_once(plan: Plan, at_once: int, client: RpcClient, echo: _Echo) -> 
 
     async def journaled() -> list[float]:
         step = lambda: client.call(work, vm="vm-1", note=NOTE)  # noqa: E731 - one word for a call
-        return _numbers(*await latencies(at_once, repeats, step))
+        return told_of_calls(*await latencies(at_once, repeats, step))
 
     async def without_row() -> list[float]:
         step = lambda: client.call(read, vm="vm-1", note=NOTE)  # noqa: E731 - likewise
-        return _numbers(*await latencies(at_once, repeats, step))
+        return told_of_calls(*await latencies(at_once, repeats, step))
 
     async def alone() -> list[float]:
-        return _numbers(*await latencies(at_once, repeats, echo.call))
+        return told_of_calls(*await latencies(at_once, repeats, echo.call))
 
     figures: list[Figure] = []
     for what, ours in (("journaled", journaled), ("requeue", without_row)):
@@ -75,10 +75,6 @@ async def _at_once(plan: Plan, at_once: int, client: RpcClient, echo: _Echo) -> 
         ):
             figures.append(against(NAME, f"{what} {name} at {at_once}", pairs, unit))
     return figures
-
-
-def _numbers(taken: list[float], all_s: float) -> list[float]:
-    return [1e3 * quantile(taken, 0.5), 1e3 * quantile(taken, 0.99), len(taken) / all_s]
 
 
 class _Echo:

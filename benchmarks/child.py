@@ -1,7 +1,7 @@
 """A process that prepares something large and measures it whenever it is asked.
 
 Sizes of one question live in processes of their own: they can take turns, and
-the garbage of one does not slow the other. A line in, a line of JSON out.
+the garbage of one does not slow the other. A line of numbers in, a line of JSON out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PATIENCE_S: Final = 60.0
 """For a child to end by itself."""
 
-Measure = Callable[[int], Awaitable[list[float]]]
+Measure = Callable[..., Awaitable[list[float]]]
+"""Takes the numbers of a line: mostly one, how much is to be done."""
 Prepare = Callable[[int, Path], AbstractAsyncContextManager[Measure]]
 
 
@@ -71,15 +72,15 @@ class Child:
         self.answer()
         return self
 
-    def measure(self, number: int) -> list[float]:
-        """Ask it for a measurement of *number* steps."""
-        self.ask(number)
+    def measure(self, *numbers: int) -> list[float]:
+        """Ask it for a measurement of so many steps, or of what else *numbers* mean to it."""
+        self.ask(*numbers)
         return self.answer()
 
-    def ask(self, number: int) -> None:
+    def ask(self, *numbers: int) -> None:
         """Ask, and do not wait; `answer` does."""
         assert self._popen.stdin is not None
-        self._popen.stdin.write(f"{number}\n")
+        self._popen.stdin.write(f"{' '.join(map(str, numbers))}\n")
         self._popen.stdin.flush()
 
     def answer(self) -> list[float]:
@@ -126,7 +127,7 @@ async def main(module: str, kind: str, size: str, directory: str) -> None:
     async with prepare(int(size), Path(directory)) as measure:
         print("[]", flush=True)
         async for line in _lines():
-            print(json.dumps(await measure(int(line))), flush=True)
+            print(json.dumps(await measure(*map(int, line.split()))), flush=True)
 
 
 async def _lines() -> AsyncIterator[bytes]:

@@ -15,7 +15,7 @@ from benchmarks.workload import Site, park, serving
 
 NAME: Final = "drain"
 IDLE: Final = Goal(0.3)
-LAST: Final = Goal(0.1)
+LAST: Final = Goal(0.04, beyond=0.03)
 TIMES: Final = 20
 HANDED_OVER: Final = 10_000
 

@@ -144,7 +144,7 @@ def _spread(values: Sequence[float], unit: str) -> dict[str, float]:
         "value": statistics.median(ordered),
         "low": quantile(ordered, 0.25),
         "high": quantile(ordered, 0.75),
-        "worst": ordered[0] if unit.endswith("/s") else ordered[-1],
+        "worst": ordered[0] if unit.endswith("/s") and unit != "ms/s" else ordered[-1],
     }
 
 
@@ -228,6 +228,22 @@ async def latencies(
     begun = time.perf_counter()
     await asyncio.gather(*(wait() for _ in range(waiters)))
     return sorted(taken), time.perf_counter() - begun
+
+
+def told_of_calls(taken: list[float], all_s: float) -> list[float]:
+    """What `latencies` returned as p50 and p99 in milliseconds, and calls a second."""
+    return [1e3 * quantile(taken, 0.5), 1e3 * quantile(taken, 0.99), len(taken) / all_s]
+
+
+def calling(
+    call: Callable[[], Awaitable[object]],
+) -> Callable[[int, int], Awaitable[list[float]]]:
+    """The measurement of a client: so many calls at one time, so many in all."""
+
+    async def measure(at_once: int, number: int) -> list[float]:
+        return told_of_calls(*await latencies(at_once, number // at_once, call))
+
+    return measure
 
 
 def numbered(prefix: str) -> Iterator[str]:

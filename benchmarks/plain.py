@@ -36,9 +36,19 @@ def parked(kind: str) -> str:
     return f"{kind}, parked"
 
 
+def called_by(kind: str) -> str:
+    """What the client is called that calls the worker *kind* by its own library."""
+    return f"{kind}, its own client"
+
+
 def be_quiet() -> None:
     """No line for each event: a bench measures the product, not its log."""
     logging.getLogger("gracekit").setLevel(logging.WARNING)
+
+
+def note_moment(file: Path) -> None:
+    """Write the present moment into *file*, in monotonic nanoseconds."""
+    file.write_text(str(time.monotonic_ns()))
 
 
 class Count:

@@ -24,16 +24,23 @@ class Process:
         directory: Where its files and its log are.
         command: After `python -m`.
         settings: As environment variables, without the prefix.
+        python: Of the environment in which it runs; None for this one.
     """
 
-    def __init__(self, directory: Path, *command: str, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *command: str,
+        settings: Mapping[str, object],
+        python: Path | None = None,
+    ) -> None:
         self._log = directory / f"log-{time.monotonic_ns()}"
         self._unread = ""
         self.seen_at = 0.0  # moment of the last line that was waited for, by `perf_counter`
         ours = {f"GRACEKIT_{name.upper()}": str(value) for name, value in settings.items()}
         with self._log.open("wb") as out:
             self._popen = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", *command],
+                [str(python or sys.executable), "-m", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -58,6 +65,21 @@ class Process:
         self.seen_at = time.perf_counter()
         self._unread = log.partition(event)[2]
         return self
+
+    def noted(self, note: Path) -> int:
+        """Wait until it has written a moment into the file *note*; that moment."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (note.exists() and (text := note.read_text())):
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                log = self._log.read_text()
+                raise RuntimeError(f"{self._popen.args!r} notes nothing:\n{log[-5000:]}")
+            time.sleep(0.005)
+        return int(text)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._popen.pid
 
     def memory_mib(self, field: str) -> float:
         """What it has in memory, as a field of /proc/PID/status says it."""

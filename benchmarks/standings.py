@@ -16,6 +16,10 @@ RATE_OF_CASTS: Final = "casts"
 CPU_OF_A_CAST: Final = "processor time of a cast"
 CPU_OF_A_CALL: Final = "processor time of a call, 32"
 KEPT: Final = "memory of a request in flight"
+IDLE: Final = "idle"
+OWN: Final = ", own client"
+"""Behind a case of calls: called by its own library's client, and not by the lean caller."""
+OWN_CPU_OF_A_CALL: Final = "client's processor time of a call, 32"
 WIDTHS: Final = (1, 32, 256)
 """So many calls wait at one time."""
 
@@ -59,6 +63,10 @@ def side_by_side(standings: Sequence[Standing]) -> Iterator[str]:
         *(f"calls/s, {waiting}" for waiting in WIDTHS),
         "CPU ms of 1,000 calls, 32",
         *(f"p50 / p99 ms, {waiting}" for waiting in WIDTHS),
+        "own client: p50 / p99 ms, 1",
+        "own client: calls/s, 32",
+        "own client: CPU ms of its 1,000 calls, 32",
+        "idle ms/s",
         "KiB a request in flight",
     )
     yield f"| {' | '.join(heads)} |"
@@ -70,7 +78,14 @@ def side_by_side(standings: Sequence[Standing]) -> Iterator[str]:
             _cell(one.median(CPU_OF_A_CAST)),
             *(_cell(one.median(rate_of_calls(waiting))) for waiting in WIDTHS),
             _cell(one.median(CPU_OF_A_CALL)),
-            *(_latencies(one, waiting) for waiting in WIDTHS),
+            *(
+                _latencies(one, latency("p50", waiting), latency("p99", waiting))
+                for waiting in WIDTHS
+            ),
+            _latencies(one, latency("p50", 1) + OWN, latency("p99", 1) + OWN),
+            _cell(one.median(rate_of_calls(32) + OWN)),
+            _cell(one.median(OWN_CPU_OF_A_CALL)),
+            _cell(one.median(IDLE)),
             _cell(one.median(KEPT)),
         )
         yield f"| {' | '.join(cells)} |"
@@ -80,8 +95,8 @@ def _cell(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def _latencies(one: Standing, waiting: int) -> str:
-    half, most = one.median(latency("p50", waiting)), one.median(latency("p99", waiting))
+def _latencies(one: Standing, *cases: str) -> str:
+    half, most = map(one.median, cases)
     return "" if half is None or most is None else f"{number(half)} / {number(most)}"
 
 

@@ -20,13 +20,20 @@ from benchmarks.brokered import SETTLE_S
 from benchmarks.caller import Caller, Envelope, Replayed, Wire
 from benchmarks.child import Child
 from benchmarks.measure import latencies
-from benchmarks.plain import SAMPLE
+from benchmarks.plain import SAMPLE, called_by
 from benchmarks.watched import port_file, scraped
 from gracekit.config.values import EXCHANGE
 from tools import dev
 
 BARE: Final = "aiormq"
-OURS: Final = ("requeue", "retry", "retry-watched", "retry-normal")
+OURS: Final = (
+    "requeue",
+    "requeue-defaults",
+    "retry",
+    "retry-defaults",
+    "retry-watched",
+    "retry-normal",
+)
 CHILD: Final = "benchmarks.child"
 
 
@@ -44,6 +51,7 @@ class Kind:
         exchange: Of the envelope that it reads; None if it reads messages of its own.
         calls: Whether it answers calls on RabbitMQ.
         parks: Whether it can hold tens of thousands of requests.
+        client: Module in which its own client is prepared; None if that is not measured.
     """
 
     name: str
@@ -55,6 +63,7 @@ class Kind:
     exchange: str | None = EXCHANGE
     calls: bool = True
     parks: bool = True
+    client: str | None = None
 
     @property
     def python(self) -> Path | None:
@@ -65,6 +74,11 @@ class Kind:
         """A process of it, or of what else its module prepares under the name *called*."""
         program = self.program if called == self.name else CHILD
         return Child(self.module, called, size, directory, python=self.python, program=program)
+
+    def own_client(self, directory: Path) -> Child:
+        """A process of the client by which its users call it."""
+        assert self.client is not None, "it is not measured"
+        return Child(self.client, called_by(self.name), 0, directory, python=self.python)
 
     def versions(self) -> dict[str, str]:
         """Of its packages."""
@@ -82,11 +96,23 @@ class Kind:
 
 
 _ALL: Final = (
-    Kind(name="requeue", label="gracekit requeue"),
-    Kind(name="retry", label="gracekit retry, FULL"),
+    Kind(name="requeue", label="gracekit requeue", client="clients"),
+    Kind(
+        name="requeue-defaults",
+        label="gracekit requeue, defaults",
+        parks=False,
+        client="clients",
+    ),
+    Kind(name="retry", label="gracekit retry, FULL", client="clients"),
+    Kind(
+        name="retry-defaults",
+        label="gracekit retry, FULL, defaults",
+        parks=False,
+        client="clients",
+    ),
     Kind(name="retry-watched", label="gracekit retry, watched", parks=False),
     Kind(name="retry-normal", label="gracekit retry, NORMAL"),
-    Kind(name="aiormq", label="aiormq"),
+    Kind(name="aiormq", label="aiormq", client="clients"),
     Kind(name="aio-pika", label="aio-pika"),
     Kind(
         name="faststream",
@@ -95,6 +121,7 @@ _ALL: Final = (
         packages=("faststream", "pydantic"),
         lock=dev.PEERS_LOCK,
         exchange=None,
+        client="peers.faststream_worker",
     ),
     Kind(
         name="taskiq",
@@ -133,6 +160,7 @@ _ALL: Final = (
         lock=dev.OSLO_LOCK,
         exchange="openstack",
         parks=False,
+        client="peers.oslo_worker",
     ),
 )
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType({kind.name: kind for kind in _ALL})
@@ -165,6 +193,23 @@ class Took:
     latencies: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCalls:
+    """What some calls by a library's own client took.
+
+    Attributes:
+        cpu_us: Of the client's processor time, a call.
+        p50_ms: Milliseconds that half of the calls took at most.
+        p99_ms: Milliseconds that nearly all took at most.
+        rate: Calls a second.
+    """
+
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    rate: float
+
+
 class Worker:
     """One worker, and what is asked of it."""
 
@@ -176,7 +221,7 @@ class Worker:
 
     async def casts(self, number: int) -> Took:
         """Let it drain so many casts, which lie in the queue before it may begin."""
-        before = _cpu_s(self._child.pid)
+        before = cpu_s(self._child.pid)
         os.kill(self._child.pid, signal.SIGSTOP)
         try:
             await self._caller.cast(self._wire, number)
@@ -186,7 +231,7 @@ class Worker:
             os.kill(self._child.pid, signal.SIGCONT)
         ended, *stages = await self._answer()
         return Took(
-            cpu_us=1e6 * (_cpu_s(self._child.pid) - before) / number,
+            cpu_us=1e6 * (cpu_s(self._child.pid) - before) / number,
             rate=number / (ended - begun),
             stages_us=[1e6 * one / number for one in stages],
         )
@@ -196,7 +241,7 @@ class Worker:
         repeats = number // at_once
         number = repeats * at_once
         step = self._caller.calls(self._wire, number)
-        before = _cpu_s(self._child.pid)
+        before = cpu_s(self._child.pid)
         self._child.ask(number)
         surplus = self._caller.surplus
         taken, all_s = await latencies(at_once, repeats, step)
@@ -204,11 +249,26 @@ class Worker:
         if surplus := self._caller.surplus - surplus:
             print(f"{self.kind.name}: {surplus} replies too many", file=sys.stderr)
         return Took(
-            cpu_us=1e6 * (_cpu_s(self._child.pid) - before) / number,
+            cpu_us=1e6 * (cpu_s(self._child.pid) - before) / number,
             rate=number / all_s,
             stages_us=[1e6 * one / number for one in stages],
             latencies=taken,
         )
+
+    async def own_calls(self, client: Child, at_once: int, number: int) -> OwnCalls:
+        """As `calls`, by its own library's *client*."""
+        number = number // at_once * at_once
+        before = cpu_s(client.pid)
+        self._child.ask(number)
+        client.ask(at_once, number)
+        p50_ms, p99_ms, rate = await asyncio.to_thread(client.answer)
+        await self._answer()
+        cpu_us = 1e6 * (cpu_s(client.pid) - before) / number
+        return OwnCalls(cpu_us=cpu_us, p50_ms=p50_ms, p99_ms=p99_ms, rate=rate)
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far."""
+        return cpu_s(self._child.pid)
 
     async def hold(self, number: int) -> float:
         """Have it hold so many casts more; KiB that are resident then."""
@@ -241,13 +301,13 @@ def working(
 # -- from outside -----------------------------------------------------------------------
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Processor time of a process and of those that it started, of all their threads.
 
     By the clock that clock_getcpuclockid(3) tells.
     """
     mine = time.clock_gettime(~pid << 3 | 2)
-    return mine + sum(_cpu_s(child) for child in _children(pid))
+    return mine + sum(cpu_s(child) for child in _children(pid))
 
 
 def _children(pid: int) -> list[int]:

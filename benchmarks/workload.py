@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,13 @@ from typing import Any, Final
 from benchmarks.measure import Taken, numbered, timed
 from benchmarks.plain import ARGS
 from gracekit import Context, Service, Settings
+from gracekit.clock import Clock
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Request
 from gracekit.rpc.oslo_wire import encode_request
-from gracekit.rpc.transport import Message, shared_queue
+from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.transport import Message, Transport, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.tracker.task import TrackedTask
 
@@ -76,11 +78,17 @@ def _named(name: str) -> Any:
 
 
 class Sender:
-    """Sends casts into the memory broker and waits until their tasks left the tracker."""
+    """Sends casts and waits until their tasks left the tracker.
 
-    def __init__(self, transport: MemoryTransport, runtime: Runtime, name: str) -> None:
+    Args:
+        transport: Its own, to the broker or file of the service.
+        runtime: The service, in this process.
+        ids: Of the requests.
+    """
+
+    def __init__(self, transport: Transport, runtime: Runtime, ids: Iterator[str]) -> None:
         self._transport = transport
-        self._ids = numbered(name)
+        self._ids = ids
         self._waiting: dict[str, asyncio.Future[None]] = {}
         assert runtime.wired is not None
         tracker = runtime.wired.tracker
@@ -152,9 +160,18 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def serving(
-    site: Site, directory: Path, name: str, *, process: Process | None = None, **settings: Any
+    site: Site,
+    directory: Path,
+    name: str,
+    *,
+    process: Process | None = None,
+    new_id: Callable[[], str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Runtime, Sender]]:
-    """Serve *site* on the memory transport and a store on disk; drained at the end."""
+    """Serve *site* on the memory transport and a store on disk; drained at the end.
+
+    Requests are numbered unless *new_id* is given, and numbers fall into one page of an index.
+    """
     broker = MemoryBroker()
     given: dict[str, Any] = {
         "transport_url": "memory://",
@@ -171,10 +188,34 @@ async def serving(
     runtime = Runtime(site.service, Settings(**given | settings), broker=broker, process=process)
     async with runtime:
         try:
-            yield runtime, Sender(transport, runtime, name)
+            ids = numbered(name) if new_id is None else iter(new_id, None)
+            yield runtime, Sender(transport, runtime, ids)
         finally:
             site.let_go.set()
     await transport.stop()
+
+
+@contextlib.asynccontextmanager
+async def serving_files(
+    site: Site, directory: Path, name: str, *, new_id: Callable[[], str], **settings: Any
+) -> AsyncIterator[tuple[Runtime, Sender]]:
+    """As `serving`, with the defaults of places and slots, and the transport in a file too."""
+    path = queues_of(directory, name)
+    given: dict[str, Any] = {
+        "transport_url": f"sqlite:///{path}",
+        "store_url": f"sqlite:///{directory / name}.db",
+        "host": "bench",
+    }
+    transport = SqliteTransport(path, process=Process(), clock=Clock())
+    async with Runtime(site.service, Settings(**given | settings)) as runtime:
+        await transport.start()
+        yield runtime, Sender(transport, runtime, iter(new_id, None))
+        await transport.stop()
+
+
+def queues_of(directory: Path, name: str) -> Path:
+    """The file of the transport of `serving_files`; the store's is named likewise."""
+    return directory / f"{name}-queues.db"
 
 
 async def park(site: Site, sender: Sender, number: int) -> None:

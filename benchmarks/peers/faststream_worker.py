@@ -4,6 +4,7 @@
 - `logger=None`: else it logs two lines a message.
 - A call is a message with `reply_to`; it publishes what the handler returns there, and waits for
   the broker's confirm, as its channel does by default.
+- Its own client sends one request at a time: each holds a lock until its reply has come.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import Any, Final
 from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 
 from benchmarks.child import Measure, Prepare
-from benchmarks.plain import ARGS, SAMPLE, SAMPLE_ID, Count, parked, url_of
+from benchmarks.measure import calling
+from benchmarks.plain import ARGS, SAMPLE, SAMPLE_ID, Count, called_by, parked, url_of
 
 KIND: Final = "faststream"
 QUEUE: Final = RabbitQueue(KIND, durable=True)
+PATIENCE_S: Final = 60.0
+"""Of its client, for a reply; the default is to wait for ever."""
 
 
 @contextlib.asynccontextmanager
@@ -44,8 +48,15 @@ async def _sample(_size: int, directory: Path) -> AsyncIterator[Measure]:
         yield Count().more
 
 
+@contextlib.asynccontextmanager
+async def _client(_size: int, directory: Path) -> AsyncIterator[Measure]:
+    async with RabbitBroker(url_of(directory), logger=None) as broker:
+        yield calling(lambda: broker.request(dict(ARGS), QUEUE, persist=True, timeout=PATIENCE_S))
+
+
 PREPARE: Final[dict[str, Prepare]] = {
     KIND: partial(_worker, "work"),
     parked(KIND): partial(_worker, "park"),
     SAMPLE: _sample,
+    called_by(KIND): _client,
 }

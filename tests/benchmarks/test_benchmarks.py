@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import apsw
 import pytest
 
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.child import ROOT
+from benchmarks.history import add_history, remove_later
 from benchmarks.measure import Figure, Goal, against, alone, quantile
 from benchmarks.picture import draw
 from benchmarks.stages import TABLE
 from benchmarks.table import lines
+from gracekit.listings.listings_sql import ACCOUNTS
+from gracekit.listings.store_view import Accounts
+from gracekit.process import Process
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 
 FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
 
@@ -44,6 +51,13 @@ CASES = {
     },
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
+    "footprint": {
+        "exec to the first message, sqlite://",
+        "idle, sqlite://",
+        "disk for an ended row",
+        "gracekit status, 20 rows",
+        "gracekit tasks, 20 runs / 2",
+    },
     "operators": {"processor time of that", "p99 of /readyz beside them", "idle, above off"},
 }
 
@@ -76,6 +90,26 @@ def test_every_bench_is_expected_to_tell_something():
     A new bench comes with the cases that it must tell.
     """
     assert set(CASES) == set(BENCHES)
+
+
+async def test_a_made_history_is_accounted_for(tmp_path: Path):
+    """
+    Nothing is lost or too many in a store with rows that were made, and in which some were removed.
+    """
+    path = tmp_path / "store.db"
+    engine = SqliteEngine(path, load_migrations(MIGRATIONS), process=Process())
+    await engine.start()
+    await engine.stop()
+
+    some = add_history(path, 40)
+    add_history(path, 20)
+    remove_later(path, some)
+
+    connection = apsw.Connection(str(path))
+    accounts = Accounts.of_rows(connection.execute(ACCOUNTS))
+    connection.close()
+    assert (accounts.accepted, accounts.removed, accounts.off_by) == (60, 20, 0)
+    assert accounts.terminal == {"succeeded": 40}
 
 
 @pytest.mark.process
@@ -152,6 +186,13 @@ def test_a_goal_is_judged_by_the_median(goal: Goal | None, unit: str, worst: flo
     figure = alone("b", "c", [1.0, 2.0, 3.0], unit, goal)
 
     assert (figure.value, figure.worst, figure.met) == (2.0, worst, met)
+
+
+def test_the_worst_of_a_cost_is_the_highest():
+    """
+    Processor time of each second is a cost, and no rate, although both are so much per second.
+    """
+    assert alone("b", "c", [1.0, 2.0, 3.0], "ms/s").worst == 3.0
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.25, 1.75)])

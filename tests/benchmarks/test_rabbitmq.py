@@ -12,10 +12,11 @@ import pytest
 from pamqp.commands import Basic
 
 from benchmarks.caller import Envelope, Replayed, Sent
+from benchmarks.judged import GOALS, UNITS
 from benchmarks.measure import Goal, against
 from benchmarks.plain import SAMPLE_ID
-from benchmarks.rabbitmq import GOALS, main
-from benchmarks.standings import Standing, draw, side_by_side
+from benchmarks.rabbitmq import main
+from benchmarks.standings import OWN, Standing, draw, rate_of_calls, side_by_side
 from benchmarks.table import lines
 from benchmarks.workers import BARE, KINDS, OURS
 from gracekit.rpc.oslo_wire import decode_request
@@ -31,7 +32,7 @@ def test_workers_take_turns_and_tell_their_figures(tmp_path: Path):
     With tiny sizes it runs to its end, with a library in another environment among them.
     """
     told, picture = tmp_path / "told.json", tmp_path / "told.svg"
-    names = ("requeue", "retry", "oslo.messaging")
+    names = ("requeue", "retry-defaults", "oslo.messaging")
     files = ("--json", str(told), "--svg", str(picture))
 
     assert main([*names, *QUICK, "--dir", str(tmp_path), *files]) == 0
@@ -46,11 +47,19 @@ def test_workers_take_turns_and_tell_their_figures(tmp_path: Path):
         "requeue, processor time of a cast",
         "requeue, casts / oslo.messaging",
         "requeue, memory of a request in flight",
-        "retry, processor time of a cast",
+        "retry-defaults, processor time of a cast",
+        "retry-defaults, p50 of a call, 1, own client",
+        "requeue, client's processor time of a call, 32",
+        "client's processor time of a cast / an unconfirmed publish",
+        "requeue, idle",
+        "gracekit run, exec to the first message",
     } <= judged
     assert all(min(worker["values"]["casts"]) > 0 for worker in found["workers"].values())
     assert "oslo.messaging" in found["machine"]
+    assert found["machine"]["RabbitMQ"].endswith(", schedulers: 2")
     assert "requeue, cast" in found["stages"]
+    own = rate_of_calls(32) + OWN
+    assert all(min(worker["values"][own]) > 0 for worker in found["workers"].values())
     assert ET.parse(picture).getroot().tag.endswith("svg")
 
 
@@ -71,7 +80,7 @@ def test_an_unknown_worker_is_refused_by_name(capsys: pytest.CaptureFixture[str]
     """
     with pytest.raises(SystemExit):
         main(["selery"])
-    assert "no worker 'selery': there are requeue, retry" in capsys.readouterr().err
+    assert "no worker 'selery': there are requeue, requeue-defaults" in capsys.readouterr().err
 
 
 def test_goals_name_workers_that_there_are():
@@ -81,6 +90,13 @@ def test_goals_name_workers_that_there_are():
     for ours, _, other in GOALS:
         assert ours in OURS
         assert other in KINDS
+
+
+def test_goals_name_cases_that_are_measured():
+    """
+    Likewise.
+    """
+    assert {case for _, case, _ in GOALS} <= set(UNITS)
 
 
 # -- what is sent -----------------------------------------------------------------------

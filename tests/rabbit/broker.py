@@ -143,6 +143,7 @@ class Broker:
         tls: Serve amqps with it too, on a port of its own.
         member: Be one of a cluster, which closes the epmd that they share.
         settings: More of the application `rabbit`, as Erlang terms by name.
+        schedulers: Threads that run Erlang; RabbitMQ itself takes one for each processor.
     """
 
     def __init__(
@@ -152,8 +153,10 @@ class Broker:
         tls: Tls | None = None,
         member: Membership | None = None,
         settings: Mapping[str, str] | None = None,
+        schedulers: int = 1,
     ) -> None:
         self._directory = directory
+        self._schedulers = schedulers
         self._server = find_server()
         self._member = member
         self._epmd: Epmd | None = member.epmd if member else None
@@ -479,7 +482,7 @@ class Broker:
             f"-sname {self.name} -start_epmd false",
             "-kernel inet_dist_use_interface {127,0,0,1}",
             f"-kernel inet_dist_listen_min {port} -kernel inet_dist_listen_max {port}",
-            "+S 1:1",
+            f"+S {self._schedulers}:{self._schedulers}",
         )
         return (
             epmd.environment
