@@ -37,8 +37,13 @@ class Ids:
 _RANDOM: Final = "lower(hex(randomblob(16)))"
 OSLO: Final = Ids("", _RANDOM, lambda: uuid.uuid4().hex)
 """As its clients make them."""
-GRACEKIT: Final = Ids(", our ids", _RANDOM, Clock().new_id)
-"""Those of our own clients, which are as random as oslo's today."""
+GRACEKIT: Final = Ids(
+    ", our ids",
+    "printf('%012x7', CAST((unixepoch() - ?2) * 1000 AS INTEGER) + i * 100)"
+    " || substr(lower(hex(randomblob(10))), 1, 19)",
+    Clock().new_request_id,
+)
+"""Those of our own clients, which sort by time."""
 
 _ROWS: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version,

@@ -383,7 +383,7 @@ class Dispatcher:
         row_id = job.task.row_id or 0
         self._heartbeats.end(job.task)
         if job.answered and address == job.reply:
-            await self._answers.forget(row_id, address, sent=True)
+            self._answers.forget(row_id, address, sent=True)
         else:
             await self._answers.send_due(row_id, address, outcome)
 

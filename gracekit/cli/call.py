@@ -83,7 +83,7 @@ def call(
     task waits for capacity, 4 no answer, 2 usage, 78 configuration.
     """
     args = arguments(words, args_text)
-    request_id = request_id or Clock().new_id()
+    request_id = request_id or Clock().new_request_id()
 
     async def send(client: RpcClient) -> Any:
         view = _prepare(client, request_id=request_id, timeout=timeout, pending=True, **target)
@@ -121,7 +121,7 @@ def cast(
     it when it starts. VALUE is as for `gracekit call`.
     """
     args = arguments(words, args_text)
-    request_id = request_id or Clock().new_id()
+    request_id = request_id or Clock().new_request_id()
     if fanout and target["host"] is not None:
         raise click.UsageError("--fanout goes to every host; leave out --host, or --fanout")
 

@@ -272,7 +272,9 @@ class Claims:
         """(row id, address, accepted at) of replies that this run owes."""
         me = self._journal.run_id
         rows = await self._journal.engine.query(sql.DUE_REPLIES, me, me)
-        return [(int(r[0] or 0), address_of(r[1:6]), float(r[6] or 0)) for r in rows]
+        due = [(int(r[0] or 0), address_of(r[1:6]), float(r[6] or 0)) for r in rows]
+        done = self._journal.answered
+        return [one for one in due if (one[0], one[1].queue, one[1].msg_id) not in done]
 
     async def errored_due(self, *, after: int, limit: int = 100) -> list[TaskRow]:
         """ERRORED rows of this run, with an id above *after*, whose hook has still to be called."""

@@ -71,6 +71,8 @@ ATTEMPTS_SEEN: Final = 2000
 """Most ended rows that a start reads, so that its cost does not grow with the store."""
 RIDE_DELAY_S: Final = 1.0
 """Changes that need not be on disk at once are written with the next commit, after this at most."""
+REMOVAL_DELAY_S: Final = 0.05
+"""The same for replies that were sent; shorter, because a task is not retried while it owes one."""
 
 
 class Journal:
@@ -86,6 +88,7 @@ class Journal:
 
     Attributes:
         kept_rejected: About how many refused requests stay on record.
+        answered: Replies that were sent or given up, and whose removal is not committed yet.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Journal:
         self._rejected = 0
         self.keep_failed = keep_failed
         self._dirty: dict[int, TrackedTask] = {}
+        self.answered = set[_ReplyKey]()
+        self._removal: tuple[Batch, list[_ReplyKey]] | None = None
         self._riders: list[tuple[Batch, Callable[[], None]]] = []
         self._ride_timer: asyncio.TimerHandle | None = None
 
@@ -116,31 +121,39 @@ class Journal:
 
     # -- what waits for a commit --------------------------------------------------------
 
-    def ride(self, batch: Batch, done: Callable[[], None]) -> None:
-        """Commit *batch* with the next commit, at most `RIDE_DELAY_S` later.
+    def ride(
+        self, batch: Batch, done: Callable[[], None], *, within_s: float = RIDE_DELAY_S
+    ) -> None:
+        """Commit *batch* with the next commit.
 
         Args:
             batch: Its result is not reported.
             done: Called when it was committed or refused.
+            within_s: Commit it after so many seconds if no other commit comes before.
         """
         self._riders.append((batch, done))
-        self._await_ride()
+        self._await_ride(within_s)
 
     def submit_riders(self) -> None:
         """Submit now what waits for the next commit."""
-        if self._ride_timer is not None:
-            self._ride_timer.cancel()
-            self._ride_timer = None
-        riders, self._riders = self._riders, []
+        riders, self._riders, self._removal = self._riders, [], None
         for batch, done in riders:
             self.engine.submit(batch).add_done_callback(partial(_ridden, done))
         if self._dirty and self.engine.status.state is StoreState.REACHABLE:
             self._submit_cursors()
 
-    def _await_ride(self) -> None:
-        if self._ride_timer is None:
-            loop = asyncio.get_running_loop()
-            self._ride_timer = loop.call_later(RIDE_DELAY_S, self.submit_riders)
+    def _await_ride(self, within_s: float) -> None:
+        # Left running when another commit comes first: a new timer each time would cost more.
+        loop, timer = asyncio.get_running_loop(), self._ride_timer
+        if timer is not None and timer.when() > loop.time() + within_s:
+            timer.cancel()
+            timer = None
+        if timer is None:
+            self._ride_timer = loop.call_later(within_s, self._end_ride)
+
+    def _end_ride(self) -> None:
+        self._ride_timer = None
+        self.submit_riders()
 
     # -- a request's way in -------------------------------------------------------------
 
@@ -331,17 +344,25 @@ class Journal:
         rows = await self.engine.query(STILL_DUE, row_id, self.run_id)
         return [address_of(row) for row in rows]
 
-    async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:
+    def forget_reply(self, row_id: int, address: Address, *, sent: bool) -> None:
         """Remove a reply that was confirmed, or was given up, which is counted.
 
-        The commit is not synced: after a power cut the reply may be sent twice.
+        The removal is written with the next commit, and not synced: if the process dies before, or
+        after a power cut, the reply may be sent twice.
         """
-        batch = Batch(Point.REPLY_SENT, durable=False)
-        batch.add(REPLY_DONE, row_id, address.queue, address.msg_id)
+        if self._removal is None:
+            self._removal = Batch(Point.REPLY_SENT, durable=False), list[_ReplyKey]()
+            batch, keys = self._removal
+            forget = partial(self.answered.difference_update, keys)
+            self.ride(batch, forget, within_s=REMOVAL_DELAY_S)
+        batch, keys = self._removal
+        key = row_id, address.queue, address.msg_id
+        self.answered.add(key)
+        keys.append(key)
+        batch.add(REPLY_DONE, *key)
         if not sent:
             batch.add_up(COUNT, "reply_given_up", 1)
             self._add_reply_note(batch, row_id, address)
-        await self.commit(batch)
 
     def _add_reply_note(self, batch: Batch, row_id: int, address: Address) -> None:
         detail = f"the reply to queue {address.queue} was not sent"
@@ -414,7 +435,7 @@ class Journal:
         if task.row_id is None:
             return
         self._dirty[task.row_id] = task
-        self._await_ride()
+        self._await_ride(RIDE_DELAY_S)
 
     async def set_cursor_back(self, task: TrackedTask) -> None:
         """Commit that *task* has no cursor any more: its next attempt begins at the beginning.
@@ -458,6 +479,10 @@ class Journal:
     ) -> None:
         """Add an incident to the list that operators read."""
         batch.add(NOTE, self.clock.wall(), self.run_id, what, request_id, method, detail[:1000])
+
+
+_ReplyKey = tuple[int, str, str]
+"""Row id, queue and message id of one reply."""
 
 
 def _text_of(cursor: Any) -> str | None:

@@ -14,7 +14,7 @@ from gracekit.listings.reports import RunAnswer
 from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TRANSIENT, TaskState
 
-_SHORT_ID: Final = 12
+_SHORT_ID: Final = 16
 _LONGEST_ID: Final = 40
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 

@@ -46,7 +46,7 @@ class Duties:
                 continue  # its task is still here, and sends it
             until = address.expires_at or accepted_at + UNKNOWN_CALL_TIMEOUT_S
             if self._clock.wall() > until:
-                await self._journal.reply_done(row_id, address, sent=False)
+                self._journal.forget_reply(row_id, address, sent=False)
             else:
                 await self._ends.reply(row_id, address)
 

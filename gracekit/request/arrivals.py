@@ -195,7 +195,7 @@ class Arrivals:
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
     ) -> TrackedTask:
         return TrackedTask(
-            request_id=request.request_id or self._clock.new_id(),
+            request_id=request.request_id or self._clock.new_request_id(),
             recipient=self._instance if delivery.queue.kind is QueueKind.FANOUT else "",
             method=method.name,
             lane=gate.lane,

@@ -399,7 +399,7 @@ class RpcClient(ClientView, AsyncOnly):
                 "allows, or raise it once all receivers are upgraded"
             )
         return Request(
-            request_id=options.request_id or self._clock.new_id(),
+            request_id=options.request_id or self._clock.new_request_id(),
             method=name,
             args=kwargs,
             namespace=target.namespace,

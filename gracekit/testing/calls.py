@@ -122,7 +122,7 @@ class Caller:
     def start_call(self, method: Any, /, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Call in the background; the call goes on when the service stops or crashes."""
         line = self._line()
-        request_id: str = self._options.get("request_id") or line.clock.new_id()
+        request_id: str = self._options.get("request_id") or line.clock.new_request_id()
         view = line.client.prepare(**{**self._options, "request_id": request_id})
         given = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
         pending = Pending(

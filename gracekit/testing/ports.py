@@ -127,6 +127,10 @@ class VirtualClock(Clock):
         self._ids += 1
         return f"{self._ids:032x}"
 
+    def new_request_id(self) -> str:
+        """See `Clock.new_request_id`; counted up like other ids."""
+        return self.new_id()
+
     def jitter(self, seconds: float) -> float:
         """See `Clock.jitter`."""
         return seconds * self._random.uniform(0.8, 1.2)

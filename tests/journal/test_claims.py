@@ -592,6 +592,25 @@ async def test_due_replies_are_those_of_this_runs_ended_tasks(runs: tuple[Run, R
     assert await heir.claims.due_replies() == [(task.row_id, address, came)]
 
 
+async def test_a_reply_that_was_sent_is_due_no_more_while_its_removal_waits(
+    runs: tuple[Run, Run, Run],
+):
+    """
+    Else this run would send it twice; another run, that only has the rows, may.
+    """
+    _, heir, _ = runs
+    task = await heir.running("ended", reply=CALLER)
+    await heir.finish(task.row_id or 0)
+
+    heir.journal.forget_reply(task.row_id or 0, CALLER, sent=True)
+
+    assert len(heir.world.rows("SELECT * FROM reply")) == 1
+    assert await heir.claims.due_replies() == []
+    await heir.journal.tally("anything")  # written with the next commit
+    assert heir.world.rows("SELECT * FROM reply") == []
+    assert heir.journal.answered == set()
+
+
 async def test_errored_hooks_are_due_until_they_were_called(runs: tuple[Run, Run, Run]):
     """
     Oldest first and so many at once; what was kept for them goes with the debt, of that row alone.

@@ -46,7 +46,7 @@ async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
     assert loop.time() - begun == pytest.approx(15, abs=0.1)
     assert world.state("t") == "failed"
     await world.settle()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 async def test_a_deadline_is_the_earliest_of_all(world: World, svc: Service):
@@ -199,7 +199,7 @@ async def test_a_handler_that_cancels_itself_hurts_nobody_else(world: World, svc
 
     assert await client.prepare(request_id="c", timeout=10).call(odd) == "done"
     await world.settle()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
     report = await life.drain()
     assert report.waited_s == pytest.approx(0, abs=0.1)
 
@@ -268,7 +268,7 @@ async def test_a_deep_result_is_sent_or_refused_but_never_lost(
     except RpcError as error:
         assert "nest" in str(error)  # noqa: PT017 - either end is fine
     await life.drain()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 @pytest.mark.parametrize("keys", [9_990, 9_998, 10_000, 10_001])
@@ -292,7 +292,7 @@ async def test_a_wide_result_is_sent_or_refused_but_never_lost(
     except RpcError as error:
         assert "keys" in str(error)  # noqa: PT017 - either end is fine
     await life.drain()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World, svc: Service):

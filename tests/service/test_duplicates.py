@@ -70,7 +70,7 @@ async def test_a_call_with_the_id_of_a_cast_in_flight_is_answered(world: World, 
 
     assert await joined == 1
     assert starts == ["same"]
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
     assert life.told("store.error") == []
 
 

@@ -101,7 +101,7 @@ async def test_a_cancelled_handler_keeps_its_row_until_it_has_returned(world: Wo
     assert world.tally()["operator_cancel"] == 1
     assert life.told("task.ordered")[0]["by"] == "ann@desk"
     await world.settle()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 async def test_a_thread_is_asked_and_ends_by_itself(world: World, svc: Service):
@@ -788,7 +788,7 @@ async def test_a_row_ended_on_disk_is_answered_by_the_next_run(world: World, svc
     await world.until(lambda: bool(told))
     assert told == ["operator"]
     await again.drain()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
     kept = {name: world.task(name)["args"] for name in "cfr"}
     assert kept == {"c": None, "f": "{}", "r": None}
 

@@ -47,7 +47,7 @@ async def test_a_parked_task_waits_without_owner_and_keeps_what_it_needs(
     assert builds.hooks == []
     await world.settle()
     assert len(life.runtime.ground.tracker) == 0
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 async def test_without_the_setting_the_task_has_failed(world: World, svc: Service):
@@ -98,7 +98,7 @@ async def test_callers_of_both_kinds_are_answered_at_once(world: World, svc: Ser
     assert now() - begun < 1
     assert doors.entered == ["b"]
     await world.settle()
-    assert world.rows("SELECT * FROM reply") == []
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
 
 
 @pytest.mark.parametrize(
