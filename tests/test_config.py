@@ -460,7 +460,7 @@ def test_hard_limit_must_be_below_the_platforms_kill():
         "drain_timeout 1m + handover_grace 2s + handover_flush 1s + exit_margin 1s = 64s must be "
         "below kill_after = 30s: the platform would kill the process before it could hand its "
         "tasks over; raise terminationGracePeriodSeconds or TimeoutStopSec, and "
-        "GRACEKIT_KILL_AFTER with it, to 65, or set GRACEKIT_DRAIN_TIMEOUT=25s"
+        "GRACEKIT_KILL_AFTER with it, to 66, or set GRACEKIT_DRAIN_TIMEOUT=25s"
     )
 
 

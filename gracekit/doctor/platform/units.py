@@ -19,13 +19,14 @@ from typing import Final
 
 import msgspec
 
-from gracekit.config.settings import Settings
+from gracekit.config.settings import Settings, platform_stop_s
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, check_target, given_by
 from gracekit.doctor.platform.unit_user import check_user, directory_of
+from gracekit.doctor.platform.web_servers import check_reload, check_wait, waits_s
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
@@ -170,12 +171,16 @@ def check_directives(
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
-    yield doubted(_check_stop(settings, name, unit, given), given, given.unknown(settings))
+    wait = waits_s(_words(unit), environment)
+    in_time = _check_stop(settings, name, unit, given, wait)
+    yield doubted(in_time, given, given.unknown(settings))
     limit, said = _stop_limit(unit), f"TimeoutStopSec of {name}"
     if limit is not None:
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="TimeoutStopSec")
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
+    yield from check_wait(_words(unit), environment, name)
+    yield from check_reload(_words(unit), unit, name)
     yield from check_target(given, target, name)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
@@ -237,10 +242,13 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
-def _check_stop(settings: Settings, name: str, unit: Directives, given: StartCommand) -> Finding:
+def _check_stop(
+    settings: Settings, name: str, unit: Directives, given: StartCommand, wait_s: float
+) -> Finding:
     value, limit = unit.get("TimeoutStopSec", ""), _stop_limit(unit)
+    least = platform_stop_s(settings, before_s=wait_s)
     if limit is None:
-        return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", "write 35s")
+        return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", f"write {least}s")
     default = "" if value else " (the default of systemd)"
     said = f"TimeoutStopSec of {name}{default}"
     return compare(
@@ -249,6 +257,7 @@ def _check_stop(settings: Settings, name: str, unit: Directives, given: StartCom
         limit_s=limit,
         said=said,
         knob="TimeoutStopSec",
+        spent={"uvicorn": wait_s},
         promised_s=settings.kill_after_s if given.says else None,
     )
 
@@ -429,8 +438,8 @@ def _check_wait(settings: Settings, name: str, program: Directives, given: Start
     try:
         limit = _wait_limit(program)
     except ValueError:
-        value = program["stopwaitsecs"]
-        return fail("supervisord", f"{said} = {value!r} is no number", "set stopwaitsecs=30")
+        value, least = program["stopwaitsecs"], platform_stop_s(settings)
+        return fail("supervisord", f"{said} = {value!r} is no number", f"set stopwaitsecs={least}")
     if "stopwaitsecs" not in program:
         said += " (its default)"
     return compare(
