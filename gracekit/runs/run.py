@@ -7,6 +7,7 @@ because of a clock.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,14 +121,20 @@ def lock_of(run: Run, directory: Path | None) -> Path | None:
     return directory / run.lock_path.name
 
 
-def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
-    """The evidence in its row; if that has no stop record, also the note in its lock file."""
+def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.inf) -> ExitEvidence:
+    """The evidence in its row; if that has no stop record, also the note in its lock file.
+
+    *copied_at* is from `gracekit.store.older`: whether the row may be an outdated one.
+    """
     path = lock_of(run, directory)
     note = "" if path is None or run.exit_code is not None else read_note(path)
     code = note.removeprefix(ENDED)
     if note.startswith(ENDED) and code.isdecimal():
         return run.evidence._replace(exit_code=int(code))
-    return run.evidence._replace(stop_begun=run.evidence.stop_begun or note == STOPPING)
+    return run.evidence._replace(
+        stop_begun=run.evidence.stop_begun or note == STOPPING,
+        is_outdated=run.beat_at <= copied_at,
+    )
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
-from gracekit.leases.epoch import EPOCH_BITS, Epoch, read_mark
+from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Guard, LeaseRow, Leases
 from gracekit.leases.leases_sql import PATIENCE_S
 from gracekit.process import Point
 from gracekit.store.batch import Batch
+from gracekit.store.older import EPOCH_BITS, read_mark
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess
