@@ -109,7 +109,9 @@ class Epoch:
         new = self._directory / f"{FILE}.{os.getpid()}"
         with contextlib.suppress(OSError):  # the next rise writes it again
             if mark > read_mark(self._directory):
-                new.write_text(f"{mark}\n")
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(f"{mark}\n")
                 new.replace(self._directory / FILE)
 
 
