@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -44,6 +45,11 @@ _ADDED: Final = frozenset(
         *("StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory"),
         *("BindPaths", "BindReadOnlyPaths", "ReadWritePaths"),
     }
+)
+_SECRET: Final = re.compile(
+    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this file\.\n"
+    r"# Write a line \1=\.\.\. into (\S+), which",
+    re.MULTILINE,
 )
 _SPECIFIER: Final = re.compile(r"%(.)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -94,7 +100,15 @@ def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Find
         if not directives:
             yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
             return
-        yield from check_directives(settings, path.name, directives, target)
+        yield from check_directives(settings, path.name, directives, target, secrets_of(text))
+
+
+def secrets_of(text: str) -> dict[str, str]:
+    """The variables of which a unit by `gracekit init` says in which file they are, and only they.
+
+    A file that is here is read anyway.
+    """
+    return dict(_SECRET.findall(text))
 
 
 def _check_named(settings: Settings, unit: str, target: str) -> Iterator[Finding]:
@@ -163,11 +177,24 @@ def show_unit(name: str) -> Directives | None:
 
 
 def check_directives(
-    settings: Settings, name: str, unit: Directives, target: str = ""
+    settings: Settings,
+    name: str,
+    unit: Directives,
+    target: str = "",
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Check all directives of a unit that affect a stop, a crash or a start."""
+    """Check all directives of a unit that affect a stop, a crash or a start.
+
+    *secrets* is from `secrets_of`: these files set nothing else.
+    """
     environment, hidden = _environment(unit)
-    given = given_by(_words(unit), environment, directory_of(unit), open_sources=hidden)
+    given = given_by(
+        _words(unit),
+        environment,
+        directory_of(unit),
+        sources={variable: file for variable, file in secrets.items() if file in hidden},
+        open_sources=[file for file in hidden if file not in secrets.values()],
+    )
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
