@@ -105,7 +105,7 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     *directory* is where this process sees the run locks.
     """
     if run.adopted_at is not None:
-        return Liveness(Alive.DEAD, "it was classified, and its rows were taken over")
+        return Liveness(Alive.DEAD, "another run has recorded its end, and taken over its tasks")
     if run.report is not None and run.report.get("left"):
         # Even if its process goes on, nothing of the run can act any more.
         return Liveness(Alive.DEAD, "its stop record says that nothing of it is left")
