@@ -57,7 +57,7 @@ def test_a_line_of_an_embedding_program_has_the_request_id(tmp_path: Path):
 @pytest.mark.process
 def test_the_line_of_the_page_is_one_that_its_commands_find(tmp_path: Path):
     """
-    With the keys that the page names and the fields of its event; a line that is no JSON is skipped.
+    With the keys that the page names and the fields of its event; text that is no JSON is skipped.
     """
     (line,) = re.findall(r"^```json\n(.*)\n```", PAGE.text, re.MULTILINE)
     shown = json.loads(line)
