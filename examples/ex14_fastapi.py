@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from gracekit import Context, Runtime, Service, Settings
+from gracekit import Context, RpcClient, Runtime, Service, Settings
 from gracekit.web import application
 
 TOKEN = "3b8c1f6f0d5e4a7f9c2e"
@@ -51,7 +52,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def main() -> None:
+async def main() -> int:
     """The program: an API of its own, and the service beside it."""
     runtime = Runtime(svc, Settings(admin_token_file=str(TOKENS)), signals=True)
     app = FastAPI()
@@ -59,18 +60,23 @@ async def main() -> None:
 
     @app.get("/films")
     async def films() -> str:
-        async with svc.client("sqlite:///gracekit.db") as client:
-            return await client.call(transcode, film="Alien")
+        client: RpcClient = app.state.client
+        return await client.call(transcode, film="Alien")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
-    async with runtime:
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3)
+    server = Server(config)
+    async with runtime, svc.client(runtime.settings.transport_url) as client:
+        app.state.client = client  # one client for all requests
         web = asyncio.create_task(server.serve(sockets=[listener]))
         visits = asyncio.create_task(visit(listener.getsockname()[1]))
-        await runtime.serve()
+        report = await runtime.serve()
         await visits
-    server.should_exit = True
-    await web
+        server.should_exit = True
+        await web
+    if report.must_die:  # a handler never ended: asyncio.run would wait for it
+        os._exit(report.exit_code)
+    return report.exit_code
 
 
 async def visit(port: int) -> None:
@@ -105,4 +111,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         TOKENS.touch(mode=0o600)
         TOKENS.write_text(f"deploy: {TOKEN}\n")
-        asyncio.run(main())
+        code = asyncio.run(main())
+    sys.exit(code)

@@ -37,6 +37,7 @@ class Verdict(enum.Enum):
     STOP_TIMEOUT = "stop_timeout"  # a stop was begun and not ended
     KILLED = "killed"  # no record of a stop: kill -9, out of memory, power, a crash
     FAILED = "failed"  # it left a record of its own failure
+    UNKNOWN = "unknown"  # the store is an older copy, from before the run ended
 
 
 class ExitEvidence(NamedTuple):
@@ -45,10 +46,12 @@ class ExitEvidence(NamedTuple):
     Attributes:
         stop_begun: A stop-intent is on record and was not withdrawn.
         exit_code: Code of the stop record; None if the run wrote none.
+        is_outdated: The store is a copy from before the run ended, so a record may be missing.
     """
 
     stop_begun: bool
     exit_code: int | None
+    is_outdated: bool = False
 
 
 def classify(evidence: ExitEvidence) -> Verdict:
@@ -58,6 +61,8 @@ def classify(evidence: ExitEvidence) -> Verdict:
             return Verdict.DRAINED
         case ExitEvidence(exit_code=ExitCode.HANDED_OVER):
             return Verdict.HANDED_OVER
+        case ExitEvidence(exit_code=None, is_outdated=True):
+            return Verdict.UNKNOWN
         case ExitEvidence(stop_begun=True, exit_code=None):
             return Verdict.STOP_TIMEOUT
         case ExitEvidence(exit_code=None):

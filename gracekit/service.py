@@ -176,8 +176,13 @@ class Service:
             version: As an oslo Target's; None for the service's.
 
         Raises:
-            DeclarationError: the class marks no method, or a name is taken.
+            DeclarationError: *manager* is a class, its class marks no method, or a name is taken.
         """
+        if isinstance(manager, type):
+            raise DeclarationError(
+                f"svc.include({manager.__name__}) names the class, and an object serves its "
+                f"methods: write svc.include({manager.__name__}())"
+            )
         settles = [kind for kind in self.kinds if kind.bind(manager)]
         marked = [
             method

@@ -460,7 +460,7 @@ def test_hard_limit_must_be_below_the_platforms_kill():
         "drain_timeout 1m + handover_grace 2s + handover_flush 1s + exit_margin 1s = 64s must be "
         "below kill_after = 30s: the platform would kill the process before it could hand its "
         "tasks over; raise terminationGracePeriodSeconds or TimeoutStopSec, and "
-        "GRACEKIT_KILL_AFTER with it, to 65, or set GRACEKIT_DRAIN_TIMEOUT=25s"
+        "GRACEKIT_KILL_AFTER with it, to 66, or set GRACEKIT_DRAIN_TIMEOUT=25s"
     )
 
 
@@ -730,6 +730,8 @@ A_UNIT = "is not a whole number; write digits alone, without a unit: 64 MiB are 
         ("9" * 20, f"GRACEKIT_PREFETCH_BYTES: {'9' * 20} must be below 2^53"),
         ("9" * 9000, f"GRACEKIT_PREFETCH_BYTES: {'9' * 30}... must be below 2^53"),
         ("64MiB", f"GRACEKIT_PREFETCH_BYTES: '64MiB' {A_UNIT}"),
+        ("64 M", f"GRACEKIT_PREFETCH_BYTES: '64 M' {A_UNIT}"),
+        ("many", "GRACEKIT_PREFETCH_BYTES: 'many' is not a whole number; write digits alone"),
     ],
 )
 def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
@@ -737,6 +739,26 @@ def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
     Negative and huge numbers are whole ones, and who writes a unit learns what to write.
     """
     assert problems(env={"GRACEKIT_PREFETCH_BYTES": text}) == [said]
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("gracekit-store.db", "; for this file write sqlite:///gracekit-store.db"),
+        ("/var/lib/api/store", "; for this file write sqlite:////var/lib/api/store"),
+        ("postgresql://u:p@h/d", "; PostgreSQL is not supported yet"),
+        ("sqlit:///x.db", "; did you mean sqlite?"),
+        ("store", ""),
+    ],
+)
+def test_a_url_that_is_none_is_told_what_to_write(url, hint):
+    """
+    A path is turned into its URL; and no password is shown.
+    """
+    (problem,) = problems(env={"GRACEKIT_STORE_URL": url})
+
+    assert problem.endswith(f"must begin with sqlite:/// or memory://{hint}")
+    assert "u:p" not in problem
 
 
 def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):

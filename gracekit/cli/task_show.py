@@ -201,7 +201,10 @@ def _failure(failure: dict[str, Any]) -> Iterator[str]:
     """Class, message and traceback, indented so that no line looks like one of gracekit."""
     words = f"{failure['module']}.{failure['exc_class']}: {failure['message']}"
     yield f"  {safe(words, longest=_LONGEST)}"
-    for line in "".join(failure["tb"]).splitlines():
+    trace = "".join(failure["tb"])
+    if trace.strip() == words.strip():  # it was not raised, so there is nothing more
+        return
+    for line in trace.splitlines():
         yield f"  {safe(line, longest=_LONGEST)}" if line.strip() else ""
 
 

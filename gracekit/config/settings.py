@@ -589,6 +589,10 @@ def _deadlines(settings: Settings) -> Iterator[Problem]:
             yield problem(text, *rule.about)
 
 
+ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+"""Seconds from the hard limit to the kernel's alarm, which ends a process that hangs."""
+
+
 class Rule(NamedTuple):
     """One inequality between settings, with their values.
 
@@ -684,11 +688,24 @@ def _gone_before(settings: Settings, kill_s: float) -> Rule:
         because="the platform would kill the process before it could hand its tasks over",
         remedy=(
             "raise terminationGracePeriodSeconds or TimeoutStopSec, and GRACEKIT_KILL_AFTER with "
-            f"it, to {math.floor(limit) + 1}{shorter_drain(settings, kill_s)}"
+            f"it, to {platform_stop_s(settings)}{shorter_drain(settings, kill_s)}"
         ),
         about=_GONE_BEFORE,
         refused=True,
     )
+
+
+def last_breath_s(settings: Settings) -> float:
+    """Seconds from a stop request until the kernel's alarm ends even a hanging process."""
+    return settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S
+
+
+def platform_stop_s(settings: Settings, *, before_s: float = 0.0) -> int:
+    """Seconds for the platform from its stop request to its kill: 1 s above the alarm, rounded up.
+
+    *before_s* pass before the drain begins. Every remedy and every printed file has this number.
+    """
+    return math.ceil(before_s + last_breath_s(settings) + 1)
 
 
 def shorter_drain(settings: Settings, kill_s: float) -> str:

@@ -42,6 +42,8 @@ TRANSPORTS: Final = tuple(_SCHEMES)
 BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKind.BROKER)
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
+_POSTGRES: Final = frozenset({"postgresql", "postgres"})
+_PATH: Final = re.compile(r"[\w./-]+\.(?:db|sqlite3?)|\.{0,2}/[\w./-]+")  # not a host or a login
 LONGEST_FILE_NAME: Final = 240
 """Most bytes of a file name in a URL. Linux allows 255, and files beside it have longer names."""
 # Must not match the first word of `bob:password@host`.
@@ -91,7 +93,12 @@ def checked_file(url: str, schemes: Sequence[str]) -> Path | None:
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in schemes:
-        hint = did_you_mean(scheme, schemes)
+        if scheme in _POSTGRES:
+            hint = "; PostgreSQL is not supported yet"
+        elif _PATH.fullmatch(url):
+            hint = f"; for this file write {file_url(url)}"
+        else:
+            hint = did_you_mean(scheme, schemes)
         forms = [_FILE if _SCHEMES[one] is UrlKind.FILE else f"{one}://" for one in schemes]
         known = f"{', '.join(forms[:-1])} or {forms[-1]}"
         raise ConfigError(f"{shown_url(url)!r} must begin with {known}{hint}")

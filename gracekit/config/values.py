@@ -20,6 +20,7 @@ _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
 _COUNT: Final = re.compile(r"-?[0-9]+")
+_OF_BYTES: Final = re.compile(r"[0-9]\s*(?:[kKMGT]i?B|[KMGT]i?)$")
 _LONGEST_COUNT: Final = 18
 _SHOWN_DIGITS: Final = 30
 NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
@@ -174,10 +175,8 @@ def parse_count(value: object) -> int:
     if isinstance(value, str):
         digits = value.strip()
         if not _COUNT.fullmatch(digits):
-            raise ConfigError(
-                f"{value!r} is not a whole number; write digits alone, without a unit: "
-                "64 MiB are 67108864"
-            )
+            unit = ", without a unit: 64 MiB are 67108864" if _OF_BYTES.search(digits) else ""
+            raise ConfigError(f"{value!r} is not a whole number; write digits alone{unit}")
         if len(digits) > _LONGEST_COUNT:  # Python refuses to parse 5,000 digits
             raise ConfigError(f"{_shortened(digits)} must be below 2^53")
         value = int(digits)

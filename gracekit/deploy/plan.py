@@ -16,10 +16,16 @@ from typing import Final
 import msgspec
 
 from gracekit.config.admin import AdminAddress, admin_address, files_of
-from gracekit.config.settings import SETTINGS, Settings, hard_limit_sum, variable_name
+from gracekit.config.settings import (
+    SETTINGS,
+    Settings,
+    hard_limit_sum,
+    last_breath_s,
+    platform_stop_s,
+    variable_name,
+)
 from gracekit.config.urls import UrlKind, file_of, file_url, holds_password, kind_of, shown_url
 from gracekit.config.values import PREFIX, format_duration
-from gracekit.doctor.configuration import last_breath_s
 from gracekit.errors import ConfigError
 
 WATCHDOG_S: Final = 30
@@ -67,8 +73,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stop_s(self) -> int:
         """From the platform's SIGTERM to its SIGKILL; at least 1 s above the kernel's alarm."""
-        needed = math.ceil(last_breath_s(self.settings) + 1)
-        return max(needed, math.ceil(self.settings.kill_after_s or 0))
+        return max(platform_stop_s(self.settings), math.ceil(self.settings.kill_after_s or 0))
 
     @property
     def start_s(self) -> int:

@@ -7,11 +7,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gracekit.config.settings import Settings, hard_limit_sum, option_name, rules
+from gracekit.config.settings import Settings, hard_limit_sum, last_breath_s, option_name, rules
 from gracekit.config.urls import holds_password
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, Level, ok, warn
-from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 
 
 def check_settings(settings: Settings) -> list[Finding]:
@@ -80,8 +79,3 @@ def check_settle(settings: Settings) -> Iterator[Finding]:
             "request may still be on its way to a backend",
             "set GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS to what a backend's answer may take",
         )
-
-
-def last_breath_s(settings: Settings) -> float:
-    """Seconds from a stop request until the kernel's alarm ends even a hanging process."""
-    return settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S

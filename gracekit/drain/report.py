@@ -109,6 +109,13 @@ class DrainReport:
     failure: str | None = None
     failed_as: ExitCode = ExitCode.INTERNAL
 
+    def __repr__(self) -> str:
+        """With what it means first; `failed_as` means nothing without a failure."""
+        shown = {"exit_code": int(self.exit_code), "must_die": self.must_die} | asdict(self)
+        if self.failure is None:
+            del shown["failed_as"]
+        return f"DrainReport({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     @property
     def named_holds(self) -> str | None:
         """`migration vm-1, migration vm-2 and 3 more`; None without holds."""

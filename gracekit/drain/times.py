@@ -8,13 +8,13 @@ from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
+from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.config.values import format_duration
 from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
 from gracekit.phase import Phase
 
 LISTED_TASKS: Final = 5
-ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 SHORTEST_STEP_S: Final = 0.25
 """Seconds that a step gets at least, even after the deadline."""
 

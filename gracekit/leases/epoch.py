@@ -19,15 +19,13 @@ from gracekit.clock import Clock
 from gracekit.leases import epoch_sql as sql
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
-from gracekit.store.batch import Batch, Value
+from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
+from gracekit.store.older import EPOCH_BITS, FILE, OLDER, mark_of, read_mark
 from gracekit.telemetry.telemetry import Telemetry
 
-EPOCH_BITS: Final = 40
-FILE: Final = "mark"
 LOST: Final = "store_lost"
-OLDER: Final = "store_older"
-"""Incidents: a start found a store that is new and empty where another one was, or an older one."""
+"""Incident: a start found a store that is new and empty where another one was."""
 
 Keep = Callable[[str, int], Awaitable[int]]
 
@@ -111,7 +109,9 @@ class Epoch:
         new = self._directory / f"{FILE}.{os.getpid()}"
         with contextlib.suppress(OSError):  # the next rise writes it again
             if mark > read_mark(self._directory):
-                new.write_text(f"{mark}\n")
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(f"{mark}\n")
                 new.replace(self._directory / FILE)
 
 
@@ -133,14 +133,6 @@ def _why(mark: int, *, is_copy: bool) -> str:
     return "a newer one was here: what was recorded there is not known; see docs/backup.md"
 
 
-def read_mark(directory: Path) -> int:
-    """The highest mark that was kept beside the run locks; 0 for none."""
-    try:
-        return int((directory / FILE).read_text())
-    except (OSError, ValueError):  # there is none, or the file is not gracekit's
-        return 0
-
-
 def lost_store(path: Path, directory: Path) -> str:
     """A sentence if a store existed at *path* where there is none now; otherwise empty.
 
@@ -155,10 +147,3 @@ def lost_store(path: Path, directory: Path) -> str:
 
 PUT_BACK: Final = "put the store or its newest backup back, as docs/backup.md tells"
 """The remedy for a lost store."""
-
-
-def mark_of(epoch: Value, age: Value) -> int:
-    """Epoch and age as one number, which rises with either."""
-    assert isinstance(epoch, int)
-    assert isinstance(age, int)
-    return epoch << EPOCH_BITS | age

@@ -21,6 +21,7 @@ from gracekit.process import Process
 from gracekit.runs.run import Run, evidence_of, judge_run, list_runs
 from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
+from gracekit.store.older import copied_at
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 ALL_RUNS: Final = 100_000
@@ -131,16 +132,24 @@ class StoreView:
 
     async def runs(self, name: str | None = None) -> list[Run]:
         """Runs on record, newest first; of one INSTANCE or SERVICE@INSTANCE, or of all."""
-        runs = [self._with_note(r) for r in await list_runs(self.engine, limit=self._most_runs)]
+        copied = await copied_at(self.engine, self._run_directory)
+        found = await list_runs(self.engine, limit=self._most_runs)
+        runs = [self._with_evidence(run, copied) for run in found]
         return runs if name is None else [run for run in runs if is_named(run, name)]
 
-    def _with_note(self, run: Run) -> Run:
-        """*run* with the exit code from its lock file, if it could not record it in the store."""
+    def _with_evidence(self, run: Run, copied: float) -> Run:
+        """*run* with what is known of its end outside of its row.
+
+        That is the exit code in its lock file, if it could not record it in the store; and that
+        the store is an older copy, so that nobody knows how the run ended.
+        """
         if run.exit_code is not None or run.adopted_at is not None:
             return run
-        return msgspec.structs.replace(
-            run, exit_code=evidence_of(run, self._run_directory).exit_code
-        )
+        evidence = evidence_of(run, self._run_directory, copied_at=copied)
+        run = msgspec.structs.replace(run, exit_code=evidence.exit_code)
+        if classify(evidence) is Verdict.UNKNOWN and self.judge(run).is_dead:
+            return msgspec.structs.replace(run, verdict=Verdict.UNKNOWN)
+        return run
 
     async def living(self, name: str | None = None) -> list[Run]:
         """Runs that are proven alive, by name."""
@@ -152,7 +161,9 @@ class StoreView:
         for limit in (NEAR_RUNS, ALL_RUNS):
             for found in await list_runs(self.engine, service=run.service, limit=limit):
                 if found.run_id == run.run_id:
-                    return self._with_note(found)
+                    return self._with_evidence(
+                        found, await copied_at(self.engine, self._run_directory)
+                    )
         return run
 
     def judge(self, run: Run) -> Liveness:

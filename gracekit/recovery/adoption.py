@@ -78,14 +78,16 @@ class Adoption:
             self._trigger.poke()
 
     async def _adopt(self, run: Run) -> None:
+        verdict = await self._members.verdict_on(run)
+        has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN}  # what it left is settled alike
         batch = Batch(Point.ADOPT)
-        verdict = self._members.add_adoption(batch, run)
+        self._members.add_adoption(batch, run, verdict)
         self._leases.add_take_away(batch, run.run_id)
         started = self._claims.add_adopt(
             batch,
             run.run_id,
-            crashed=verdict is Verdict.KILLED,
-            charged=verdict is Verdict.KILLED or run.exit_code is not None,
+            crashed=has_crashed,
+            charged=has_crashed or run.exit_code is not None,
         )
         rows = await self._journal.commit(batch)
         self._members.forget(run)

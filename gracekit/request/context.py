@@ -402,6 +402,11 @@ class Context(Mapping[str, Any]):
         guard = await self._take(resource)
         if guard is None:
             row = await services.leases.look(resource)
+            if row is not None and row.request_id == self.task_id:
+                raise LeaseHeld(
+                    f"lease {kind}:{resource_id} is held by this task itself: its method has it "
+                    "as resource=, or an outer ctx.lease() has taken it; its token is that one's"
+                )
             raise LeaseHeld(
                 f"lease {kind}:{resource_id} is held by task "
                 f"{row.request_id if row else 'unknown'}; task {self.task_id} does not wait "

@@ -23,6 +23,7 @@ from gracekit.runs.run import Run, evidence_of, judge_run, list_open, lock_of, r
 from gracekit.runs.seat import Seat
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
+from gracekit.store.older import copied_at
 from gracekit.store.wakeup import pipe_of
 
 OFFERS: Final = 20
@@ -290,9 +291,13 @@ class Members:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def add_adoption(self, batch: Batch, run: Run) -> Verdict:
-        """Add the verdict on a dead run; if another run was quicker, the batch is rolled back."""
-        verdict = classify(evidence_of(run, self._lock_directory))
+    async def verdict_on(self, run: Run) -> Verdict:
+        """How the dead *run* ended."""
+        copied = await copied_at(self._engine, self._lock_directory)
+        return classify(evidence_of(run, self._lock_directory, copied_at=copied))
+
+    def add_adoption(self, batch: Batch, run: Run, verdict: Verdict) -> None:
+        """Add the *verdict* on a dead run; if another run was quicker, the batch is rolled back."""
         batch.add(
             sql.ADOPT,
             self._clock.wall(),
@@ -301,4 +306,3 @@ class Members:
             run.run_id,
             expect=1,
         )
-        return verdict

@@ -7,6 +7,7 @@ because of a clock.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,7 +105,7 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     *directory* is where this process sees the run locks.
     """
     if run.adopted_at is not None:
-        return Liveness(Alive.DEAD, "it was classified, and its rows were taken over")
+        return Liveness(Alive.DEAD, "another run has recorded its end, and taken over its tasks")
     if run.report is not None and run.report.get("left"):
         # Even if its process goes on, nothing of the run can act any more.
         return Liveness(Alive.DEAD, "its stop record says that nothing of it is left")
@@ -120,14 +121,20 @@ def lock_of(run: Run, directory: Path | None) -> Path | None:
     return directory / run.lock_path.name
 
 
-def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
-    """The evidence in its row; if that has no stop record, also the note in its lock file."""
+def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.inf) -> ExitEvidence:
+    """The evidence in its row; if that has no stop record, also the note in its lock file.
+
+    *copied_at* is from `gracekit.store.older`: whether the row may be an outdated one.
+    """
     path = lock_of(run, directory)
     note = "" if path is None or run.exit_code is not None else read_note(path)
     code = note.removeprefix(ENDED)
     if note.startswith(ENDED) and code.isdecimal():
         return run.evidence._replace(exit_code=int(code))
-    return run.evidence._replace(stop_begun=run.evidence.stop_begun or note == STOPPING)
+    return run.evidence._replace(
+        stop_begun=run.evidence.stop_begun or note == STOPPING,
+        is_outdated=run.beat_at <= copied_at,
+    )
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:

@@ -114,8 +114,8 @@ async def take_seat(
             instance_lock.release()
     if instance:
         raise AlreadyRunningError(
-            f"instance {instance!r} of service {service!r} is running: two runs of one instance "
-            "would answer for the same rows; stop it, or set GRACEKIT_INSTANCE to another name"
+            f"instance {instance!r} of service {service!r} is running, and only one process "
+            "at a time may have that name; stop it, or set GRACEKIT_INSTANCE to another name"
         )
     raise AlreadyRunningError(
         f"all {MAX_INSTANCES} instances of service {service!r} on {host!r} live"

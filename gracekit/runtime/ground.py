@@ -8,8 +8,7 @@ from functools import partial
 from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
-from gracekit.config.settings import Settings
-from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S, Settings
 from gracekit.phase import Phase
 from gracekit.process import Process
 from gracekit.request.attempt import CALLERS

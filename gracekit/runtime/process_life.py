@@ -72,8 +72,8 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         # a second or more, for which a supervisor waits. Frozen objects are not walked.
         gc.freeze()
     except GracekitError as error:
-        why = said(f"gracekit: {type(error).__name__}: {explained(error)}", as_json=as_json)
-        return _end_with(exit_code_of(error), why)
+        why = said(explained(error), as_json=as_json)
+        return _end_with(exit_code_of(error), why if as_json else f"Error: {why}")
     except Exception as error:  # noqa: BLE001 - of an on_start hook, or an error in gracekit
         text = f"gracekit: {type(error).__name__} ended the start:"
         why = said(text, trace=traceback.format_exc(), as_json=as_json)

@@ -129,6 +129,8 @@ def _move(part: Path, target: Path) -> None:
 
 
 def _taken(target: Path) -> ConfigError:
+    if target.is_dir():
+        return ConfigError(f"{target} is a directory; name a file in it: {target}/gracekit.db")
     return ConfigError(f"{target} exists, and is not written over; give another name")
 
 

@@ -251,6 +251,7 @@ async def _(ctx: Context, reason: str) -> None:
         retried = gracekit(directory, "tasks", "retry", "move-1", "--reason", "why")
         drained = gracekit(directory, "drain", "--timeout", "0.1s")
 
+    assert moved.out.partition("\nlast failure\n")[2].count("was marked ERRORED(") == 1
     assert "cursor    2, " in copied.out
     assert "due       it settles until " in copied.out
     assert "due       its errored hook, which is being called; " in moved.out

@@ -191,7 +191,7 @@ def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, 
     answer = gracekit(tmp_path, "run", "compute")
 
     assert answer.code == 78, answer
-    assert f"ConfigError: {directory} is " in answer.err
+    assert answer.err.startswith(f"Error: {directory} is ")
     assert "Traceback" not in answer.err
     assert not list((tmp_path / "elsewhere").iterdir())
     assert not (tmp_path / "gracekit-store.db").exists()

@@ -39,6 +39,8 @@ def test_a_backup_is_one_private_file_with_all_that_was_committed(directory: Pat
         assert gracekit(directory, "call", "compute", "echo").code == 0
 
     assert made.code == 0
+    into = gracekit(directory, "store", "backup", ".")
+    assert (into.code, f"name a file in it: {directory}/gracekit.db" in into.err) == (78, True)
     assert f"{copy}: {copy.stat().st_size} bytes, 1 requests" in made.out
     assert copy.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in directory.glob("*copy.db*")) == ["copy.db"]

@@ -163,4 +163,4 @@ def test_a_start_refuses_files_that_others_could_change(directory: Path, unsafe:
     answer = gracekit(directory, "run", "thumbs:svc")
 
     assert answer.code == 78, answer
-    assert "gracekit: ConfigError:" in answer.err
+    assert re.search(r"^Error: .*; see docs/errors.md#configerror$", answer.err, re.MULTILINE)

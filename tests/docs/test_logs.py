@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,28 @@ def test_a_line_of_an_embedding_program_has_the_request_id(tmp_path: Path):
     (tmp_path / "program.py").write_text(SERVICE)
 
     assert re.search(r"^\S+ \S+ order-1042 at work$", run(tmp_path, "program.py"), re.MULTILINE)
+
+
+@pytest.mark.process
+def test_the_line_of_the_page_is_one_that_its_commands_find(tmp_path: Path):
+    """
+    With the keys that the page names and the fields of its event; text that is no JSON is skipped.
+    """
+    (line,) = re.findall(r"^```json\n(.*)\n```", PAGE.text, re.MULTILINE)
+    shown = json.loads(line)
+    keys = re.findall(r"`([a-z.]+)`", PAGE.text.partition("in addition to ")[2].partition(":\n")[0])
+    assert len(keys) == 7
+    fields = set(shown) - set(keys)
+    assert fields <= set(CATALOGUE[shown["event"]].fields)
+    (tmp_path / "thumbs.log").write_text(f"printed\n{line}\n")
+
+    commands = re.findall(r"^jq .*$", PAGE.text, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands if shutil.which("jq") else ():
+        found = subprocess.run(
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert json.loads(found.stdout) == shown
 
 
 def test_the_tables_name_events_that_there_are():

@@ -12,9 +12,8 @@ import pytest
 
 from gracekit import Context, Done, Retry, Service, TaskInterruptedError
 from gracekit.config.choices import OnInterrupt
-from gracekit.config.settings import BY_VARIABLE, Settings
+from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S, BY_VARIABLE, Settings
 from gracekit.config.values import format_duration
-from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.exits import ExitCode, Verdict
 from gracekit.process import Point
 from gracekit.rpc.methods import Method

@@ -160,7 +160,10 @@ def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, po
 
     assert bare.seen == "kind volume has no rule, so no pass settles any of its resources"
     assert [finding.seen.partition(":")[0] for finding in found] == ["copy()", "create()"]
-    assert found[0].remedy == "declare svc.kind('image')"
+    assert found[0].remedy == (
+        "declare svc.kind('image') with its find, write and rules; if no record of such a "
+        "resource can stay in a transient status, leave it so"
+    )
     assert "resource='volumes', and no svc.kind('volumes') is declared" in found[1].seen
     assert "(did you mean 'volume'?): no pass settles such a resource" in found[1].seen
     assert found[1].remedy.startswith("write resource=('volume', 'argument')")

@@ -170,6 +170,38 @@ TimeoutStopSec=20
 """
 
 
+PASSWORD = """# GRACEKIT_TRANSPORT_URL (amqp://broker/) holds a password, so it is not in this file.
+# Write a line GRACEKIT_TRANSPORT_URL=... into /nowhere/compute.env, which only root
+# may read (chmod 600).
+"""
+
+
+def test_a_file_that_is_only_for_a_password_does_not_hide_the_times(tmp_path):
+    """
+    `gracekit init systemd` says in the unit what the file is for, so a unit that kills fails.
+    """
+    path = tmp_path / "compute.service"
+    path.write_text(PASSWORD + UNIT)
+
+    found = list(check_unit(load(env={}), str(path)))
+
+    assert one(found, "TimeoutStopSec").level is Level.FAIL
+    assert "which is not here" in one(found, "settings").seen
+
+
+def test_a_second_file_may_still_set_times(tmp_path):
+    """
+    The comment is about one file.
+    """
+    path = tmp_path / "compute.service"
+    path.write_text(f"{PASSWORD}{UNIT}EnvironmentFile=/nowhere/more.env\n")
+
+    found = one(check_unit(load(env={}), str(path)), "TimeoutStopSec")
+
+    assert found.level is Level.WARN
+    assert "/nowhere/more.env may set other times" in found.seen
+
+
 def test_a_unit_with_a_hidden_environment_file_does_not_fail_by_the_default(tmp_path):
     """
     Often only root may read such a file: a default that does not fit WARNs, and names the file.

@@ -59,7 +59,7 @@ def test_hard_limit_and_alarm_must_be_below_the_platforms_limit(limit_s, level):
     found = compare(SETTINGS, check="c", limit_s=limit_s, said="TimeoutStopSec", knob="it")
 
     assert found.level is level
-    assert found.level is Level.OK or "30" in found.remedy
+    assert found.level is Level.OK or "31" in found.remedy
 
 
 def test_remedy_names_both_ways_out():
@@ -69,7 +69,7 @@ def test_remedy_names_both_ways_out():
     found = compare(SETTINGS, check="c", limit_s=10.0, said="theirs = x", knob="TimeoutStopSec")
 
     assert "hard limit 29s must be below" in found.seen
-    assert found.remedy == "raise TimeoutStopSec to at least 30, or set GRACEKIT_DRAIN_TIMEOUT=5s"
+    assert found.remedy == "raise TimeoutStopSec to at least 31, or set GRACEKIT_DRAIN_TIMEOUT=5s"
 
 
 def test_one_number_keeps_both_the_hard_limit_and_the_promise_of_kill_after(tmp_path):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
-from gracekit.leases.epoch import EPOCH_BITS, Epoch, read_mark
+from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Guard, LeaseRow, Leases
 from gracekit.leases.leases_sql import PATIENCE_S
 from gracekit.process import Point
 from gracekit.store.batch import Batch
+from gracekit.store.older import EPOCH_BITS, FILE, read_mark
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess
@@ -611,6 +614,20 @@ def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> 
     telemetry.subscribe(lambda event, fields: heard.append(event))
     path = directory / "store.db"
     return Epoch(desk.engine, str(path), directory, keep, desk.leases, telemetry, desk.clock)
+
+
+async def test_the_mark_is_closed_to_others(desks: tuple[Desk, Desk], tmp_path: Path):
+    """
+    As all files of a store are, whatever the umask of the service.
+    """
+    before = os.umask(0o022)
+    try:
+        await epoch_of(desks[0], tmp_path, [], []).rise()
+    finally:
+        os.umask(before)
+
+    assert read_mark(tmp_path) > 0
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("slower", [0, 1, None], ids=["the first", "the second", "neither"])

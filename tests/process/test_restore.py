@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -182,6 +183,42 @@ async def test_a_store_that_is_the_last_one_is_not_said_to_be_older(
     for service in (second, third):
         assert "store.older" not in service.log
         assert await service.stop() == 0
+
+
+def verdicts(site: Site) -> list[str]:
+    """Of the runs that have ended, as `gracekit status` shows them."""
+    command = [sys.executable, "-m", "gracekit", "status", "--json"]
+    store = f"sqlite:///{site.store}"
+    found = subprocess.run(
+        [*command, "--store", store], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert found.returncode == 0, found.stderr
+    return [one["verdict"] for one in json.loads(found.stdout)["last_exits"]]
+
+
+async def test_a_run_whose_end_was_only_in_the_newer_store_is_not_called_killed(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    It has drained after the copy was made, which is known neither before the next start nor later.
+    """
+    copy = site.root / "copy.db"
+    service = await site.start().serving()
+    backup(site, copy)
+    assert await service.stop() == 0
+    assert verdicts(site) == ["drained"]
+
+    lose_store(site)
+    shutil.copy(copy, site.store)
+    site.store.chmod(0o600)
+    before = verdicts(site)
+    again = await site.start().serving()
+
+    assert (before, verdicts(site)) == (["unknown"], ["unknown"])
+    again.kill()
+    third = await site.start().serving()
+    assert sorted(verdicts(site)) == ["killed", "unknown"]
+    assert await third.stop() == 0
 
 
 async def test_what_was_accepted_in_a_restored_store_is_not_run_twice_unasked(

@@ -420,6 +420,7 @@ async def test_a_connection_that_is_lost_in_a_drain_brings_ops_back_and_no_intak
             78,
             "refused the login; check user and password",
         ),
+        ("amqp://127.0.0.1:{port}/", 78, "refused the login guest, which a URL without a login"),
         ("{url}nowhere", 78, "refused vhost 'nowhere'"),
         ("amqp://tests:secret@127.0.0.1:1/", 69, "broker 127.0.0.1:1 cannot be reached"),
         ("amqps://tests:secret@127.0.0.1:{port}/", 78, "does not speak TLS as we do"),

@@ -12,7 +12,7 @@ from gracekit import (
     Context,
     Service,
 )
-from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.process import Point
 from tests.service.kit import Doors, Fault, World, now, run_row
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gracekit import Context, GracekitError, Runtime, Service, ServiceState, Settings
+from gracekit import Context, DrainReport, GracekitError, Runtime, Service, ServiceState, Settings
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime.process_life import COLLECT_AFTER, calm_collector
@@ -26,6 +26,18 @@ def embedded(svc: Service) -> Runtime:
     """A Runtime in memory, not open yet."""
     settings = Settings(transport_url="memory://", store_url="memory://", host="h")
     return Runtime(svc, settings, broker=MemoryBroker())
+
+
+def test_a_printed_report_says_first_what_the_program_must_do():
+    """
+    The exit code for a failure is not shown where nothing failed.
+    """
+    good, bad = DrainReport(), DrainReport(failure="the store broke", hooks_left=1)
+
+    assert repr(good).startswith("DrainReport(exit_code=0, must_die=False, ")
+    assert "failed_as" not in repr(good)
+    assert repr(bad).startswith("DrainReport(exit_code=70, must_die=True, ")
+    assert "failure='the store broke', failed_as=<ExitCode.INTERNAL: 70>" in repr(bad)
 
 
 # -- stops that come early -------------------------------------------------------------------

@@ -114,6 +114,16 @@ async def test_two_objects_at_one_place_of_two_services_are_one_place():
     assert (kind.who.namespace, kind.who.version) == ("n", "1.0")
 
 
+async def test_a_class_in_the_place_of_its_object_is_refused_with_what_to_write():
+    """
+    It does mark methods, and there is no object to call them on.
+    """
+    kind = desk()
+
+    with pytest.raises(DeclarationError, match=rf"write svc.include\({kind.__name__}\(\)\)$"):
+        Service("one").include(kind)
+
+
 async def test_a_place_is_forgotten_with_its_object():
     """
     What is gone makes nothing ambiguous, and is not kept alive by its class.

@@ -358,6 +358,21 @@ async def test_a_further_lease_never_waits(world: World, svc: Service):
     assert await client.call(take, who="c") == 2
 
 
+async def test_a_lease_that_the_task_has_itself_is_said_to_be_its_own(world: World, svc: Service):
+    """
+    Waiting for itself would never end, and another resource= would not help.
+    """
+
+    @svc.rpc(resource="volume")
+    async def twice(ctx: Context, volume: str) -> None:
+        async with ctx.lease("volume", volume):
+            pass
+
+    await world.start(svc)
+    with pytest.raises(LeaseHeld, match=r"volume:vol-1 is held by this task itself: .* resource="):
+        await (await world.client(svc)).call(twice, volume="vol-1")
+
+
 async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Service):
     """
     A call that says it comes from the task that holds the resource is refused, and is not told

@@ -17,7 +17,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Point
 from gracekit.testing.ports import EPOCH_S
-from tests.service.kit import Doors, Fault, World, now, run_row
+from tests.service.kit import Doors, Fault, World, now, run_row, start_with_work
 from tests.service.left_over import Job
 
 pytestmark = pytest.mark.looptime
@@ -52,6 +52,27 @@ async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service)
     verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
     assert verdicts == ["drained", "handed_over", "killed", "stop_timeout", None]
     assert world.tally()["adopted_runs"] == 4
+
+
+async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: World, svc: Service):
+    """
+    Whether a stop was asked for is not known then; what ends after the restore is judged as ever.
+    """
+    stopping, _ = await start_with_work(world, svc)
+    stopping.ask_to_stop()
+    await asyncio.sleep(1)
+    serving = await world.start(svc, instance="b")
+    for life in (stopping, serving):
+        await life.crash()
+    # What a backup of this moment would say; the rest was recorded in the store that is gone.
+    world.disk.execute("UPDATE epoch SET copied_at = ?", (world.clock.wall(),))
+    life = await world.start(svc)
+    await asyncio.sleep(20)
+    await life.crash()
+    await world.start(svc)
+
+    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
+    assert verdicts == ["unknown", "unknown", "killed", None]
 
 
 async def test_wall_time_that_steps_back_costs_a_delay_at_most(world: World, svc: Service):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gracekit import Context, Done, Service, Settings
+from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.config.values import format_duration
-from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.testing import InMemoryService, run
 from tools.pictures.svg import WIDTH, Picture
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from gracekit.config.settings import Settings
+from gracekit.config.settings import Settings, last_breath_s, platform_stop_s
 from gracekit.config.values import format_duration
-from gracekit.doctor.configuration import last_breath_s
 from gracekit.doctor.finding import Finding, ok, skip, warn
 from gracekit.doctor.machine import proc
 from gracekit.doctor.platform.grace import compare
@@ -73,7 +71,7 @@ def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
         "container",
         f"{shown}; a run may take {format_duration(ours)}, and the true limit cannot be seen "
         "from inside",
-        f"set {knob} to at least {math.floor(ours) + 1} and GRACEKIT_KILL_AFTER to the same",
+        f"set {knob} to at least {platform_stop_s(settings)} and GRACEKIT_KILL_AFTER to the same",
     )
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from gracekit.config.settings import Settings, shorter_drain, variable_name
+from gracekit.config.settings import (
+    Settings,
+    last_breath_s,
+    platform_stop_s,
+    shorter_drain,
+    variable_name,
+)
 from gracekit.config.values import format_duration
-from gracekit.doctor.configuration import last_breath_s
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.platform.start_command import StartCommand
 from gracekit.errors import ConfigError
@@ -26,7 +32,7 @@ def compare(
     limit_s: float,
     said: str,
     knob: str,
-    spent_s: float = 0.0,
+    spent: Mapping[str, float] = MappingProxyType({}),
     promised_s: float | None = None,
 ) -> Finding:
     """Check that a run ends before the platform kills it.
@@ -37,21 +43,23 @@ def compare(
         limit_s: Seconds from the platform's stop request to its kill; infinite for never.
         said: Where the limit is written: `TimeoutStopSec of compute.service`.
         knob: The option to raise: `terminationGracePeriodSeconds`.
-        spent_s: Seconds of the limit that pass before SIGTERM (preStop).
+        spent: Seconds of the limit that pass before the drain begins, by what takes them.
         promised_s: The `kill_after` that the run's command gives it; None for none. The remedy is
             also good for that.
     """
+    spent_s = sum(spent.values())
     hard, alarm = settings.hard_limit_s + spent_s, last_breath_s(settings) + spent_s
-    before = f"preStop {format_duration(spent_s)} + " if spent_s else ""
+    before = "".join(f"{what} {format_duration(s)} + " for what, s in spent.items() if s)
     ours = f"{before}hard limit {format_duration(settings.hard_limit_s)}"
+    least = platform_stop_s(settings, before_s=spent_s)
     if math.isinf(limit_s):
         return warn(
             check,
             f"{said} is infinite: a process that is stuck beyond its alarm is never killed",
-            f"set {knob} to {math.floor(alarm) + 1}",
+            f"set {knob} to {least}",
         )
     theirs = f"{said} = {format_duration(limit_s)}"
-    least, shorter = math.floor(alarm) + 1, shorter_drain(settings, limit_s - spent_s)
+    shorter = shorter_drain(settings, limit_s - spent_s)
     if promised_s is not None and promised_s > limit_s:
         least = max(least, math.ceil(promised_s))
         shorter += f" and {variable_name('kill_after_s')}={limit_s:g}" if shorter else ""

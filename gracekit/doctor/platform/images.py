@@ -21,6 +21,7 @@ from gracekit.doctor.platform.grace import not_known
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import UNSET, check_target, given_by
 from gracekit.doctor.platform.units import begins_drain, judged_by
+from gracekit.doctor.platform.web_servers import check_wait
 from gracekit.errors import ConfigError
 
 _HIDDEN: Final = re.compile(
@@ -70,6 +71,7 @@ def check_dockerfile(settings: Settings, path: Path, target: str = "") -> Iterat
     yield from check_target(given, target, path.name)
     settings = yield from judged_by(settings, given, path.name)
     yield _check_command(image, path.name)
+    yield from check_wait(image.command, image.variables, path.name)
     yield _check_signal(image, path.name)
     yield _check_user(image, path.name)
     yield from _check_files(settings, image, path.name, given.unknown(settings))

@@ -22,6 +22,7 @@ from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import check_target, given_by
+from gracekit.doctor.platform.web_servers import check_wait, waits_s
 from gracekit.errors import ConfigError
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds
@@ -212,6 +213,9 @@ def _check_container(
         return
     unknown = given.unknown(settings)
     yield from _check_pre_stop(container, name)
+    yield from check_wait(
+        _words(container), _environment(container), name, check=f"{name}: uvicorn"
+    )
     in_time = _check_grace(settings, pod, container, name, float(grace), kill_after)
     yield hidden_time(name, given, unknown) or doubted(in_time, given, unknown)
     if kill_after is None or in_time.level is not Level.FAIL:  # its remedy is for both
@@ -250,7 +254,10 @@ def _check_grace(
         limit_s=grace_s,
         said=field if field in pod.spec else f"{field} (its default)",
         knob=field if kill_after is None else f"{field}, and {KILL_AFTER} with it,",
-        spent_s=0.0 if math.isnan(before) else before,
+        spent={
+            "preStop": 0.0 if math.isnan(before) else before,
+            "uvicorn": waits_s(_words(container), _environment(container)),
+        },
         promised_s=_promised_s(kill_after),
     )
 

@@ -15,17 +15,19 @@ import shutil
 import subprocess
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from gracekit.config.settings import Settings
+from gracekit.config.settings import Settings, platform_stop_s
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, check_target, given_by
 from gracekit.doctor.platform.unit_user import check_user, directory_of
+from gracekit.doctor.platform.web_servers import check_reload, check_wait, waits_s
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
@@ -43,6 +45,11 @@ _ADDED: Final = frozenset(
         *("StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory"),
         *("BindPaths", "BindReadOnlyPaths", "ReadWritePaths"),
     }
+)
+_SECRET: Final = re.compile(
+    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this file\.\n"
+    r"# Write a line \1=\.\.\. into (\S+), which",
+    re.MULTILINE,
 )
 _SPECIFIER: Final = re.compile(r"%(.)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -93,7 +100,15 @@ def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Find
         if not directives:
             yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
             return
-        yield from check_directives(settings, path.name, directives, target)
+        yield from check_directives(settings, path.name, directives, target, secrets_of(text))
+
+
+def secrets_of(text: str) -> dict[str, str]:
+    """The variables of which a unit by `gracekit init` says in which file they are, and only they.
+
+    A file that is here is read anyway.
+    """
+    return dict(_SECRET.findall(text))
 
 
 def _check_named(settings: Settings, unit: str, target: str) -> Iterator[Finding]:
@@ -162,20 +177,37 @@ def show_unit(name: str) -> Directives | None:
 
 
 def check_directives(
-    settings: Settings, name: str, unit: Directives, target: str = ""
+    settings: Settings,
+    name: str,
+    unit: Directives,
+    target: str = "",
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Check all directives of a unit that affect a stop, a crash or a start."""
+    """Check all directives of a unit that affect a stop, a crash or a start.
+
+    *secrets* is from `secrets_of`: these files set nothing else.
+    """
     environment, hidden = _environment(unit)
-    given = given_by(_words(unit), environment, directory_of(unit), open_sources=hidden)
+    given = given_by(
+        _words(unit),
+        environment,
+        directory_of(unit),
+        sources={variable: file for variable, file in secrets.items() if file in hidden},
+        open_sources=[file for file in hidden if file not in secrets.values()],
+    )
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
-    yield doubted(_check_stop(settings, name, unit, given), given, given.unknown(settings))
+    wait = waits_s(_words(unit), environment)
+    in_time = _check_stop(settings, name, unit, given, wait)
+    yield doubted(in_time, given, given.unknown(settings))
     limit, said = _stop_limit(unit), f"TimeoutStopSec of {name}"
     if limit is not None:
         yield from check_promise(settings, given, limit_s=limit, said=said, knob="TimeoutStopSec")
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
+    yield from check_wait(_words(unit), environment, name)
+    yield from check_reload(_words(unit), unit, name)
     yield from check_target(given, target, name)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
@@ -237,10 +269,13 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
-def _check_stop(settings: Settings, name: str, unit: Directives, given: StartCommand) -> Finding:
+def _check_stop(
+    settings: Settings, name: str, unit: Directives, given: StartCommand, wait_s: float
+) -> Finding:
     value, limit = unit.get("TimeoutStopSec", ""), _stop_limit(unit)
+    least = platform_stop_s(settings, before_s=wait_s)
     if limit is None:
-        return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", "write 35s")
+        return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", f"write {least}s")
     default = "" if value else " (the default of systemd)"
     said = f"TimeoutStopSec of {name}{default}"
     return compare(
@@ -249,6 +284,7 @@ def _check_stop(settings: Settings, name: str, unit: Directives, given: StartCom
         limit_s=limit,
         said=said,
         knob="TimeoutStopSec",
+        spent={"uvicorn": wait_s},
         promised_s=settings.kill_after_s if given.says else None,
     )
 
@@ -429,8 +465,8 @@ def _check_wait(settings: Settings, name: str, program: Directives, given: Start
     try:
         limit = _wait_limit(program)
     except ValueError:
-        value = program["stopwaitsecs"]
-        return fail("supervisord", f"{said} = {value!r} is no number", "set stopwaitsecs=30")
+        value, least = program["stopwaitsecs"], platform_stop_s(settings)
+        return fail("supervisord", f"{said} = {value!r} is no number", f"set stopwaitsecs={least}")
     if "stopwaitsecs" not in program:
         said += " (its default)"
     return compare(

@@ -117,7 +117,10 @@ def undeclared_kind(name: str, methods: Sequence[str], kinds: KindTable) -> tupl
         f"{f' (did you mean {near!r}?)' if near else ''}: no pass settles such a resource, and the "
         "rules of the declared kinds do not wait for its lease"
     )
-    declare = f"declare svc.kind({name!r})"
+    declare = (
+        f"declare svc.kind({name!r}) with its find, write and rules; if no record of such a "
+        "resource can stay in a transient status, leave it so"
+    )
     if near is None:
         return seen, declare
     return (

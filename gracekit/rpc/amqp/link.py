@@ -350,6 +350,11 @@ class Link:
                 "broker's TLS port (5671 by default)"
             )
         if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+            if host.user == "guest":
+                return ConfigError(
+                    f"broker {host} refused the login guest, which a URL without a login means; "
+                    "write user and password into the transport URL: amqp://user:password@host"
+                )
             return ConfigError(
                 f"broker {host} refused the login; check user and password in the transport URL, "
                 "and the user's permissions on the vhost"

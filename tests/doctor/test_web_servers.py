@@ -1,0 +1,164 @@
+"""A service inside a web application: what doctor says of a command that starts uvicorn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gracekit import Settings
+from gracekit.doctor.finding import Finding, Level
+from gracekit.doctor.platform.images import check_dockerfile
+from gracekit.doctor.platform.pods import check_manifest
+from gracekit.doctor.platform.units import check_unit
+from tests.doctor.kit import one
+
+UNIT = """[Service]
+Type={type}
+{more}
+ExecStart={command}
+TimeoutStopSec={stop}
+"""
+BOUNDED = "/opt/app/bin/uvicorn app:app --timeout-graceful-shutdown 3"
+HUP = "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
+
+
+def unit(
+    directory: Path, command: str, *, kind: str = "notify", more: str = "", stop: int = 34
+) -> list[Finding]:
+    path = directory / "app.service"
+    path.write_text(UNIT.format(type=kind, more=more, command=command, stop=stop))
+    return list(check_unit(Settings(), str(path)))
+
+
+def manifest(directory: Path, command: list[str], **env: str) -> list[Finding]:
+    variables = {"GRACEKIT_STORE_URL": "memory://", "GRACEKIT_TRANSPORT_URL": "memory://", **env}
+    main = {
+        "name": "main",
+        "command": command,
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+    }
+    spec = {"terminationGracePeriodSeconds": 34, "containers": [main]}
+    path = directory / "app.json"
+    path.write_text(json.dumps({"kind": "Pod", "metadata": {"name": "app"}, "spec": spec}))
+    return list(check_manifest(Settings(), path))
+
+
+def image(directory: Path, command: str) -> list[Finding]:
+    path = directory / "Dockerfile"
+    path.write_text(f"FROM python\nUSER 10001\nCMD {command}\n")
+    return list(check_dockerfile(Settings(), path))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/opt/app/bin/uvicorn app:app",
+        "/usr/bin/python3 -m uvicorn app:app --port 80",
+        "/usr/bin/env uvicorn app:app",
+    ],
+)
+def test_a_uvicorn_that_waits_for_ever_before_the_drain_fails(tmp_path: Path, command: str):
+    """
+    Without a limit it waits for open HTTP requests, until the platform kills a service that serves.
+    """
+    found = one(unit(tmp_path, command), "uvicorn")
+
+    assert found.level is Level.FAIL
+    assert "before the drain begins" in found.seen
+    assert "--timeout-graceful-shutdown 3" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        BOUNDED,
+        BOUNDED.replace("down 3", "down=3"),
+        "/bin/sh -c 'exec uvicorn app:app --timeout-graceful-shutdown 3'",
+    ],
+)
+def test_a_uvicorn_with_a_limit_is_accepted(tmp_path: Path, command: str):
+    """
+    Its seconds come before the drain, and both fit into the platform's limit.
+    """
+    found = unit(tmp_path, command)
+
+    assert one(found, "uvicorn").level is Level.OK
+    assert one(found, "TimeoutStopSec").level is Level.OK
+    assert "uvicorn 3s + hard limit 29s" in one(found, "TimeoutStopSec").seen
+
+
+def test_seconds_of_uvicorn_count_against_the_platforms_limit(tmp_path: Path):
+    """
+    31 s are enough for the drain alone, and not for 3 s before it.
+    """
+    found = one(unit(tmp_path, BOUNDED, stop=31), "TimeoutStopSec")
+
+    assert found.level is Level.FAIL
+    assert "34" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "remedy"),
+    [
+        ("notify", HUP, "leave ExecReload out"),
+        ("notify", "ExecReload=/bin/kill -s HUP $MAINPID", "leave ExecReload out"),
+        ("notify-reload", "", "set Type=notify"),
+    ],
+)
+def test_a_reload_that_ends_uvicorn_fails(tmp_path: Path, kind: str, more: str, remedy: str):
+    """
+    uvicorn has no handler for SIGHUP, so `systemctl reload` would kill the service.
+    """
+    found = one(unit(tmp_path, BOUNDED, kind=kind, more=more), "ExecReload")
+
+    assert found.level is Level.FAIL
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (BOUNDED, ""),
+        (BOUNDED, "ExecReload=/bin/true"),
+        (f"{BOUNDED} --workers 4", HUP),
+        ("/usr/bin/gracekit run app:svc", HUP),
+        ("/usr/bin/gracekit run app:svc --app-dir /srv/uvicorn", HUP),
+    ],
+)
+def test_other_reloads_are_not_judged(tmp_path: Path, command: str, more: str):
+    """
+    `gracekit run` reads its settings again, and uvicorn's main process starts its workers again.
+    """
+    found = unit(tmp_path, command, more=more)
+
+    assert "ExecReload" not in {each.check for each in found}
+
+
+def test_a_manifest_is_judged_like_a_unit(tmp_path: Path):
+    """
+    The option may also be uvicorn's variable.
+    """
+    name = "Pod app, container main: uvicorn"
+
+    without = one(manifest(tmp_path, ["uvicorn", "app:app"]), name)
+    by_option = one(manifest(tmp_path, BOUNDED.split()), name)
+    variable = {"UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN": "3"}
+    by_variable = one(manifest(tmp_path, ["uvicorn", "app:app"], **variable), name)
+
+    assert (without.level, by_option.level, by_variable.level) == (
+        Level.FAIL,
+        Level.OK,
+        Level.OK,
+    )
+
+
+def test_an_image_is_judged_like_a_unit(tmp_path: Path):
+    """
+    Its command is the same, and only its limit is given elsewhere.
+    """
+    without = one(image(tmp_path, '["uvicorn", "app:app"]'), "uvicorn")
+    bounded = one(image(tmp_path, json.dumps(BOUNDED.split())), "uvicorn")
+
+    assert (without.level, bounded.level) == (Level.FAIL, Level.OK)
