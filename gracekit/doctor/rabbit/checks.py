@@ -298,8 +298,9 @@ class BrokerChecks:
             yield warn(
                 "dead letters",
                 f"{', '.join(dead)}: requests that were rejected, expired or came back too often",
-                "find their senders (header x-death has queue and reason); they stay until "
-                "somebody takes or purges them",
+                "find their senders: docs/rabbitmq.md has programs that list them, remove one, or "
+                "send all again; `gracekit tasks --state rejected` says why the service refused "
+                "some. They stay until somebody takes or purges them",
             )
         elif self._profile.dead_letters:
             yield self._check_dead_queues()
