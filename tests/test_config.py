@@ -896,6 +896,27 @@ def test_of_settings_that_are_read_again_those_change_that_may():
     assert (live.now.max_running, live.now.origin("max_running")) == (100, "default")
 
 
+def test_the_origin_of_what_stays_is_where_it_stands_now_or_where_it_stood(tmp_path: Path):
+    """
+    A line of the file may have moved, or may have another value that needs a restart.
+    """
+    file = tmp_path / "set.toml"
+    file.write_text('max_accepted = 70\nhandover_grace = "2s"\nthreads = 9\n')
+    live = LiveSettings(load({}, {}, read_settings_file(file)))
+    file.write_text('# a line more\nmax_accepted = 70\nhandover_grace = "9s"\n')
+
+    for _ in range(2):
+        live.take(load({}, {}, read_settings_file(file)))
+
+    names = ("max_accepted", "handover_grace_s", "threads")
+    assert [live.now.origin(name) for name in names] == [
+        f"{file}:2",
+        f"{file}:2, as it was at the start",
+        f"{file}:3, as it was at the start",
+    ]
+    assert live.now.handover_grace_s == 2.0
+
+
 def test_what_does_not_fit_what_stays_changes_nothing():
     """
     New settings that fit each other may not fit one that only a restart changes.

@@ -65,7 +65,7 @@ NO_NUMBERS: Final = words(
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
-    status written broken interrupted token topic dry_run
+    status written broken interrupted token topic dry_run siblings
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).
@@ -111,6 +111,8 @@ NOT_MEASURED: Final = {
     ("run.classified", "unfinished"): "each is settled, and counted then",
     ("run.classified", "not_started"): "each is run, and counted then",
     ("clock.set", "by_s"): "once, if ever",
+    ("task.passed_on", "waited_s"): "of one request; refused, it is a task.rejected",
+    ("task.passed_on", "left_s"): "a bound of gracekit's own, or what is left of it",
     ("task.parked", "parkings"): "of one task; each is counted by gracekit_tasks_parked_total",
     ("task.parked", "waits_s"): "the setting pending_timeout, or what is left of it",
     ("task.parked", "ran_s"): "a call without room says nothing of how long calls take",

@@ -31,6 +31,8 @@ from gracekit.config.values import (
 )
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.rpc.failures import failure_of, rebuild
+from gracekit.runtime.metrics import label_words
+from gracekit.service import Service
 from gracekit.telemetry.catalogue import GROUPS as EVENTS
 from gracekit.telemetry.catalogue import Event
 from gracekit.telemetry.metrics import METRICS, Label, Metric
@@ -380,6 +382,9 @@ def start_errors() -> str:
 
 # -- metrics and events -------------------------------------------------------------------
 
+OF_A_SERVICE: Final = frozenset({"methods", "jobs", "handlers", "kinds", "versions"})
+"""The `LabelWords` that differ from service to service."""
+
 
 def metrics() -> str:
     """The table of metrics."""
@@ -401,6 +406,18 @@ def _instrument(metric: Metric) -> str:
 
 def _differs(label: Label) -> bool:
     return label.attribute != label.name
+
+
+def label_values() -> str:
+    """The table of the labels whose values are the same for every service."""
+    words = label_words(Service("any"))
+    lines = ["| label | of | values |", "|---|---|---|"]
+    for label in dict.fromkeys(label for metric in METRICS for label in metric.labels):
+        if label.words not in OF_A_SERVICE:
+            names = ", ".join(f"`{one.name}`" for one in METRICS if label in one.labels)
+            values = ", ".join(f"`{value}`" for value in sorted(words.of(label)))
+            lines.append(f"| `{label.name}` | {names} | {values} |")
+    return "\n".join(lines)
 
 
 def events() -> str:
@@ -448,7 +465,7 @@ PAGES: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "settings.md": {"rules": setting_rules, "settings": settings},
     "commands.md": {"commands": commands},
     "errors.md": {"start": start_errors, "errors": error_pages},
-    "observability.md": {"metrics": metrics},
+    "observability.md": {"metrics": metrics, "label-values": label_values},
     "events.md": {"events": events},
 }
 

@@ -24,7 +24,7 @@ from click.core import ParameterSource
 
 from gracekit.cli.completion import known_instances, living_instances
 from gracekit.config.loading import SettingsFile, load, read_settings_file
-from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_name
 from gracekit.config.urls import file_url, holds_password
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
@@ -278,10 +278,15 @@ def _way_without(flags: Mapping[str, str | None], file: SettingsFile) -> str | N
         url = (
             flags[name]
             or _usable(name, file.entries.get(name))
-            or (example if name == needed else "")
+            or (example if name == needed and _may_name(name, file) else "")
         )
         words += [option, url] if url else []
     return shlex.join(words)
+
+
+def _may_name(name: str, file: SettingsFile) -> bool:
+    """Whether *file* gives the setting *name* a value, in a way that cannot be read here."""
+    return bool(file.problem) or name in file.entries or not file.entries.keys() <= BY_OPTION.keys()
 
 
 def _usable(name: str, url: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -35,12 +36,14 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
         services: Their names.
         known: Hosts and instances on record.
         kept: Those that are needed, or may be: a run lives or ended lately, or work waits.
+        wanted: Those of them that are kept for their work alone.
     """
 
     topics: Sequence[str]
     services: frozenset[str]
     known: frozenset[str]
     kept: frozenset[str]
+    wanted: frozenset[str]
 
     def queues(self, names: Iterable[str]) -> list[Queue]:
         """The directed queues of *names* that nobody needs.
@@ -52,6 +55,20 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
         needed |= set(self.topics)
         left = [directed_queue(topic, name) for name in idle for topic in self.topics]
         return [queue for queue in left if queue.name not in needed]
+
+
+class _Found(msgspec.Struct, kw_only=True):
+    """What was done, by name.
+
+    Attributes:
+        queues: Removed ones, or with `--dry-run` those that would be.
+        waiting: Queues that are kept because messages wait in them, and how many.
+        locks: Removed lock files.
+    """
+
+    queues: Sequence[str] = ()
+    waiting: Mapping[str, int] = msgspec.field(default_factory=dict)
+    locks: Sequence[str] = ()
 
 
 @click.command()
@@ -80,7 +97,8 @@ def prune(
     A queue of a host or instance is removed if none of its runs lives, no task
     and no hold waits for it, nobody reads the queue and no message is in it. A
     later request to that host is refused at once, because there is no such
-    queue; a start of the host makes it again.
+    queue; a start of the host makes it again. Queues that are kept because a
+    message, a task or a hold waits are listed, too.
 
     RabbitMQ does not list its queues. So the command looks for those of hosts
     that are on record in the store, and of each --host.
@@ -89,45 +107,55 @@ def prune(
     check_transport(options.settings.transport_url)
     with StoreRecords(options.settings) as records:
         left = asyncio.run(_look(records, gone_for_s))
-        locks = _prune_locks(records.run_directory, left, dry_run=dry_run)
-        queues, failure = list[str](), None
+        found = _Found(locks=_prune_locks(records.run_directory, left, dry_run=dry_run))
+        failure = None
         try:
-            queues = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
+            asyncio.run(_prune_queues(options, left, hosts, found, dry_run=dry_run))
         except GracekitError as error:  # what became of the lock files is printed first
             failure = error
-    _tell(options, queues, locks, dry_run=dry_run, failure=failure)
-
-
-def _tell(
-    options: CommonOptions,
-    queues: Sequence[str],
-    locks: Sequence[str],
-    *,
-    dry_run: bool,
-    failure: GracekitError | None,
-) -> None:
     if options.as_json:
-        click.echo(json_text({"dry_run": dry_run, "queues": queues, "lock_files": locks}))
+        click.echo(json_text(_as_json(found, left, dry_run=dry_run)))
     else:
-        done = "would remove" if dry_run else "removed"
-        for kind, names in (("queue", queues), ("lock file", locks)):
-            for name in names:
-                click.echo(f"{done} {kind} {safe(name)}")
-        if not queues and not locks and failure is None:
-            click.echo("nothing to remove")
+        for line in _lines(found, left, dry_run=dry_run, failed=failure is not None):
+            click.echo(line)
     if failure is not None:
         raise failure
 
 
+def _as_json(found: _Found, left: _Left, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "queues": found.queues,
+        "lock_files": found.locks,
+        "kept": [{"queue": name, "messages": n} for name, n in found.waiting.items()],
+        "kept_hosts": sorted(left.wanted),
+    }
+
+
+def _lines(found: _Found, left: _Left, *, dry_run: bool, failed: bool) -> Iterator[str]:
+    done = "would remove" if dry_run else "removed"
+    for kind, names in (("queue", found.queues), ("lock file", found.locks)):
+        for name in names:
+            yield f"{done} {kind} {safe(name)}"
+    if not found.queues and not found.locks and not failed:
+        yield "nothing to remove"
+    for name, number in found.waiting.items():
+        wait = "1 message waits" if number == 1 else f"{number} messages wait"
+        yield f"kept queue {safe(name)}: {wait}"
+    for name in sorted(left.wanted):
+        yield f"kept the queues of {safe(name)}: a task or hold in the store waits for it"
+
+
 async def _look(records: StoreRecords, gone_for_s: float) -> _Left:
     runs = await records.runs()
-    wanted = {str(target) for (target,) in await records.engine.query(sql.WANTED_TARGETS)}
-    needed = [run for run in runs if _is_needed(records, run, gone_for_s)]
+    wanted = frozenset(str(target) for (target,) in await records.engine.query(sql.WANTED_TARGETS))
+    needed = _names(run for run in runs if _is_needed(records, run, gone_for_s))
     return _Left(
         topics=sorted({topic for run in runs for topic in (run.topic, run.ops_topic)}),
         services=frozenset(run.service for run in runs),
         known=_names(runs),
-        kept=_names(needed) | wanted,
+        kept=needed | wanted,
+        wanted=wanted - needed,
     )
 
 
@@ -140,8 +168,9 @@ def _names(runs: Iterable[Run]) -> frozenset[str]:
 
 
 async def _prune_queues(
-    options: CommonOptions, left: _Left, hosts: Sequence[str], *, dry_run: bool
-) -> list[str]:
+    options: CommonOptions, left: _Left, hosts: Sequence[str], found: _Found, *, dry_run: bool
+) -> None:
+    """Remove the queues that nobody needs, and put into *found* what became of each."""
     settings = options.settings
     transport = open_transport(
         settings.transport_url,
@@ -153,10 +182,12 @@ async def _prune_queues(
     await transport.start()
     try:
         queues = left.queues([*left.known, *hosts, *await _listed(transport, left.topics)])
+        depths = {queue.name: await transport.depth([queue]) for queue in queues}
+        found.waiting = {name: depths[name] for name in sorted(depths) if depths[name]}
         removed = await transport.prune(queues, dry_run=dry_run)
+        found.queues = sorted(queue.name for queue in removed)
     finally:
         await transport.stop()
-    return sorted(queue.name for queue in removed)
 
 
 async def _listed(transport: Transport, topics: Sequence[str]) -> list[str]:

@@ -166,6 +166,11 @@ class ControlClient:
             return RunReport(answer=answer, tasks=tasks, brief=brief, why=why)
         return RunReport(answer=answer, tasks=tasks)
 
+    async def why_silent(self, run: Run) -> str:
+        """`; it is not ready: ...` if *run* answers a question, though not an order."""
+        answer = (await self.hear(run)).answer or {}
+        return f"; it is not ready: {answer['not_ready']}" if answer.get("not_ready") else ""
+
     async def hear_all(
         self, records: StoreView, name: str | None, *, every_task: bool = False
     ) -> dict[str, RunReport]:

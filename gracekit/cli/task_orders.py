@@ -23,7 +23,7 @@ from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, need_duration, reason_option, who
 from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, ended_words, not_parked
-from gracekit.cli.reach import ControlClient, find_task
+from gracekit.cli.reach import ControlClient, SilentError, find_task
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.replaced_args import replaced
 from gracekit.cli.text import json_text, safe
@@ -373,7 +373,8 @@ class _OrderExecution:
                 return None
             if not judgement.is_alive:
                 raise DependencyError(f"{error}; {doubt(run, judgement)}") from error
-            raise DependencyError(f"{error}; it alone may act on its tasks") from error
+            why = await control.why_silent(run) if isinstance(error, SilentError) else ""
+            raise DependencyError(f"{error}{why}; it alone may act on its tasks") from error
 
     def _may_wait_no_longer(self, state: str, progress: OrderProgress) -> bool:
         if time.monotonic() < self._deadline:

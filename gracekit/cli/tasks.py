@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -54,7 +54,11 @@ _LONGEST_CURSOR: Final = 24
 
 
 @click.group(cls=HintingGroup, invoke_without_command=True)
-@click.option("--resource", metavar="[KIND:]ID", help="Tasks of this resource.")
+@click.option(
+    "--resource",
+    metavar="[KIND:]ID",
+    help="Tasks of this resource. `KIND:` alone lists those of a kind.",
+)
 @click.option(
     "--state",
     "states",
@@ -127,7 +131,7 @@ def tasks(
         watch(picture, every_s=every_s, as_json=options.as_json)
     found = look_once()
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
-    for sentence in () if options.as_json else _not_heard(found):
+    for sentence in () if options.as_json else (*_not_heard(found), *_perhaps_a_kind(found, query)):
         tell(sentence, prefix="")
 
 
@@ -165,6 +169,13 @@ def _not_heard(found: TaskList) -> list[str]:
         f"is not listed: {safe(why, longest=LONGEST_WHY)}"
         for name, why in found.not_heard.items()
     ]
+
+
+def _perhaps_a_kind(found: TaskList, query: TaskQuery) -> Iterator[str]:
+    """Say how to list a kind, if its name may have been taken for an id."""
+    if not found.tasks and query.resource and ":" not in query.resource:
+        word = safe(query.resource)
+        yield f"if {word} is a kind of resources, write --resource {word}:"
 
 
 def _rows(entries: Sequence[ListedTask]) -> list[tuple[object, ...]]:

@@ -23,6 +23,7 @@ CHANGEABLE: Final = (
     "log_level",
 )
 
+AT_THE_START: Final = ", as it was at the start"
 OnChange = Callable[[Settings, Settings], None]
 
 
@@ -87,8 +88,9 @@ class LiveSettings:
         """
         before = self.now
         values = {name: getattr(found, name) for name in CHANGEABLE}
-        origins = {name: where for name, where in before.origins.items() if name not in values}
-        origins |= {name: where for name, where in found.origins.items() if name in values}
+        kept = {name for name in SETTINGS if name not in values and _differs(before, found, name)}
+        origins = {name: where for name, where in found.origins.items() if name not in kept}
+        origins |= {name: _at_the_start(before.origin(name)) for name in kept}
         try:
             self.now = replace(before, **values, origins=MappingProxyType(origins))
         except ConfigError as error:
@@ -97,12 +99,22 @@ class LiveSettings:
             step(before, self.now)
 
 
+def _at_the_start(origin: str) -> str:
+    """The place of a value that was read there once, and is another one there now."""
+    known = origin == "default" or origin.endswith(AT_THE_START)
+    return origin if known else f"{origin}{AT_THE_START}"
+
+
+def _differs(now: Settings, found: Settings, field: str) -> bool:
+    # Compare the values, not the shown texts: two passwords look alike there.
+    return bool(getattr(now, field) != getattr(found, field))
+
+
 def _differences(now: Settings, found: Settings) -> Iterator[Difference]:
     before = {name: shown for name, shown, _ in now.describe()}
     after = {name: shown for name, shown, _ in found.describe()}
     for field in SETTINGS:
-        # Compare the values, not the shown texts: two passwords look alike there.
-        if getattr(now, field) != getattr(found, field):
+        if _differs(now, found, field):
             name = option_name(field)
             yield Difference(
                 name=name,

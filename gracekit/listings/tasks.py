@@ -32,7 +32,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: INSTANCE or SERVICE@INSTANCE that owns them; None for all tasks.
-        resource: `kind:id`, or only the id; None for any.
+        resource: `kind:id`, or only the id, or `kind:` for each of a kind; None for any.
         states: Values of `TaskState`, or `ALL_STATES`; empty for tasks that have not ended.
         stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
         limit: How many at most.
@@ -202,7 +202,7 @@ class _Listing:
             if await self._view.engine.query(sql.HAS_ROW, request_id):
                 continue  # an older gracekit does not report `journaled`
             kind, _, key = str(task.get("resource") or "").partition(":")
-            if resource is not None and resource not in {key, f"{kind}:{key}"}:
+            if resource is not None and resource not in {key, f"{kind}:{key}", f"{kind}:"}:
                 continue
             columns = dict[str, Any].fromkeys(sql.TASK_NAMES) | {
                 "request_id": request_id,
@@ -241,9 +241,11 @@ def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
     if resource is not None:
         kind, separator, key = resource.partition(":")
         # An id may contain a colon, so also try the whole word as an id.
-        pair = " OR (resource_kind = ? AND resource_id = ?)" if separator else ""
+        pair = (
+            f" OR (resource_kind = ?{' AND resource_id = ?' if key else ''})" if separator else ""
+        )
         where.append(f"(resource_id = ?{pair})")
-        params += [resource, kind, key] if separator else [resource]
+        params += [resource, *([kind] if separator else []), *([key] if key else [])]
     if owners:
         where.append(f"owner IN ({_marks(owners)})")
         params += [run.run_id for run in owners]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from gracekit import backoff
@@ -30,10 +30,11 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
 VerbHandler = Callable[[Request], Awaitable[Any]]
-
+SHOWN: Final = 3
 
 PASS_ON_FOR_S: Final = 300.0
 """Seconds for which a delivery is given back for a sibling; after that it is refused."""
+TOLD_EVERY_S: Final = 60.0
 MOST_REMEMBERED: Final = 10_000
 
 
@@ -47,11 +48,14 @@ class Detour:
     Args:
         members: Knows which runs live, and what they serve.
         clock: Measures pause and limit.
+        telemetry: Told which methods go back, each at most every `TOLD_EVERY_S`.
     """
 
-    def __init__(self, members: Members, clock: Clock) -> None:
+    def __init__(self, members: Members, clock: Clock, telemetry: Telemetry) -> None:
         self._members = members
         self._clock = clock
+        self._telemetry = telemetry
+        self._told: dict[str, float] = {}  # by method; only those that some sibling serves
         self._since: dict[str, float] = {}  # loop time at which each was first passed on
 
     async def pause_s(self, request: Request, delivery: Delivery) -> float | None:
@@ -62,7 +66,8 @@ class Detour:
         refusal. None if it is to be refused without keeping its body.
         """
         key = request.request_id or hashlib.blake2b(delivery.body, digest_size=16).hexdigest()
-        if not await self._is_served_elsewhere(request, delivery.queue):
+        siblings = await self._siblings_that_serve(request, delivery.queue)
+        if not siblings:
             went_back = self._since.pop(key, None) is not None
             return 0.0 if went_back or await self._was_served(request) else None
         now = self._clock.loop()
@@ -72,6 +77,7 @@ class Detour:
             return 0.0
         if len(self._since) > MOST_REMEMBERED:  # forget the oldest: it was most likely served
             del self._since[next(iter(self._since))]
+        self._tell(request, delivery, siblings, now - since)
         return backoff.SIBLING.after(now - since)
 
     async def _was_served(self, request: Request) -> bool:
@@ -81,12 +87,30 @@ class Detour:
         asked = (request.namespace, request.method, request.version, request.args)
         return any(can_serve(text, *asked) for text in await self._members.offers())
 
-    async def _is_served_elsewhere(self, request: Request, queue: Queue) -> bool:
+    async def _siblings_that_serve(self, request: Request, queue: Queue) -> list[str]:
+        """The names of the instances of another version that serve it."""
         asked = (request.namespace, request.method, request.version, request.args)
-        return any(
-            can_serve(methods, *asked)
+        return [
+            run.instance
             for run, methods in await self._members.siblings()
-            if methods is not None and _reads(run, queue)
+            if methods is not None and _reads(run, queue) and can_serve(methods, *asked)
+        ]
+
+    def _tell(
+        self, request: Request, delivery: Delivery, siblings: Sequence[str], waited_s: float
+    ) -> None:
+        now = self._clock.loop()
+        if now - self._told.get(request.method, -TOLD_EVERY_S) < TOLD_EVERY_S:
+            return
+        self._told[request.method] = now
+        self._telemetry.emit(
+            "task.passed_on",
+            task_id=request.request_id,
+            method=request.method,
+            queue=delivery.queue.name,
+            siblings=", ".join(sorted(siblings)[:SHOWN]),
+            waited_s=round(waited_s, 3),
+            left_s=round(PASS_ON_FOR_S - waited_s, 3),
         )
 
 

@@ -188,7 +188,8 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         clock,
         error_details=settings.error_details,
     )
-    refusals = Refusals(journal, answers, telemetry, clock, verbs, Detour(records.members, clock))
+    detour = Detour(records.members, clock, telemetry)
+    refusals = Refusals(journal, answers, telemetry, clock, verbs, detour)
     arrivals = Arrivals(
         ground.service.methods, refusals, ground.phase, settings, clock, instance=seat.instance
     )

@@ -197,6 +197,13 @@ _REQUEST: Final = (
         "task_id method reason error",
         kind="reason",
     ),
+    _event(
+        "task.passed_on",
+        _I,
+        "Only siblings of another version serve a request, so it goes back to the queue, again and "
+        "again. After left_s it is refused. Logged for each method at most once a minute.",
+        "task_id method queue siblings waited_s left_s",
+    ),
     _event("dispatch.failed", _E, "A fault in gracekit made a request fail.", "error", kind=""),
     _event("reply.given_up", _W, "A reply cannot be delivered.", "queue error", kind=""),
     _event("heartbeat.lost", _W, "A heartbeat cannot be delivered.", "queue error", kind=""),

@@ -225,6 +225,9 @@ def test_a_killed_run_leaves_orphans_that_are_listed(directory):
 
     status = gracekit(directory, "status")
     tasks = gracekit(directory, "tasks", "--resource", "vm:vm-1")
+    kind = gracekit(directory, "tasks", "--resource", "vm:")
+    other = gracekit(directory, "tasks", "--resource", "v:")
+    bare = gracekit(directory, "tasks", "--resource", "vm")
     drain = gracekit(directory, "drain", "worker-0")
     asked = gracekit(directory, "status", "--instance", "worker-0")
     unknown = gracekit(directory, "status", "--instance", "worker-7")
@@ -238,6 +241,10 @@ def test_a_killed_run_leaves_orphans_that_are_listed(directory):
     assert "killed" in status.out
     assert "order-1" in tasks.out
     assert "worker-0 (gone)" in tasks.out
+    assert "order-1" in kind.out
+    assert other.out == "no tasks\n"
+    assert bare.out == "no tasks\n"
+    assert bare.err == "if vm is a kind of resources, write --resource vm:\n"
     assert drain.code == 4
     assert "killed; compute@worker-0 left 1 running; the next start settles them" in drain.err
 

@@ -310,6 +310,23 @@ def test_an_operator_s_crash_leaves_all_or_nothing(directory, phase):
     assert again.code == int(done)
 
 
+def test_an_owner_that_cannot_write_says_why_it_is_silent(directory):
+    """
+    Another program has locked the store: the run answers questions, and carries out no order.
+    """
+    with Running(directory) as run:
+        start_work(directory, run, "w")
+        locker = apsw.Connection(str(directory / "gracekit-store.db"))
+        locker.execute("BEGIN IMMEDIATE")
+        gracekit(directory, "cast", "compute", "echo")  # waits for its commit longer than the order
+        answer = gracekit(directory, "tasks", "cancel", "w", *WHY)
+        locker.execute("ROLLBACK")
+        locker.close()
+
+    assert answer.code == 4
+    assert "did not answer to 'cancel' within 5 s; it is not ready: the store takes" in answer.err
+
+
 def test_a_silent_owner_is_not_gone_round(directory):
     """
     It lives, so it alone may act: exit 4, and its row stays as it is.

@@ -59,10 +59,17 @@ def test_what_a_host_may_still_need_is_kept(directory: Path):
     live_once(directory, "pod-c")
     gracekit(directory, "cast", "compute", "echo", "--host", "pod-c")
 
+    said = gracekit(directory, "prune", "--gone-for", "0", "--dry-run")
     done = gracekit(directory, "prune", "--gone-for", "0", "--json").json
 
     left = ["compute-ops.pod-a-0", "compute-ops.pod-c", "compute-ops.pod-c-0"]
     assert done["queues"] == left
+    assert done["kept"] == [{"queue": "compute.pod-c", "messages": 1}]
+    assert done["kept_hosts"] == ["pod-a"]
+    assert said.out.splitlines()[-2:] == [
+        "kept queue compute.pod-c: 1 message waits",
+        "kept the queues of pod-a: a task or hold in the store waits for it",
+    ]
     with Running(directory, "--host", "pod-a") as run:
         run.wait_line("at work")
 

@@ -115,6 +115,18 @@ def test_a_store_that_is_not_known_is_left_to_fill_in(url: str):
     )
 
 
+def test_a_file_that_names_no_store_is_just_left_out(url: str):
+    """
+    The service then uses the default, as the command does; but a misspelt name may mean the store.
+    """
+    plain = CliRunner().invoke(cli, ["status", "--config", "wrong.toml"])
+    Path("wrong.toml").write_text(f'{WRONG}store_ulr = "{url}"\n')
+    misspelt = CliRunner().invoke(cli, ["status", "--config", "wrong.toml"])
+
+    assert plain.output.splitlines()[-1].endswith("with all else as before: gracekit status")
+    assert misspelt.output.splitlines()[-1].endswith("/path/to/gracekit-store.db")
+
+
 def test_a_fault_that_is_not_the_file_s_shows_no_way_without_it(url: str):
     """
     Without the file the variable would be as wrong.

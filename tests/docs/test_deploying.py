@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +19,7 @@ from gracekit.config.loading import load
 from gracekit.deploy.plan import Plan
 from gracekit.deploy.systemd import UnitOptions, unit
 from tests.cli.kit import Started, gracekit
-from tests.docs.pages import Page
+from tests.docs.pages import WAIT_S, Page, environment
 from tests.docs.tables import commands, section, tables
 
 PAGE: Final = Page("deploying.md")
@@ -117,6 +122,42 @@ def test_the_unit_is_what_is_printed_for_the_place_of_the_page():
     (rows,) = tables(section(PAGE.text, "The unit"))
     named = re.findall(r"\b[A-Z]\w+(?==|\b)", " ".join(row[0] for row in rows))
     assert [name for name in named if name not in printed] == []
+
+
+# -- restarts ---------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_processes_are_restarted_one_after_the_other(directory: Path):
+    """
+    By the script of the page: each is drained and ready again before the next one ends.
+    """
+    (script,) = re.findall(r"```sh\n# roll.sh\n(.*?)^```", PAGE.text, re.DOTALL | re.MULTILINE)
+    program = directory / "bin" / "gracekit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gracekit "$@"\n')
+    program.chmod(0o700)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    with contextlib.ExitStack() as stack:
+        for name in ("api-1", "api-2"):
+            run = stack.enter_context(Started(directory, "run", "thumbs:svc", "--instance", name))
+            run.wait_line("service.serving")
+        with subprocess.Popen(
+            ("sh", "-c", script), cwd=directory, env=environment(PATH=path), start_new_session=True
+        ) as roll:
+            try:
+                code = roll.wait(WAIT_S)
+                found = gracekit(directory, "status", "--json").json
+                drained = gracekit(directory, "drain", "--all")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(roll.pid, signal.SIGKILL)
+
+    lives = {run["instance"]: run["generation"] for run in found["runs"] if run["alive"]}
+    ended = {run["instance"]: run["verdict"] for run in found["last_exits"]}
+    assert code == drained.code == 0
+    assert lives == {"api-1": 2, "api-2": 2}
+    assert ended == {"api-1": "drained", "api-2": "drained"}
 
 
 # -- files ------------------------------------------------------------------------------

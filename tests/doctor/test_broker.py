@@ -20,6 +20,7 @@ from gracekit.config.loading import load
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
+from gracekit.doctor.rabbit import checks
 from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
 from gracekit.doctor.rabbit.broker import BrokerInspector, BrokerReport, Node, inquire
 from gracekit.doctor.rabbit.checks import BrokerChecks, ConnectionChecks
@@ -763,6 +764,38 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
     dead = one(found, "dead letters")
     assert dead.level is Level.WARN
     assert dead.seen.startswith("2 in compute_dead: ")
+
+
+async def test_what_waits_for_a_host_that_is_gone_is_counted(settings, svc, rabbit_url):
+    """
+    AMQP lists no queues, but the store knows which hosts have run.
+    """
+    async with Runtime(svc, replace(settings, host="old")):
+        pass
+    async with Runtime(svc, replace(settings, host="node-2")):
+        async with transport_to(rabbit_url) as peer:
+            for queue in (directed_queue("compute", "old"), directed_queue("compute-ops", "old-0")):
+                await peer.publish(queue, message("a"))
+        found = await seen(settings, svc)
+        nameless = await seen(settings, None)
+
+    waits = "1 in compute.old (nobody reads it), 1 in compute-ops.old-0 (nobody reads it)"
+    assert one(found, "waiting").seen == one(nameless, "waiting").seen == waits
+
+
+async def test_only_the_newest_names_on_record_are_asked_about(settings, svc, monkeypatch):
+    """
+    Pods with random names leave one name each, and a question takes time.
+    """
+    monkeypatch.setattr(checks, "MOST_AWAY", 2)
+    for host in ("pod-1", "pod-2", "pod-3"):
+        async with Runtime(svc, replace(settings, host=host, instance=host)):
+            pass
+
+    found = await seen(settings, svc)
+
+    said = "no message waits; older names on record not asked about: 1"
+    assert one(found, "waiting").seen == said
 
 
 async def test_a_host_whose_old_name_is_not_known_is_told_to_take_it(settings, svc, rabbit_url):

@@ -118,6 +118,21 @@ async def test_queues_of_a_host_that_is_gone_are_pruned(site, service, shared_br
     assert before - after == mine
 
 
+async def test_prune_says_which_queue_it_keeps_and_why(site, service) -> None:
+    """
+    A request that nobody will read is named, instead of passing over its queue.
+    """
+    await service.stop()
+    gracekit(site, "cast", "shop", "slow", "key=k", "s=0", "--host", "node-a")
+    tried = gracekit(site, "prune", "--gone-for", "0", "--dry-run", "--json")
+    done = gracekit(site, "prune", "--gone-for", "0")
+
+    kept = "shop.node-a"
+    assert json.loads(tried.stdout)["kept"] == [{"queue": kept, "messages": 1}]
+    assert done.stdout.splitlines()[-1] == f"kept queue {kept}: 1 message waits"
+    assert done.returncode == 0
+
+
 async def test_lock_files_are_pruned_where_a_broker_keeps_its_queues(site) -> None:
     """
     RabbitMQ removes quorum queues by a command of its own alone, which is told.

@@ -394,6 +394,38 @@ async def test_an_operator_sends_dead_letters_to_its_service_alone(rabbit_url: s
             await connection.close()
 
 
+async def test_an_operator_looks_at_dead_letters_as_the_page_shows(rabbit_url: str, login) -> None:
+    """
+    A look removes nothing; then one is removed by its id, and the others stay in their order.
+    """
+    names: dict[str, Any] = {"__name__": "look"}
+    exec(Page("rabbitmq.md").files["look.py"], names)
+    look = names["look"]
+    queue = shared_queue("compute")
+    async with transport_to(rabbit_url) as owner, aiormq.Connection(rabbit_url) as connection:
+        channel = await connection.channel()
+        await owner.declare([queue])
+        assert await look(login(OPERATOR), "compute_dead") == []
+        for body in (DOUBLE, b"no request", TWICE):
+            await owner.publish(queue, Message(body=body))
+            letter = await channel.basic_get(queue.name)
+            await channel.basic_reject(letter.delivery_tag, requeue=False)
+
+        first = await look(login(OPERATOR), "compute_dead")
+        same = await look(login(OPERATOR), "compute_dead", remove="of another")
+        odd = first[1].split()[0]
+        await look(login(OPERATOR), "compute_dead", remove=odd)
+        left = await look(login(OPERATOR), "compute_dead")
+
+    assert [line.partition(" 20")[0] for line in first] == [
+        "a double {'n': 2} rejected in compute",
+        f"{odd} ? b'no request' rejected in compute",
+        "c double {'n': 4} rejected in compute",
+    ]
+    assert same == first
+    assert left == [first[0], first[2]]
+
+
 @pytest.mark.parametrize("number", [0, 2])
 async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
     tmp_path: Path, rabbit_url: str, login, number: int

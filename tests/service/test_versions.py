@@ -348,6 +348,30 @@ async def test_a_message_goes_back_less_often_than_a_quorum_queue_delivers_it(
     assert len([pause for pause in went_back if pause]) <= 15
 
 
+async def test_requests_that_go_back_for_a_sibling_are_logged_once_a_minute(world: World):
+    """
+    Meanwhile they are in no list: the line says which method waits for whom, and until when.
+    """
+    new = await world.start(version("work", "added", "more"), instance="new", max_accepted=1)
+    old = await world.start(version("work"), instance="old")
+    client = await world.client(new.runtime.service)
+    await world.verb(new, "quiet")
+    for name in ("added", "added", "more"):
+        await client.cast(name, vm="v")
+    await asyncio.sleep(70)
+    seen = list(old.told("task.passed_on"))
+    await world.until(lambda: world.tally().get("rejected") == 3, within_s=3 * PASS_ON_FOR_S)
+
+    first, second, later, *_ = seen
+    assert {first["method"], second["method"]} == {"added", "more"}
+    assert (first["queue"], first["siblings"], first["waited_s"]) == ("compute", "new", 0)
+    assert first["left_s"] == PASS_ON_FOR_S
+    assert later["waited_s"] + later["left_s"] == PASS_ON_FOR_S
+    assert later["waited_s"] >= 60
+    assert len(seen) <= 4
+    assert len(old.told("task.passed_on")) <= 2 * (PASS_ON_FOR_S / 60 + 1)
+
+
 async def test_a_directed_request_goes_back_only_for_its_own_host(world: World):
     """
     No other host reads that queue.

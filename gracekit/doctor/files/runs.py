@@ -264,8 +264,9 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     named = ", ".join(f"{' '.join(proc.command_of(pid))[:40]!r} (pid {pid})" for pid in strangers)
     return warn(
         "open by",
-        f"{named} has the store open and is no run of it: a reader keeps the WAL from being "
-        "emptied, an old SQLite can damage it",
+        f"{named} has the store open and is no run of it: one that writes can hold the lock, so "
+        "that no run can write; a reader keeps the WAL from being emptied; an old SQLite can "
+        "damage it",
         "end it, and look with `gracekit status` and `gracekit tasks`",
     )
 

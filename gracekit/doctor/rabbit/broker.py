@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -73,6 +73,7 @@ class BrokerReport(msgspec.Struct, kw_only=True):
         fits: For each existing entity, how it compares with our profile, and with all others if
             ours cannot be used.
         foreign: Readers of a shared queue with another store; None if that was not queried.
+        away: The answers about the queues of other hosts on record.
         trouble: Why the answers are incomplete; None if they are complete.
     """
 
@@ -82,6 +83,7 @@ class BrokerReport(msgspec.Struct, kw_only=True):
     compared: bool = False
     fits: dict[BrokerEntity, BrokerAnswers] = msgspec.field(default_factory=dict)
     foreign: list[QueueReader] | None = None
+    away: dict[BrokerEntity, BrokerAnswer] = msgspec.field(default_factory=dict)
     trouble: GracekitError | None = None
 
     @property
@@ -92,7 +94,12 @@ class BrokerReport(msgspec.Struct, kw_only=True):
 
 
 async def inquire(
-    broker: Broker, entities: Sequence[BrokerEntity], shared: Sequence[Queue], store: str | None
+    broker: Broker,
+    entities: Sequence[BrokerEntity],
+    shared: Sequence[Queue],
+    store: str | None,
+    *,
+    away: Sequence[BrokerEntity] = (),
 ) -> BrokerReport:
     """Connect to all hosts, and query the first that answers.
 
@@ -101,6 +108,7 @@ async def inquire(
         entities: The entities to query.
         shared: Shared queues whose readers are to be checked.
         store: Identity of our store; None to skip the check of readers.
+        away: Queues of other hosts, of which only the messages are counted.
     """
     with _quiet():
         links = [_link(broker, host) for host in broker.hosts]
@@ -109,9 +117,13 @@ async def inquire(
         try:
             for link, node in zip(links, nodes, strict=True):
                 if node.error is None and not isinstance(link, GracekitError):
-                    await _ask(
-                        report, BrokerInspector(link, broker), broker, entities, shared, store
-                    )
+                    inspector = BrokerInspector(link, broker)
+                    async with _answered(report):
+                        await _ask(report, inspector, broker.profile, entities)
+                        if store is not None:
+                            report.foreign = await _foreign(inspector, shared, store)
+                        for entity in away:
+                            report.away[entity] = await inspector.look(entity)
                     break
         finally:
             opened = [link for link in links if isinstance(link, Link)]
@@ -140,27 +152,29 @@ async def _connect(link: Link | GracekitError, host: Host) -> Node:
     return Node(host=host, product=product, version=version)
 
 
-async def _ask(
-    report: BrokerReport,
-    inspector: BrokerInspector,
-    broker: Broker,
-    entities: Sequence[BrokerEntity],
-    shared: Sequence[Queue],
-    store: str | None,
-) -> None:
+@contextlib.asynccontextmanager
+async def _answered(report: BrokerReport) -> AsyncIterator[None]:
+    """Bound the queries in it in time, and record in *report* why some have no answer."""
     try:
         async with asyncio.timeout(TOTAL_S):
-            for entity in entities:
-                report.found[entity] = await inspector.look(entity)
-            report.looked = True
-            await _compare(report, inspector, broker.profile)
-            report.compared = True
-            if store is not None:
-                report.foreign = await _foreign(inspector, shared, store)
+            yield
     except TimeoutError:
         report.trouble = DependencyError(f"not all was asked within {TOTAL_S:g} s")
     except GracekitError as error:
         report.trouble = error
+
+
+async def _ask(
+    report: BrokerReport,
+    inspector: BrokerInspector,
+    ours: Profile,
+    entities: Sequence[BrokerEntity],
+) -> None:
+    for entity in entities:
+        report.found[entity] = await inspector.look(entity)
+    report.looked = True
+    await _compare(report, inspector, ours)
+    report.compared = True
 
 
 async def _foreign(

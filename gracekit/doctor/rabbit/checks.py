@@ -31,6 +31,8 @@ ALLOW: Final = (
     "give the user configure, write and read on what the service declares "
     "(rabbitmqctl set_permissions)"
 )
+MOST_AWAY: Final = 50
+"""Of so many other names on record, the newest, the queues are asked about."""
 _UNKNOWN: Final = BrokerAnswer(fit=Fit.UNCLEAR)
 _IN_URL: Final = frozenset({"profile", *DURABLE_OPTIONS})
 
@@ -42,18 +44,25 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
     else:
         pairs = {(run.topic, run.ops_topic) for run in runs.all}
     instances = {settings.instance or f"{settings.host}-0", *(one.instance for one in runs.living)}
+    named = list(dict.fromkeys([settings.host, *sorted(instances)]))
     return [
         topic
         for main, ops in sorted(pairs)
         for topic in (
-            Topic(name=main, hosts=[settings.host]),
-            Topic(
-                name=ops,
-                hosts=list(dict.fromkeys([settings.host, *sorted(instances)])),
-                is_ops=True,
-            ),
+            Topic(name=main, hosts=[settings.host], away=_away(runs, main, [settings.host])),
+            Topic(name=ops, hosts=named, away=_away(runs, ops, named), is_ops=True),
         )
     ]
+
+
+def _away(runs: Runs, topic: str, named: Sequence[str]) -> list[str]:
+    """The other hosts on record with a queue of *topic*, on the ops topic also instances."""
+    names = dict.fromkeys(
+        name
+        for run in runs.all  # newest first
+        for name in {run.topic: (run.host,), run.ops_topic: (run.host, run.instance)}.get(topic, ())
+    )
+    return [name for name in names if name not in named]
 
 
 class ConnectionChecks:
@@ -108,6 +117,11 @@ class ConnectionChecks:
                 entities_of(self._topics, self.broker.exchange, self._store),
                 [topic.shared for topic in self._topics],
                 None if StoreLocation(self._settings.store_url).path is None else self._store,
+                away=[
+                    queue_entity(queue)
+                    for topic in self._topics
+                    for queue in topic.away_queues[:MOST_AWAY]
+                ],
             )
         )
         some = any(node.error is None for node in report.nodes)
@@ -262,13 +276,22 @@ class BrokerChecks:
             yield from versions.check_consumer_timeout(self._profile, self._version, methods)
 
     def check_waiting(self) -> Iterator[Finding]:
-        """Report the requests that no consumer has taken."""
+        """Report the requests that no consumer has taken, also those to other hosts."""
         if not self._report.looked or not self._topics:
             return
         queues = [queue_entity(queue) for topic in self._topics for queue in topic.queues]
         counts = [(self._messages(entity), entity.name) for entity in queues]
         waiting = [f"{number} in {name}" for number, name in counts if number]
-        yield ok("waiting", ", ".join(waiting) or "no message waits")
+        waiting += [
+            f"{answer.messages} in {entity.name}{'' if answer.consumers else ' (nobody reads it)'}"
+            for entity, answer in self._report.away.items()
+            if answer.messages
+        ]
+        yield ok("waiting", (", ".join(waiting) or "no message waits") + self._not_asked())
+
+    def _not_asked(self) -> str:
+        names = max(len(topic.away) for topic in self._topics) - MOST_AWAY
+        return f"; older names on record not asked about: {names}" if names > 0 else ""
 
     def check_directed(self) -> Iterator[Finding]:
         """Report the queue of requests to this host, which an earlier worker may have had."""
@@ -309,8 +332,9 @@ class BrokerChecks:
             yield warn(
                 "dead letters",
                 f"{', '.join(dead)}: requests that were rejected, expired or came back too often",
-                "find their senders (header x-death has queue and reason); they stay until "
-                "somebody takes or purges them",
+                "find their senders: docs/rabbitmq.md has programs that list them, remove one, or "
+                "send all again; `gracekit tasks --state rejected` says why the service refused "
+                "some. They stay until somebody takes or purges them",
             )
         elif self._profile.dead_letters:
             yield self._check_dead_queues()

@@ -52,11 +52,13 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hosts: Hosts with a directed queue; on the ops topic also instances.
         is_ops: Whether it is the ops topic, which no worker of oslo.messaging has.
+        away: Other names on record; they may have left queues.
     """
 
     name: str
     hosts: Sequence[str]
     is_ops: bool = False
+    away: Sequence[str] = ()
 
     @property
     def shared(self) -> Queue:
@@ -67,6 +69,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def queues(self) -> list[Queue]:
         """The queues of requests, without fanout queues, whose names are random."""
         return [self.shared, *(directed_queue(self.name, host) for host in self.hosts)]
+
+    @property
+    def away_queues(self) -> list[Queue]:
+        """The queues of the names that are `away`, which may not exist."""
+        return [directed_queue(self.name, name) for name in self.away]
 
     @property
     def dead(self) -> BrokerEntity:
