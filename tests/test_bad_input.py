@@ -102,7 +102,7 @@ class Site:
         assert await view.prepare(ops=True).call("ping") == "pong"
         await self.world.settle()
         assert len(self.life.runtime.wired.tracker) == 0
-        assert self.world.broker.waiting("compute") == 0
+        await self.world.until(lambda: self.world.rows("SELECT * FROM reply") == [])
         assert self.world.rows("SELECT * FROM reply") == []
         self.world.check_accounts()
         assert self.life.told("dispatch.failed") == []
