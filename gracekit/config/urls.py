@@ -43,7 +43,7 @@ BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKin
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
-_PATH: Final = re.compile(r"[\w./-]+\.(?:db|sqlite3?)|\.{0,2}/[\w./-]+")  # not a host or a login
+_PATH: Final = re.compile(r"[\w./-]+\.db|\.{0,2}/[\w./-]+")  # not a host or a login
 LONGEST_FILE_NAME: Final = 240
 """Most bytes of a file name in a URL. Linux allows 255, and files beside it have longer names."""
 # Must not match the first word of `bob:password@host`.

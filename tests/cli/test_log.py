@@ -336,7 +336,7 @@ async def begin() -> None:
         (said,) = [json.loads(line) for line in answer.err.splitlines()]
         assert (said["level"], error in str(said)) == ("CRITICAL", True)
     else:
-        assert f"{error}: " in answer.err
+        assert ("\nError: " if error == "ConfigError" else "RuntimeError: ") in answer.err
 
 
 def test_a_module_that_cannot_be_loaded_says_so_harmlessly(tmp_path: Path):
