@@ -29,6 +29,7 @@ KINDS: Final = (
     "handed_over",
     "hook_given_up",
     "not_parked",
+    "order_carried_out",
     "parked",
     "pending_expired",
     "probe_answered",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -58,6 +59,12 @@ def done_words(
     then = "sends the notification" if parked else "answers its caller"
     later = "" if runs_on else f"; the next start {then}"
     return f"{ended_words(order.verb, end)}{later}"
+
+
+def order_words(order: Mapping[str, Any]) -> str:
+    """An order that a run has taken, as recorded: `to be cancelled, by ann@vm-0: wrong host`."""
+    done = DONE[Verb(order["verb"])]
+    return f"to be {done}, by {order['by']}: {order['reason'] or 'no reason given'}"
 
 
 def ended_words(verb: Verb, end: TaskState | None) -> str:

@@ -378,7 +378,7 @@ class _OrderExecution:
     def _may_wait_no_longer(self, state: str, progress: OrderProgress) -> bool:
         if time.monotonic() < self._deadline:
             return False
-        words = "asked; it ends when its handler has returned"
+        words = "asked; it ends when its handler has returned, or its process has ended"
         progress.end(words, state=state, code=ASKED)
         return True
 

@@ -17,6 +17,7 @@ import click
 from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, requested_words, safe
@@ -142,6 +143,8 @@ def _due(record: TaskRecord) -> Iterator[str]:
         called = "is being called" if columns["calling"] else "has still to be called"
         yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
     if columns["finished_at"] is None:
+        if columns["ordered"]:
+            yield f"{order_words(columns['ordered'])}, when its handler or its process has ended"
         for name, what in (("not_before", "it settles"), ("next_check", f"its probe waits{_WHY}")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"

@@ -18,6 +18,7 @@ from gracekit.cli.options import (
     common,
     refuse_options_before_the_verb,
 )
+from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import cancel, fail, retry
@@ -225,6 +226,8 @@ def _reason(entry: ListedTask) -> str:
     columns = entry.columns
     if not entry.journaled:
         return _without_row(str(columns["lane"]), str(columns["method"]))
+    if entry.is_transient and (order := columns["ordered"]):
+        return safe(order_words(order), longest=_LONGEST_TEXT)
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
         return f"cut: {columns['cut']}{_wait_of_cut(columns)}"
     if entry.is_parked:

@@ -75,11 +75,12 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
 
 # -- claims ---------------------------------------------------------------------------
 
-# An `error` row is ended without asking its backend, so it need not wait for its settle time.
+# An `error` row is ended without asking its backend, so it need not wait for its settle time. A row
+# with an order is not claimed: the order ends it.
 CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
-    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
+    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?) AND ordered IS NULL
     AND id NOT IN (0{{others}})
 ORDER BY id LIMIT ?"""
 COUNT_CLAIMABLE: Final = f"SELECT count(*) FROM ({CLAIMABLE}) AS claimable"
@@ -129,7 +130,7 @@ SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coale
     THEN not_before ELSE coalesce(next_check, 0) END)
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
-    AND target IN ('', ?, ?) AND id NOT IN (0{{others}})"""
+    AND target IN ('', ?, ?) AND ordered IS NULL AND id NOT IN (0{{others}})"""
 # One statement, so that both counts are of the same moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)

@@ -28,7 +28,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one task.
 
     Attributes:
-        columns: Of its row; `failure` and `requested` as plain data.
+        columns: Of its row; `failure`, `ordered` and `requested` as plain data.
         kept: Bytes of arguments, context and result; None for those that are purged.
         replies: By caller: the queue, until when it waits, and since when its answer is due.
         lease: The lease of its resource; None without one.
@@ -84,6 +84,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
     columns: dict[str, Any] = dict(zip(sql.ROW_NAMES, rows[0], strict=False))
     columns["failure"] = _failure_of(columns["failure"])
     columns["requested"] = from_json(columns["requested"])
+    columns["ordered"] = from_json(columns["ordered"])
     run = next((r for r in await view.runs() if r.run_id == columns["owner"]), None)
     key = (columns["resource_kind"], columns["resource_id"])
     leases = await _all(view, sql.LEASE, "token owner request_id acquired_at not_before", *key)

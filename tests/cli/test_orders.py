@@ -466,3 +466,39 @@ def test_a_refused_repetition_does_not_hide_its_task(directory: Path):
     assert shown.code == 0, shown
     assert "rejected" not in shown.out.splitlines()[0]
     assert ended.code == 0, ended
+
+
+def test_a_cancel_that_was_taken_outlives_its_process(directory: Path):
+    """
+    A handler hangs in its thread, and the process is killed: the next run does not start it again.
+    """
+    text = """
+import time
+from gracekit import Context, Service
+svc = Service("compute")
+
+@svc.rpc(on_interrupt="retry")
+def hang(ctx: Context) -> None:
+    print("hanging", flush=True)
+    time.sleep(100)
+"""
+    write_service(directory, text=text)
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "hang", "--id", "order-1")
+        run.wait_line("hanging")
+        asked = gracekit(directory, "tasks", "cancel", "order-1", *WHY, "--timeout", "200ms")
+        listed, shown = (
+            gracekit(directory, "tasks"),
+            gracekit(directory, "tasks", "show", "order-1"),
+        )
+        run.kill()
+    with Running(directory) as run:
+        run.wait_line("task.settled")
+        ended = gracekit(directory, "tasks", "show", "order-1")
+
+    assert asked.code == 3, asked
+    assert re.search("to be cancelled, by .*: wrong host", listed.out)
+    assert re.search("due +to be cancelled, by .*: wrong host, when", shown.out)
+    assert re.search("state +cancelled cut unclean: operator: .*: wrong host", ended.out)
+    assert "order_carried_out: cancel of " in ended.out
+    assert row(directory, "order-1")["attempts"] == 1
