@@ -145,6 +145,9 @@ def _due(record: TaskRecord) -> Iterator[str]:
     if columns["finished_at"] is None:
         if columns["ordered"]:
             yield f"{order_words(columns['ordered'])}, when its handler or its process has ended"
+        if record.orphaned:
+            yield "to be taken over by a run"  # only then is known until when it settles
+            return
         for name, what in (("not_before", "it settles"), ("next_check", f"its probe waits{_WHY}")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"

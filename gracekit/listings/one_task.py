@@ -34,6 +34,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
         lease: The lease of its resource; None without one.
         incidents: Time, kind and sentence of each incident.
         owner: Instance of the run that owns it, and whether that is alive; empty without one.
+        orphaned: Whether that run is proven dead.
         reports: The report of that run.
     """
 
@@ -44,6 +45,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[dict[str, Any]]
     owner: str
     reports: RunReport
+    orphaned: bool = False
 
     @property
     def live(self) -> dict[str, Any] | None:
@@ -97,6 +99,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
         incidents=await _all(view, sql.INCIDENTS, "at what detail", accepted, request_id),
         owner=_owner(view, columns["owner"], run),
         reports=await hear(run) if run and view.judge(run).is_alive else RunReport(),
+        orphaned=run is not None and view.judge(run).is_dead,
     )
 
 

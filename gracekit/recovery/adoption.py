@@ -16,7 +16,7 @@ from gracekit.process import Point
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.side_tasks import SideTasks
 from gracekit.request.waits import LEASE_BEAT_S
-from gracekit.runs.run import Run
+from gracekit.runs.run import Run, acted_until
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import TaskState
 
@@ -80,12 +80,14 @@ class Adoption:
     async def _adopt(self, run: Run) -> None:
         batch = Batch(Point.ADOPT)
         verdict = self._members.add_adoption(batch, run)
-        self._leases.add_take_away(batch, run.run_id)
+        until = acted_until(run, self._journal.clock.wall())
+        self._leases.add_take_away(batch, run.run_id, acted_until=until)
         started = self._claims.add_adopt(
             batch,
             run.run_id,
             crashed=verdict is Verdict.KILLED,
             charged=verdict is Verdict.KILLED or run.exit_code is not None,
+            acted_until=until,
         )
         rows = await self._journal.commit(batch)
         self._members.forget(run)

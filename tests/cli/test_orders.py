@@ -240,6 +240,7 @@ async def _(ctx: Context, reason: str) -> None:
             run.wait_line(line)
         wait_for(lambda: row(directory, "copy-1")["cursor"] == "2")
         run.kill()
+    orphaned = gracekit(directory, "tasks", "show", "copy-1")
     with Running(directory) as run:
         run.wait_line("its hook")
         wait_for(lambda: row(directory, "copy-1")["not_before"] is not None)
@@ -251,6 +252,7 @@ async def _(ctx: Context, reason: str) -> None:
         retried = gracekit(directory, "tasks", "retry", "move-1", "--reason", "why")
         drained = gracekit(directory, "drain", "--timeout", "0.1s")
 
+    assert "due       to be taken over by a run\n" in orphaned.out
     assert "cursor    2, " in copied.out
     assert "due       it settles until " in copied.out
     assert "due       its errored hook, which is being called; " in moved.out
