@@ -14,7 +14,9 @@ from gracekit.store.open_rows import IS_OPEN
 # `alone` is 1 while a row runs alone, and becomes 2 if it did so at a crash.
 NOTE_ADOPTED: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
-SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
+SELECT ?2, ?1, 'adopted', request_id, method, state || ' of '
+    || coalesce((SELECT instance || ' (run ' || ?3 || ')' FROM run WHERE run_id = ?3), 'run ' || ?3)
+FROM task
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}"""
 # Ops requests may run beside a suspect. If one did at the crash, the suspect was not alone.
 WAS_NOT_ALONE: Final = f"""

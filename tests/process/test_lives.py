@@ -255,7 +255,7 @@ def owned(site: Site, run_id: str) -> set[str]:
 def adopted(site: Site, run_id: str) -> set[str]:
     rows = site.rows(
         "SELECT request_id FROM incident WHERE what = 'adopted' AND detail LIKE ?",
-        f"% of run {run_id}",
+        f"% (run {run_id})",
     )
     return {row["request_id"] for row in rows}
 
