@@ -292,12 +292,14 @@ class Members:
 
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
         """Add the verdict on a dead run; if another run was quicker, the batch is rolled back."""
-        verdict = classify(evidence_of(run, self._lock_directory))
+        evidence = evidence_of(run, self._lock_directory)
+        verdict = classify(evidence)
         batch.add(
             sql.ADOPT,
             self._clock.wall(),
             self.run_id,
             verdict.value,
+            evidence.exit_code,
             run.run_id,
             expect=1,
         )

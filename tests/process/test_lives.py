@@ -274,7 +274,7 @@ async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> N
     second = await site.start(instance="api", **AT_ONCE).serving()
     await site.in_state(request_id, "succeeded")
 
-    assert first.run["verdict"] == "failed"
+    assert (first.run["verdict"], first.run["exit_code"]) == ("failed", 70)
     assert site.task(request_id)["crashes"] == 0
     assert await second.stop() == 0
 

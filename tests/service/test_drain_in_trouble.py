@@ -64,6 +64,34 @@ async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service
     assert now() - asked_at < life.runtime.settings.hard_limit_s
 
 
+async def test_a_run_with_a_broken_store_says_why_it_drains(world: World, svc: Service):
+    """
+    Its store cannot take the stop-intent, so the record says nothing: the run itself is asked.
+    """
+    world.expects_faults = True
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    control, run_id = life.runtime.wired.control, life.runtime.run_id
+    assert (await control.carry_out("status", run_id, {}))["stop"] is None
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
+    await client.cast(work)
+    await life.hears("drain.started")
+
+    stop = (await control.carry_out("status", run_id, {}))["stop"]
+    assert (stop["source"], "the store is broken" in stop["reason"]) == ("error", True)
+    assert run_row(world)["stop_by"] is None
+    doors.open("work")
+    await life.wait_end()
+
+
 async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
     """
     The row of a handler that did not return stays RUNNING, and the end comes all the same.
