@@ -14,6 +14,7 @@ from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
 """Exit status where an order is given and its task has not ended yet."""
+OVERDUE: Final = "its deadline is over: if it still finds no capacity, it is errored at once"
 _IN_LINE: Final = "a run that serves its method and does not drain starts it again"
 
 

@@ -76,8 +76,9 @@ def _text(record: TaskRecord) -> Iterator[str]:
     for name, words in _facts(record):
         if words:
             yield f"{name:<10}{safe(words, longest=_LONGEST)}"
-    yield "history"
-    for at, words in _history(record):
+    if history := _history(record):  # a periodic job has none
+        yield "history"
+    for at, words in history:
         yield f"  {_moment(at)}  {safe(words, longest=_LONGEST)}"
     failure = record.columns["failure"]
     if failure and (failure["tb"] or failure["message"] != record.columns["detail"]):
@@ -121,14 +122,15 @@ def _waits(columns: Mapping[str, Any]) -> str:
 
 def _lease(record: TaskRecord) -> str:
     lease, columns = record.lease, record.columns
-    mine = _said("; its last token was ", columns["token"])
+    mine = _said("; the last attempt of this task had token ", columns["token"])
     if lease is None:
         return ""
     if lease["owner"] is None:
         wait_s = lease["not_before"] - time.time()
         return f"free{f', granted in {duration(wait_s)}' if wait_s > 0 else ''}{mine}"
     whose = "this task" if lease["request_id"] == columns["request_id"] else lease["request_id"]
-    return f"held for {whose} since {_moment(lease['acquired_at'])}, token {lease['token']}{mine}"
+    since = f"since {_moment(lease['acquired_at'])}, token {lease['token']}"
+    return f"held for {whose} {since}{mine if lease['token'] != columns['token'] else ''}"
 
 
 def _due(record: TaskRecord) -> Iterator[str]:
@@ -141,7 +143,8 @@ def _due(record: TaskRecord) -> Iterator[str]:
         yield f"an answer to {reply['queue']} {when}{until}"
     if columns["errored_due"]:
         called = "is being called" if columns["calling"] else "has still to be called"
-        yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
+        died = _said("; processes that ended while it ran: ", columns["hook_crashes"])
+        yield f"its errored hook, which {called}{died}"
     if columns["finished_at"] is None:
         if columns["ordered"]:
             yield f"{order_words(columns['ordered'])}, when its handler or its process has ended"

@@ -255,7 +255,7 @@ async def _(ctx: Context, reason: str) -> None:
     assert "due       to be taken over by a run\n" in orphaned.out
     assert "cursor    2, " in copied.out
     assert "due       it settles until " in copied.out
-    assert "due       its errored hook, which is being called; " in moved.out
+    assert "due       its errored hook, which is being called\n" in moved.out
     assert re.search(r"^move-1 +errored hook of move ", listed.out, re.MULTILINE), listed.out
     assert "task move-1 method=errored hook of move " in dumped.out
     assert "await asyncio.Event().wait()" in dumped.out.partition("task move-1")[2]
@@ -393,12 +393,14 @@ async def sweep(ctx: Context) -> None:
         run.wait_line("sweeping")
         listed = gracekit(directory, "tasks")
         (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
+        shown = gracekit(directory, "tasks", "show", task["request_id"])
         refused = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
         run.process.send_signal(signal.SIGQUIT)
         run.wait()
         later = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
 
     assert "periodic job, takes no orders" in listed.out
+    assert (shown.code, "history" in shown.out) == (0, False)
     assert (refused.code, later.code) == (1, 1)
     assert "sweep is a periodic job and no request: it takes no orders" in refused.err
     assert "A periodic job is no task" in later.err
