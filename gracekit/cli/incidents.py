@@ -27,6 +27,7 @@ KINDS: Final = (
     "adopted",
     "duplicate",
     "handed_over",
+    "hook_failed",
     "hook_given_up",
     "not_parked",
     "order_carried_out",

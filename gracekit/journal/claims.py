@@ -304,13 +304,20 @@ class Claims:
         )
         await self._journal.commit(batch)
 
-    async def errored_done(self, row: TaskRow, *, given_up: str = "") -> None:
-        """Record that the errored hook was called or is given up; purge what was kept for it."""
+    async def errored_done(self, row: TaskRow, *, given_up: str = "", failed: str = "") -> None:
+        """Record that the errored hook was called or is given up; purge what was kept for it.
+
+        Args:
+            row: The row of the task.
+            given_up: Why it is given up; empty if it was called.
+            failed: Why its call has failed; empty if it has not.
+        """
         batch = Batch(Point.ERRORED_DONE)
         batch.add(HOOK_DONE, int(self._journal.keep_failed), row.id)
-        if given_up:
-            batch.add_up(COUNT, "hook_given_up", 1)
-            self._journal.add_note(batch, "hook_given_up", row.request_id, row.method, given_up)
+        if given_up or failed:
+            what = "hook_given_up" if given_up else "hook_failed"
+            batch.add_up(COUNT, what, 1)
+            self._journal.add_note(batch, what, row.request_id, row.method, given_up or failed)
         await self._journal.commit(batch)
 
     async def missing(self, known: frozenset[int]) -> list[TaskRow]:
