@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
 """Exit status where an order is given and its task has not ended yet."""
+OVERDUE: Final = "its deadline is over: if it still finds no capacity, it is errored at once"
 _IN_LINE: Final = "a run that serves its method and does not drain starts it again"
 
 
@@ -58,6 +60,12 @@ def done_words(
     then = "sends the notification" if parked else "answers its caller"
     later = "" if runs_on else f"; the next start {then}"
     return f"{ended_words(order.verb, end)}{later}"
+
+
+def order_words(order: Mapping[str, Any]) -> str:
+    """An order that a run has taken, as recorded: `to be cancelled, by ann@vm-0: wrong host`."""
+    done = DONE[Verb(order["verb"])]
+    return f"to be {done}, by {order['by']}: {order['reason'] or 'no reason given'}"
 
 
 def ended_words(verb: Verb, end: TaskState | None) -> str:

@@ -150,11 +150,12 @@ def _who_settles(entries: Sequence[RunStatus]) -> str:
 
 def _ordered(entry: RunStatus) -> list[str]:
     """`api-1 drains: asked for by uid 0 (root)@vm: new kernel`, of a run that drains."""
-    run = entry.run
-    if entry.phase != ServiceState.DRAINING.value or not run.stop_by:
+    run, stop = entry.run, entry.stop
+    if entry.phase != ServiceState.DRAINING.value or not entry.judgement.is_alive or not stop:
         return []
-    reason = f": {safe(run.stop_reason)}" if run.stop_reason else ""
-    return [f"{run.instance} drains: asked for by {safe(run.stop_by)}{reason}"]
+    who = "because of a fault" if stop["source"] == "error" else f"asked for by {safe(stop['by'])}"
+    reason = f": {safe(stop['reason'], longest=LONGEST_WHY)}" if stop["reason"] else ""
+    return [f"{run.instance} drains: {who}{reason}"]
 
 
 def _held(entry: RunStatus) -> list[str]:
@@ -287,6 +288,8 @@ def _why_ended(run: Run) -> str | None:
         return f"gone, said {run.gone_by}: {run.gone_reason}"
     report = run.report or {}
     why = run.stop_reason or report.get("failure")
+    if why is None and run.report is None and run.exit_code is not None:
+        why = "the store could not record its end; its log says why"
     if run.stop_source == "operator":
         why = f"{why}, by {run.stop_by}"
     return f"{why}; cut short" if report.get("forced") else why

@@ -22,7 +22,14 @@ import msgspec
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, need_duration, reason_option, who
-from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, ended_words, not_parked
+from gracekit.cli.order_progress import (
+    ASKED,
+    OVERDUE,
+    OrderProgress,
+    done_words,
+    ended_words,
+    not_parked,
+)
 from gracekit.cli.reach import ControlClient, SilentError, find_task
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.replaced_args import replaced
@@ -379,7 +386,7 @@ class _OrderExecution:
     def _may_wait_no_longer(self, state: str, progress: OrderProgress) -> bool:
         if time.monotonic() < self._deadline:
             return False
-        words = "asked; it ends when its handler has returned"
+        words = "asked; it ends when its handler has returned, or its process has ended"
         progress.end(words, state=state, code=ASKED)
         return True
 
@@ -476,7 +483,10 @@ class _OrderExecution:
         runs_on = await self._records.wake_living(target.service)
         end = ENDS[verb][state]
         words = done_words(self._order, runs_on=runs_on, end=end, parked=state is TaskState.PENDING)
-        progress.end(words + (f"; {unchecked}" if unchecked else ""), state=end.value)
+        is_overdue = state is TaskState.PENDING and (target.pending_deadline or 0.0) <= clock.wall()
+        notes = [OVERDUE] if verb is Verb.RETRY and is_overdue else []
+        notes += [unchecked] if unchecked else []
+        progress.end("; ".join((words, *notes)), state=end.value)
         return True
 
 

@@ -17,6 +17,7 @@ import click
 from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, requested_words, safe
@@ -75,8 +76,9 @@ def _text(record: TaskRecord) -> Iterator[str]:
     for name, words in _facts(record):
         if words:
             yield f"{name:<10}{safe(words, longest=_LONGEST)}"
-    yield "history"
-    for at, words in _history(record):
+    if history := _history(record):  # a periodic job has none
+        yield "history"
+    for at, words in history:
         yield f"  {_moment(at)}  {safe(words, longest=_LONGEST)}"
     failure = record.columns["failure"]
     if failure and (failure["tb"] or failure["message"] != record.columns["detail"]):
@@ -120,14 +122,15 @@ def _waits(columns: Mapping[str, Any]) -> str:
 
 def _lease(record: TaskRecord) -> str:
     lease, columns = record.lease, record.columns
-    mine = _said("; its last token was ", columns["token"])
+    mine = _said("; the last attempt of this task had token ", columns["token"])
     if lease is None:
         return ""
     if lease["owner"] is None:
         wait_s = lease["not_before"] - time.time()
         return f"free{f', granted in {duration(wait_s)}' if wait_s > 0 else ''}{mine}"
     whose = "this task" if lease["request_id"] == columns["request_id"] else lease["request_id"]
-    return f"held for {whose} since {_moment(lease['acquired_at'])}, token {lease['token']}{mine}"
+    since = f"since {_moment(lease['acquired_at'])}, token {lease['token']}"
+    return f"held for {whose} {since}{mine if lease['token'] != columns['token'] else ''}"
 
 
 def _due(record: TaskRecord) -> Iterator[str]:
@@ -140,8 +143,14 @@ def _due(record: TaskRecord) -> Iterator[str]:
         yield f"an answer to {reply['queue']} {when}{until}"
     if columns["errored_due"]:
         called = "is being called" if columns["calling"] else "has still to be called"
-        yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
+        died = _said("; processes that ended while it ran: ", columns["hook_crashes"])
+        yield f"its errored hook, which {called}{died}"
     if columns["finished_at"] is None:
+        if columns["ordered"]:
+            yield f"{order_words(columns['ordered'])}, when its handler or its process has ended"
+        if record.orphaned:
+            yield "to be taken over by a run"  # only then is known until when it settles
+            return
         for name, what in (("not_before", "it settles"), ("next_check", f"its probe waits{_WHY}")):
             if (columns[name] or 0) > now:
                 yield f"{what} until {_moment(columns[name])}"

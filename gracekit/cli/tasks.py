@@ -18,6 +18,7 @@ from gracekit.cli.options import (
     common,
     refuse_options_before_the_verb,
 )
+from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import cancel, fail, retry
@@ -236,8 +237,10 @@ def _reason(entry: ListedTask) -> str:
     columns = entry.columns
     if not entry.journaled:
         return _without_row(str(columns["lane"]), str(columns["method"]))
+    if entry.is_transient and (order := columns["ordered"]):
+        return safe(order_words(order), longest=_LONGEST_TEXT)
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
-        return f"cut: {columns['cut']}{_wait_of_cut(columns)}"
+        return f"cut: {columns['cut']}{_wait_of_cut(entry)}"
     if entry.is_parked:
         when = deadline_words((columns["pending_deadline"] or 0.0) - time.time())
         why = f": {columns['detail']}" if columns["detail"] else ""
@@ -250,8 +253,11 @@ def _reason(entry: ListedTask) -> str:
     return safe(words, longest=_LONGEST_TEXT)
 
 
-def _wait_of_cut(columns: Mapping[str, Any]) -> str:
+def _wait_of_cut(entry: ListedTask) -> str:
     """What a handed-over task waits for: its settle time, or the next try to settle it."""
+    columns = entry.columns
+    if entry.orphaned:  # only then is known from when its settle time counts
+        return ", waits until a run takes it over"
     settle_s, again_s = (
         (columns[name] or 0.0) - time.time() for name in ("not_before", "next_check")
     )

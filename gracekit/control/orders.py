@@ -18,11 +18,13 @@ from gracekit.journal.order_rows import (
     OrderIncident,
     OrderTarget,
     add_order,
+    add_taken,
     incident_of,
     refusal,
     refusal_of,
     state_of,
     target_named,
+    target_of,
 )
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
@@ -92,12 +94,12 @@ class Orders:
                 pass  # its acceptance is not committed yet, and may fail
             elif task is not None and task.state in {TaskState.ACCEPTED, TaskState.RUNNING}:
                 self._check(task, order)
-                if not noted and task.order is None:  # a repeated order is recorded once
-                    # Record it first: a reader of the outcome must also find who ordered it.
-                    await self._note(task, order)
-                    noted = True
+                if noted or task.order is not None:  # a repeated order is recorded once
+                    return self._order(task, order)
+                # Record it first: a reader of the outcome must also find who ordered it, and the
+                # order must stand if this process ends before the handler has returned.
+                if noted := await self._note(task, order):
                     continue  # it may have ended meanwhile
-                return self._order(task, order)
             elif answer := await self._order_row(request_id, recipient, order):
                 return answer
             await asyncio.sleep(BETWEEN_LOOKS_S)
@@ -128,10 +130,26 @@ class Orders:
                 "its handler has not returned yet"
             )
 
-    async def _note(self, task: TrackedTask, order: Order) -> None:
+    async def _note(self, task: TrackedTask, order: Order) -> bool:
+        """Record that this run has taken the order.
+
+        Returns:
+            False if it is not on record: the row has changed meanwhile, or the commit was lost.
+        """
+        journal = self._journal
+        incident = self._incident(task.request_id, task.method, order, task.state.value)
         batch = Batch(Point.TALLY)
-        self._incident(task.request_id, task.method, order, task.state.value).add(batch)
-        await self._journal.commit(batch)
+        # A `requeue` task has no row, and the store may have lost one.
+        if task.row_id is not None and await target_of(journal.engine, task.row_id) is not None:
+            add_taken(batch, task.row_id, journal.run_id, order)
+        incident.add(batch)
+        try:
+            await journal.commit(batch)
+        except ConflictError:
+            return False
+        except UnknownCommitError:
+            return await incident.stands(journal.engine)
+        return True
 
     def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
         if task.order is None:  # a repeated order must not cancel the handler's clean-up

@@ -200,6 +200,7 @@ class Control:
             "instance": self._instance,
             "phase": self._phase.state.value,
             "not_ready": self._phase.not_ready,
+            "stop": self._stop(),
             "in_flight": len(self._tracker),
             "running": self._tracker.running,
             "running_ops": self._tracker.running_ops,
@@ -209,6 +210,13 @@ class Control:
             **self._expectation(now),
             **self._page(args, now),
         }
+
+    def _stop(self) -> VerbAnswer | None:
+        """Who asks for the drain under way, and why; the store cannot say that if it is broken."""
+        request = self._coordinator.stop_request
+        if request is None:
+            return None
+        return {"source": request.source, "by": request.by, "reason": request.reason}
 
     async def _answer_probe(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Answer the probe that `probe` names: "live", "ready" or "started"."""

@@ -409,7 +409,8 @@ class ShutdownCoordinator:
         report, parts = self._report, self._parts
         code = int(report.exit_code)
         parts.seat.is_kept = report.can_still_act
-        recording = parts.record.end(code, report.as_json())
+        dies_by = self._times.alarm_at if parts.alarm else None
+        recording = parts.record.end(code, report.as_json(dies_by=dies_by))
         await self._steps.bounded("stop record", recording, RECORD_TIMEOUT_S)
         if parts.ends_process:
             parts.process.exit_within(LAST_STEPS * self._settings.now.exit_margin_s, code)

@@ -147,6 +147,11 @@ class DrainReport:
             return ExitCode.HANDED_OVER
         return ExitCode.DRAINED
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for the stop record; `left` is true if nothing of the run can act any more."""
-        return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.can_still_act}
+    def as_json(self, *, dies_by: float | None = None) -> dict[str, Any]:
+        """Plain data for the stop record; `left` is true if nothing of the run can act any more.
+
+        *dies_by* is the wall time at which the kernel's alarm ends the process at the latest; None
+        without an alarm.
+        """
+        more = {"exit_code": int(self.exit_code), "left": not self.can_still_act}
+        return asdict(self) | more | {"dies_by": dies_by}

@@ -76,6 +76,11 @@ class Times:
         left = self.hard_limit_after(deadline) - self.now
         return max(0.1, left + ALARM_AFTER_HARD_LIMIT_S)
 
+    @property
+    def alarm_at(self) -> float:
+        """Wall time at which the alarm ends the process."""
+        return self._clock.wall() + self.until_alarm(self.deadline)
+
     def check_return(
         self, request: StopRequest | None, handed_over: Sequence[str], *, wait_over: bool
     ) -> None:

@@ -42,7 +42,9 @@ class Claims:
         self._on_damage = on_damage
         self._targets = (host, instance)
 
-    def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool, charged: bool) -> int:
+    def add_adopt(
+        self, batch: Batch, dead_run: str, *, crashed: bool, charged: bool, acted_until: float
+    ) -> int:
         """Take over the rows of *dead_run*.
 
         Running rows become HANDED_OVER and unclean, accepted rows and holds lose
@@ -54,6 +56,8 @@ class Claims:
             crashed: Whether it crashed, so that a hook that was under way may have caused that.
             charged: Whether a crash is counted for each running row. Also true if the run ended by
                 itself and left it running.
+            acted_until: Wall time since which nothing of it can have acted: settle times count from
+                there.
 
         Returns:
             Index of the statement that returns a row for each task that had started; the next
@@ -65,14 +69,14 @@ class Claims:
         batch.add(sql.WAS_NOT_ALONE, dead_run)
         batch.add(sql.HOLDS_WERE_NOT_ALONE, dead_run)
         batch.add(findings_sql.WERE_NOT_ALONE, dead_run)
-        index = batch.ask(sql.CUT, int(crashed), int(charged), now, dead_run)
+        index = batch.ask(sql.CUT, int(crashed), int(charged), acted_until, dead_run)
         batch.ask(sql.FREE_ACCEPTED, dead_run)
         if charged:
             latest, service = now + LONGEST_WAIT_S, self._journal.service
             batch.add(sql.WAIT_FOR_SETTLING, now, latest, service)
         batch.add(sql.FREE_HOLDS, dead_run)
         batch.add(sql.FREE_ASKED, dead_run, int(crashed))
-        batch.add(findings_sql.FREE, dead_run, int(crashed), now)
+        batch.add(findings_sql.FREE, dead_run, int(crashed), acted_until)
         batch.add(sql.TAKE_DUTIES_OF_THE_DEAD, me, dead_run, int(crashed))
         batch.add(sql.TAKE_REPLIES_OF_THE_DEAD, me, dead_run)
         batch.add(outbox_sql.ADOPT, me, dead_run)
@@ -302,13 +306,20 @@ class Claims:
         )
         await self._journal.commit(batch)
 
-    async def errored_done(self, row: TaskRow, *, given_up: str = "") -> None:
-        """Record that the errored hook was called or is given up; purge what was kept for it."""
+    async def errored_done(self, row: TaskRow, *, given_up: str = "", failed: str = "") -> None:
+        """Record that the errored hook was called or is given up; purge what was kept for it.
+
+        Args:
+            row: The row of the task.
+            given_up: Why it is given up; empty if it was called.
+            failed: Why its call has failed; empty if it has not.
+        """
         batch = Batch(Point.ERRORED_DONE)
         batch.add(HOOK_DONE, int(self._journal.keep_failed), row.id)
-        if given_up:
-            batch.add_up(COUNT, "hook_given_up", 1)
-            self._journal.add_note(batch, "hook_given_up", row.request_id, row.method, given_up)
+        if given_up or failed:
+            what = "hook_given_up" if given_up else "hook_failed"
+            batch.add_up(COUNT, what, 1)
+            self._journal.add_note(batch, what, row.request_id, row.method, given_up or failed)
         await self._journal.commit(batch)
 
     async def missing(self, known: frozenset[int]) -> list[TaskRow]:

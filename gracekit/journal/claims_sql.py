@@ -14,7 +14,9 @@ from gracekit.store.open_rows import IS_OPEN
 # `alone` is 1 while a row runs alone, and becomes 2 if it did so at a crash.
 NOTE_ADOPTED: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
-SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
+SELECT ?2, ?1, 'adopted', request_id, method, state || ' of '
+    || coalesce((SELECT instance || ' (run ' || ?3 || ')' FROM run WHERE run_id = ?3), 'run ' || ?3)
+FROM task
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}"""
 # Ops requests may run beside a suspect. If one did at the crash, the suspect was not alone.
 WAS_NOT_ALONE: Final = f"""
@@ -76,11 +78,12 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
 
 # -- claims ---------------------------------------------------------------------------
 
-# An `error` row is ended without asking its backend, so it need not wait for its settle time.
+# An `error` row is ended without asking its backend, so it need not wait for its settle time. A row
+# with an order is not claimed: the order ends it.
 CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
-    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
+    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?) AND ordered IS NULL
     AND id NOT IN (0{{others}})
 ORDER BY id LIMIT ?"""
 COUNT_CLAIMABLE: Final = f"SELECT count(*) FROM ({CLAIMABLE}) AS claimable"
@@ -130,7 +133,7 @@ SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coale
     THEN not_before ELSE coalesce(next_check, 0) END)
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
-    AND target IN ('', ?, ?) AND id NOT IN (0{{others}})"""
+    AND target IN ('', ?, ?) AND ordered IS NULL AND id NOT IN (0{{others}})"""
 # One statement, so that both counts are of the same moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)

@@ -172,12 +172,19 @@ class Holds:
         batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.run_id)
         batch.add(sql.ASK_NOW, now, service, self._host)
 
-    async def errored_done(self, hold: Hold, *, given_up: str = "") -> None:
-        """Record that the hook was called, or is given up; purge the arguments."""
+    async def errored_done(self, hold: Hold, *, given_up: str = "", failed: str = "") -> None:
+        """Record that the hook was called, or is given up; purge the arguments.
+
+        *given_up* and *failed* are as in `Claims.errored_done`.
+        """
         batch = Batch(Point.ERRORED_DONE)
         batch.add(sql.ERRORED_DONE, hold.id)
         if given_up:
             self.add_given_up(batch, hold, given_up)
+        elif failed:
+            batch.add_up(COUNT, "hook_failed", 1)
+            name = f"hold {hold.title}"
+            self._journal.add_note(batch, "hook_failed", name, hold.method, failed)
         await self._journal.commit(batch)
 
     def add_given_up(self, batch: Batch, hold: Hold, detail: str) -> None:

@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
+from gracekit.errors import StoreError
 from gracekit.journal import order_rows_sql as sql
-from gracekit.journal.rows import Outcome, from_json
+from gracekit.journal.rows import Outcome, from_json, order_from, to_json
 from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
@@ -77,6 +78,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
         calling: Whether its errored hook was called and has not returned.
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
+        ordered: The order that its run has taken, as JSON; None if none was.
         has_arguments: Whether its arguments are still on record.
         owes_replies: Whether a caller is still to be answered, or may not have got the answer.
     """
@@ -102,6 +104,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     parkings: int
     pending_deadline: float | None
     lane: Lane
+    ordered: str | None
     has_arguments: bool
     owes_replies: bool
 
@@ -163,6 +166,11 @@ async def targets_overdue(
     """Parked tasks of *service* whose deadline has passed, the longest overdue first."""
     rows = await engine.query(sql.TARGETS_OVERDUE, service, now, limit)
     return list(map(_target, rows))
+
+
+async def targets_ordered(engine: Queries, service: str, *, limit: int) -> list[OrderTarget]:
+    """Unfinished rows of *service* that no run owns, with an order that was taken; oldest first."""
+    return list(map(_target, await engine.query(sql.TARGETS_ORDERED, service, limit)))
 
 
 async def targets_pending(
@@ -278,6 +286,27 @@ def incident_of(
         method=method,
         detail=f"{order.by}: {order.reason or 'no reason given'} (it was {before})"[:1000],
     )
+
+
+def order_of(target: OrderTarget) -> Order:
+    """The order that a run has taken about the row.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return order_from(target.ordered or "")
+    except msgspec.DecodeError as error:
+        raise StoreError(f"the order on record about {target} is damaged: {error}") from error
+
+
+def add_taken(batch: Batch, row_id: int, owner: str, order: Order) -> None:
+    """Record that run *owner* has taken an order about a task that it has in flight.
+
+    If that run ends before the task has ended, recovery carries the order out. A conflict if the
+    task has ended already, or was handed over.
+    """
+    batch.add(sql.TAKE, to_json(order), row_id, owner, expect=1)
 
 
 def add_order(

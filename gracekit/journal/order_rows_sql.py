@@ -9,7 +9,7 @@ from gracekit.journal.tasks_sql import HOOK_DONE
 NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
-    "errored_due", "calling", "parkings", "pending_deadline", "lane",
+    "errored_due", "calling", "parkings", "pending_deadline", "lane", "ordered",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""
@@ -23,9 +23,16 @@ TARGETS_BETWEEN: Final = f"""
 TARGETS_OVERDUE: Final = f"""
 {_TARGETS} state = 'pending' AND service = ? AND pending_deadline <= ?
 ORDER BY pending_deadline LIMIT ?"""
+# Of the rows that no run owns. A parked one has no order: what was taken before ends it first.
+TARGETS_ORDERED: Final = f"""
+{_TARGETS} ordered IS NOT NULL AND finished_at IS NULL AND service = ? AND owner IS NULL
+    AND state IN ('accepted', 'handed_over') ORDER BY id LIMIT ?"""
 TARGETS_PENDING: Final = f"""
 {_TARGETS} resource_kind = ? AND resource_id = ? AND finished_at IS NULL AND state = 'pending'
     AND service = ? ORDER BY id"""
+# Its handler may end meanwhile, or the row change hands: then the order is decided anew.
+TAKE: Final = """
+UPDATE task SET ordered = ? WHERE id = ? AND owner = ? AND state IN ('accepted', 'running')"""
 # As adoption does it: a row on which a dead process was at work is handed over, unclean.
 CUT: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
@@ -41,7 +48,7 @@ REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 # probe is running in a living run is not retried: the probe's answer decides.
 RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
-    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, ordered = NULL
 WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
     AND (owner IS NULL OR probing = 0)"""
 # Its replies were sent, its hook was called, its lease is free. So the row is open again as if just
@@ -51,7 +58,7 @@ RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
     result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
-    hook_crashes = 0, pending_deadline = NULL
+    hook_crashes = 0, pending_deadline = NULL, ordered = NULL
 WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
 # It was not called since the row was read, here or by a run that has adopted the row.

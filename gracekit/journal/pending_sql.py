@@ -10,7 +10,7 @@ HAS_ROOM: Final = """
 SELECT 1 FROM epoch WHERE (SELECT count(*) FROM (
     SELECT 1 FROM task WHERE state = 'pending' AND service = ?1 LIMIT ?2) AS parked) < ?2"""
 # The attempt ended without a crash, so the count of crashes is reset. The caller is answered, so
-# there is no expiry any more.
+# there is no expiry any more. A task with an order is not parked: the order ends it.
 PARK: Final = """
 UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, detail = ?3,
     requested = ?4, cursor = CAST(?5 AS TEXT),
@@ -19,7 +19,7 @@ UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, deta
     not_before = NULL,
     parkings = parkings + 1, parked_at = ?6, parked_ahead_s = ?7,
     pending_deadline = ?8
-WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11"""
+WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11 AND ordered IS NULL"""
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
 # A cursor is valid only with the arguments with which it was reached, so new ones reset it.
 RUN_AGAIN: Final = """

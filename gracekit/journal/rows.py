@@ -15,6 +15,7 @@ from gracekit.store.batch import Row
 from gracekit.tracker.task import (
     Interruption,
     Lane,
+    Order,
     Reason,
     TaskState,
 )
@@ -32,6 +33,11 @@ def to_json(value: Any) -> str:
 def from_json(text: Any) -> Any:
     """JSON text as plain data; None stays None."""
     return None if text is None else _decoder.decode(text)
+
+
+def order_from(text: str) -> Order:
+    """An order that `to_json` has written; raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=Order)
 
 
 def content_hash(namespace: str | None, method: str, version: str, args: Mapping[str, Any]) -> str:
@@ -164,6 +170,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
         caller_hash: Hash of the caller; None if an older gracekit accepted it, which kept none.
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
+        ordered: The order that its run has taken; None if none was.
     """
 
     id: int
@@ -207,6 +214,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     parkings: int
     pending_deadline: float | None
+    ordered: Order | None
 
 
 def task_row(columns: Row) -> TaskRow:
@@ -219,6 +227,7 @@ def task_row(columns: Row) -> TaskRow:
     kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
     try:
         values["resource"] = None if kind is None else (kind, resource_id)
+        values["ordered"] = None if values["ordered"] is None else order_from(values["ordered"])
         values["lane"] = Lane(values["lane"])
         values["state"] = TaskState(values["state"])
         values["on_interrupt"] = need_choice(values["on_interrupt"], OnInterrupt)

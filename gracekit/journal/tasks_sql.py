@@ -10,7 +10,7 @@ ROW_COLUMNS: Final = (
     "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
     "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
     "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
-    "hook_crashes, caller_hash, service, parkings, pending_deadline"
+    "hook_crashes, caller_hash, service, parkings, pending_deadline, ordered"
 )
 # One statement for a task that waits and for one that begins in the same commit, which differ in
 # state, attempts and started_at.

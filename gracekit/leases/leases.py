@@ -134,13 +134,17 @@ class Leases:
         """Release the lease that this run holds on *resource* for a task that does not run here."""
         batch.add(sql.DROP, self._clock.wall(), *resource, self._run_id, request_id)
 
-    def add_take_away(self, batch: Batch, dead_run: str) -> None:
+    def add_take_away(self, batch: Batch, dead_run: str, *, acted_until: float) -> None:
         """Free all leases of a dead run; that of an unclean task only after its settle time.
 
         In the batch it must come before the adoption of the run's rows, as it reads their owner.
+
+        Args:
+            batch: Gets the statement.
+            dead_run: Id of the run.
+            acted_until: Wall time from which the settle time counts.
         """
-        now = self._clock.wall()
-        batch.add(sql.TAKE_AWAY, now, now, dead_run)
+        batch.add(sql.TAKE_AWAY, self._clock.wall(), acted_until, dead_run)
 
     def add_follow_clock(self, batch: Batch) -> None:
         """After the wall clock was set back, limit settle times to their length from now on."""

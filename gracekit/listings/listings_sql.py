@@ -13,8 +13,8 @@ from gracekit.tracker.task import TRANSIENT, TaskState
 TASK_NAMES: Final = (
     "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
-    "started_at", "finished_at", "not_before", "next_check", "alone", "parkings", "parked_at",
-    "pending_deadline",
+    "started_at", "finished_at", "not_before", "next_check", "alone", "ordered", "parkings",
+    "parked_at", "pending_deadline",
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
@@ -35,7 +35,7 @@ ROW_NAMES: Final = (
     "method", "version", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
     "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
-    "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure",
+    "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure", "ordered",
     "parkings", "parked_at", "pending_deadline", "requested",
 )  # fmt: skip
 KEPT_NAMES: Final = ("args", "context", "result")

@@ -28,12 +28,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one task.
 
     Attributes:
-        columns: Of its row; `failure` and `requested` as plain data.
+        columns: Of its row; `failure`, `ordered` and `requested` as plain data.
         kept: Bytes of arguments, context and result; None for those that are purged.
         replies: By caller: the queue, until when it waits, and since when its answer is due.
         lease: The lease of its resource; None without one.
         incidents: Time, kind and sentence of each incident.
         owner: Instance of the run that owns it, and whether that is alive; empty without one.
+        orphaned: Whether that run is proven dead.
         reports: The report of that run.
     """
 
@@ -44,6 +45,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[dict[str, Any]]
     owner: str
     reports: RunReport
+    orphaned: bool = False
 
     @property
     def live(self) -> dict[str, Any] | None:
@@ -84,6 +86,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
     columns: dict[str, Any] = dict(zip(sql.ROW_NAMES, rows[0], strict=False))
     columns["failure"] = _failure_of(columns["failure"])
     columns["requested"] = from_json(columns["requested"])
+    columns["ordered"] = from_json(columns["ordered"])
     run = next((r for r in await view.runs() if r.run_id == columns["owner"]), None)
     key = (columns["resource_kind"], columns["resource_id"])
     leases = await _all(view, sql.LEASE, "token owner request_id acquired_at not_before", *key)
@@ -96,6 +99,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
         incidents=await _all(view, sql.INCIDENTS, "at what detail", accepted, request_id),
         owner=_owner(view, columns["owner"], run),
         reports=await hear(run) if run and view.judge(run).is_alive else RunReport(),
+        orphaned=run is not None and view.judge(run).is_dead,
     )
 
 

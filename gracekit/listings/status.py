@@ -52,6 +52,17 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Its status; None without an answer."""
         return None if self.reports is None else self.reports.answer
 
+    @property
+    def stop(self) -> Mapping[str, Any] | None:
+        """Source, sender and reason of its stop, as it reports them; without that, as recorded."""
+        if self.answer is not None and "stop" in self.answer:
+            reported: Mapping[str, Any] | None = self.answer["stop"]
+            return reported
+        run = self.run
+        if run.stop_source is None:
+            return None
+        return {"source": run.stop_source, "by": run.stop_by, "reason": run.stop_reason}
+
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         return run_as_json(self.run) | {

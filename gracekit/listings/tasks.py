@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.config.values import duration
+from gracekit.journal.rows import from_json
 from gracekit.life import Alive
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
@@ -174,7 +175,8 @@ class _Listing:
         return f"{holder} on {run.instance}" + (", which has ended" if is_dead else "")
 
     def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
-        columns = dict(zip(sql.TASK_NAMES, row, strict=True))
+        columns: dict[str, Any] = dict(zip(sql.TASK_NAMES, row, strict=True))
+        columns["ordered"] = from_json(columns["ordered"])
         run_id = None if columns["owner"] is None else str(columns["owner"])
         is_transient = TaskState(str(columns["state"])) in TRANSIENT
         owner = self._runs.get(run_id or "")

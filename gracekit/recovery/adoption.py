@@ -16,7 +16,7 @@ from gracekit.process import Point
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.side_tasks import SideTasks
 from gracekit.request.waits import LEASE_BEAT_S
-from gracekit.runs.run import Run
+from gracekit.runs.run import Run, acted_until
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import TaskState
 
@@ -78,16 +78,18 @@ class Adoption:
             self._trigger.poke()
 
     async def _adopt(self, run: Run) -> None:
-        verdict = await self._members.verdict_on(run)
-        has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN}  # what it left is settled alike
+        evidence = await self._members.evidence_on(run)
         batch = Batch(Point.ADOPT)
-        self._members.add_adoption(batch, run, verdict)
-        self._leases.add_take_away(batch, run.run_id)
+        verdict = self._members.add_adoption(batch, run, evidence)
+        has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN}  # what it left is settled alike
+        until = acted_until(run, self._journal.clock.wall())
+        self._leases.add_take_away(batch, run.run_id, acted_until=until)
         started = self._claims.add_adopt(
             batch,
             run.run_id,
             crashed=has_crashed,
             charged=has_crashed or run.exit_code is not None,
+            acted_until=until,
         )
         rows = await self._journal.commit(batch)
         self._members.forget(run)

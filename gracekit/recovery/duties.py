@@ -78,5 +78,5 @@ class Duties:
             with contextlib.suppress(ConflictError):  # an operator has ended it
                 await self._claims.begin_errored(row, alone=alone)
                 subject = self._hooks.of_row(row, method)
-                await self._hooks.call_errored(subject, method, row.reason or "")
-                await self._claims.errored_done(row)
+                fault = await self._hooks.call_errored(subject, method, row.reason or "")
+                await self._claims.errored_done(row, failed=fault)

@@ -53,8 +53,9 @@ class LeftHolds:
         else:
             async with self._calling(hold, method) as is_ours:
                 if is_ours:
-                    await self._hooks.call_errored(self._hooks.of_hold(hold), method, "hold")
-                    await self._holds.errored_done(hold)
+                    subject = self._hooks.of_hold(hold)
+                    fault = await self._hooks.call_errored(subject, method, "hold")
+                    await self._holds.errored_done(hold, failed=fault)
 
     @contextlib.asynccontextmanager
     async def _calling(self, hold: Hold, method: Method[Any, Any]) -> AsyncIterator[bool]:

@@ -139,8 +139,12 @@ class MethodHooks:
 
     async def call_errored(
         self, subject: HookSubject, method: Method[Any, Any], reason: str
-    ) -> None:
-        """Call the hook with the reason; if it raises or takes too long, that is logged."""
+    ) -> str:
+        """Call the hook with the reason; if it raises or takes too long, that is logged.
+
+        Returns:
+            Why it has failed, for the record; empty if it has not.
+        """
         assert method.errored_hook is not None
         limit_s = self._settings.probe_timeout_s
         hook = f"{subject.task.method}.errored"
@@ -156,6 +160,7 @@ class MethodHooks:
                 raise
         if end.fault:  # it is not called again: whether it did its work is for the application
             self._tell(hook, subject, end.fault, end.raised)
+        return subject.masked(end.fault)
 
     def give_up(self, hook: str, crashes: int) -> str:
         """Log that *hook* is not called any more; returns the sentence for the record."""

@@ -31,6 +31,7 @@ from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
 from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.left_holds import LeftHolds
+from gracekit.recovery.left_orders import LeftOrders
 from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.overdue import Overdue
 from gracekit.recovery.resources.kind_table import KindTable
@@ -81,6 +82,7 @@ class Reconciler:
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
+        self._left_orders = LeftOrders(shared)
         self._overdue = Overdue(shared)
         self._resources = Resources(shared, calls, kinds, shared.findings, servers)
         self._by_hand = PassesByHand(
@@ -189,6 +191,7 @@ class Reconciler:
             await self._adoption.adopt_missing(
                 self._settling.is_settled_now, lambda: self._starts.claim_mark
             )
+        self._side_tasks.do("orders", self._left_orders.carry_out)
         await self._claims.take_duties()
         await self._duties.take_notifications(look_around=look)
         await self._duties.send_due_replies()

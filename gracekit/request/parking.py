@@ -24,7 +24,7 @@ from gracekit.errors import (
     checked_request,
 )
 from gracekit.journal.pending import ParkRequest, PendingRows
-from gracekit.journal.rows import Address, Outcome, Parking, address_of
+from gracekit.journal.rows import Address, Outcome, Parking, TaskRow, address_of
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import REPLIES
 from gracekit.process import Point
@@ -131,12 +131,20 @@ class ParkingPlace:
         if found == []:
             return await self._finish(job, failed)
         row = found[0] if found else None
-        if row is None or (row.state is TaskState.RUNNING and row.owner == self._journal.run_id):
+        if row is None:
             return None
+        if row.state is TaskState.RUNNING and row.owner == self._journal.run_id:
+            return await self._end_ordered(job, row)
         if row.parkings <= job.parkings:
             return outcome, []  # another run owns the row now
         self._note(job, row.pending_deadline or 0.0)  # it was parked, and may run again since
         return outcome, await self._journal.replies_due(row.id)
+
+    async def _end_ordered(self, job: Job, row: TaskRow) -> Ended | None:
+        """End a task that is not parked because it has an order; None if it has none."""
+        if row.ordered is None:
+            return None
+        return await self._finish(job, ordered(str(job.task), row.ordered, row.state))
 
     async def _deadline(self, job: Job) -> float:
         """Wall time until which the task may wait; set when it is parked for the first time."""

@@ -153,9 +153,15 @@ class Unjournaled:
     # -- cut short ----------------------------------------------------------------------
 
     async def hand_over_stuck(self, job: Job) -> None:
-        """Give back a request whose handler did not return in time: another process may run it."""
+        """Give back a request whose handler did not return in time: another process may run it.
+
+        If an operator has ended it, it is answered and acked instead, as it must not run again.
+        """
         job.task.cut = Interruption.UNCLEAN
-        await self.give_back(job)
+        if job.task.order is None:
+            await self.give_back(job)
+        else:
+            await self._end(job, ordered(str(job.task), job.task.order, job.task.state))
 
     async def give_back(self, job: Job) -> None:
         """Give back all deliveries of a request that was cut, or did not start."""

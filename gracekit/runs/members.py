@@ -14,7 +14,7 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
 from gracekit.errors import ConfigError
-from gracekit.exits import Verdict, classify
+from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
@@ -291,18 +291,21 @@ class Members:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    async def verdict_on(self, run: Run) -> Verdict:
-        """How the dead *run* ended."""
+    async def evidence_on(self, run: Run) -> ExitEvidence:
+        """What is known of how the dead *run* ended."""
         copied = await copied_at(self._engine, self._lock_directory)
-        return classify(evidence_of(run, self._lock_directory, copied_at=copied))
+        return evidence_of(run, self._lock_directory, copied_at=copied)
 
-    def add_adoption(self, batch: Batch, run: Run, verdict: Verdict) -> None:
-        """Add the *verdict* on a dead run; if another run was quicker, the batch is rolled back."""
+    def add_adoption(self, batch: Batch, run: Run, evidence: ExitEvidence) -> Verdict:
+        """Add the verdict on a dead run; if another run was quicker, the batch is rolled back."""
+        verdict = classify(evidence)
         batch.add(
             sql.ADOPT,
             self._clock.wall(),
             self.run_id,
             verdict.value,
+            evidence.exit_code,
             run.run_id,
             expect=1,
         )
+        return verdict

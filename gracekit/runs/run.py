@@ -80,6 +80,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return ExitEvidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
 
 
+def acted_until(run: Run, now: float) -> float:
+    """Wall time since which nothing of a dead run can have acted.
+
+    Args:
+        run: Proven dead, and not adopted yet.
+        now: The wall time; returned if nobody knows when the process has ended.
+    """
+    dies_by = (run.report or {}).get("dies_by")
+    return now if dies_by is None else min(now, float(dies_by))
+
+
 # Notes in a lock file.
 STOPPING: Final = "stopping"
 ENDED: Final = "ended with "

@@ -55,7 +55,8 @@ GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?"""
 NOT_ADOPTED: Final = f"""
 {_RUNS} service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at"""
 ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
-# Succeeds once; the batch of a second adopter is rolled back.
+# Succeeds once; the batch of a second adopter is rolled back. The exit code may have been noted in
+# the lock file alone, because the store could not record the end.
 ADOPT: Final = """
-UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?
+UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?)
 WHERE run_id = ? AND adopted_at IS NULL"""

@@ -114,6 +114,22 @@ def test_holds_are_named_beside_tasks_and_in_the_status(directory):
     assert listed["runs"][0]["holds"] == ["migration vm-7"]
 
 
+def test_a_run_that_died_in_its_drain_is_not_said_to_drain(directory):
+    """
+    Its stop is on record, and it is gone.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        start_work(directory, run)
+        with Started(directory, "drain", "--timeout", "60s", "--reason", "new disk") as drain:
+            drain.wait_line("in flight 1")
+            run.kill()
+            drain.wait()
+    status = gracekit(directory, "status")
+
+    assert re.search(r"^api-1 +gone ", status.out, re.MULTILINE)
+    assert "drains: asked for by" not in status.out
+
+
 def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
     """
     A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.

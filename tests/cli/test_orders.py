@@ -240,6 +240,7 @@ async def _(ctx: Context, reason: str) -> None:
             run.wait_line(line)
         wait_for(lambda: row(directory, "copy-1")["cursor"] == "2")
         run.kill()
+    orphaned = gracekit(directory, "tasks", "show", "copy-1")
     with Running(directory) as run:
         run.wait_line("its hook")
         wait_for(lambda: row(directory, "copy-1")["not_before"] is not None)
@@ -252,9 +253,10 @@ async def _(ctx: Context, reason: str) -> None:
         drained = gracekit(directory, "drain", "--timeout", "0.1s")
 
     assert moved.out.partition("\nlast failure\n")[2].count("was marked ERRORED(") == 1
+    assert "due       to be taken over by a run\n" in orphaned.out
     assert "cursor    2, " in copied.out
     assert "due       it settles until " in copied.out
-    assert "due       its errored hook, which is being called; " in moved.out
+    assert "due       its errored hook, which is being called\n" in moved.out
     assert re.search(r"^move-1 +errored hook of move ", listed.out, re.MULTILINE), listed.out
     assert "task move-1 method=errored hook of move " in dumped.out
     assert "await asyncio.Event().wait()" in dumped.out.partition("task move-1")[2]
@@ -409,12 +411,14 @@ async def sweep(ctx: Context) -> None:
         run.wait_line("sweeping")
         listed = gracekit(directory, "tasks")
         (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
+        shown = gracekit(directory, "tasks", "show", task["request_id"])
         refused = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
         run.process.send_signal(signal.SIGQUIT)
         run.wait()
         later = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
 
     assert "periodic job, takes no orders" in listed.out
+    assert (shown.code, "history" in shown.out) == (0, False)
     assert (refused.code, later.code) == (1, 1)
     assert "sweep is a periodic job and no request: it takes no orders" in refused.err
     assert "A periodic job is no task" in later.err
@@ -484,3 +488,39 @@ def test_a_refused_repetition_does_not_hide_its_task(directory: Path):
     assert shown.code == 0, shown
     assert "rejected" not in shown.out.splitlines()[0]
     assert ended.code == 0, ended
+
+
+def test_a_cancel_that_was_taken_outlives_its_process(directory: Path):
+    """
+    A handler hangs in its thread, and the process is killed: the next run does not start it again.
+    """
+    text = """
+import time
+from gracekit import Context, Service
+svc = Service("compute")
+
+@svc.rpc(on_interrupt="retry")
+def hang(ctx: Context) -> None:
+    print("hanging", flush=True)
+    time.sleep(100)
+"""
+    write_service(directory, text=text)
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "hang", "--id", "order-1")
+        run.wait_line("hanging")
+        asked = gracekit(directory, "tasks", "cancel", "order-1", *WHY, "--timeout", "200ms")
+        listed, shown = (
+            gracekit(directory, "tasks"),
+            gracekit(directory, "tasks", "show", "order-1"),
+        )
+        run.kill()
+    with Running(directory) as run:
+        run.wait_line("task.settled")
+        ended = gracekit(directory, "tasks", "show", "order-1")
+
+    assert asked.code == 3, asked
+    assert re.search("to be cancelled, by .*: wrong host", listed.out)
+    assert re.search("due +to be cancelled, by .*: wrong host, when", shown.out)
+    assert re.search("state +cancelled cut unclean: operator: .*: wrong host", ended.out)
+    assert "order_carried_out: cancel of " in ended.out
+    assert row(directory, "order-1")["attempts"] == 1

@@ -537,6 +537,7 @@ def test_the_status_counts_parked_tasks_and_unsent_notifications(directory):
     report = gracekit(directory, "status", "--json").json
     rows(directory, "UPDATE task SET pending_deadline = 1")
     overdue = gracekit(directory, "status").out
+    retried = gracekit(directory, "pending", "retry", "late-1")
 
     assert "pending: 3 parked (next deadline in 59m)" in nothing_due
     assert "notifications" not in nothing_due
@@ -548,3 +549,4 @@ def test_the_status_counts_parked_tasks_and_unsent_notifications(directory):
     assert report["notifications"]["unsent"] == 1
     assert (report["ownerless"], report["accounts"]["transient"]) == ({}, {"pending": 3})
     assert "pending: 3 parked (3 overdue)" in overdue
+    assert "the next start runs it; its deadline is over: if it still finds no" in retried.out

@@ -34,7 +34,13 @@ class Run(Book):
 
     async def adopt(self, dead_run: str, *, crashed: bool = True) -> int:
         batch = Batch(Point.ADOPT)
-        index = self.claims.add_adopt(batch, dead_run, crashed=crashed, charged=True)
+        index = self.claims.add_adopt(
+            batch,
+            dead_run,
+            crashed=crashed,
+            charged=True,
+            acted_until=self.claims._journal.clock.wall(),
+        )
         return len((await self.journal.commit(batch))[index])
 
     async def do(self, add: Add, row: TaskRow) -> None:

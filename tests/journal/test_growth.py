@@ -83,8 +83,9 @@ async def recover(book: Book) -> None:
     """Another run takes over what is left, and asks all that a reconciler asks."""
     claims = Claims(book.journal, host="h", instance="i", on_damage=lambda error: None)
     batch = Batch(Point.ADOPT)
-    book.leases.add_take_away(batch, "run-1")
-    claims.add_adopt(batch, "run-1", crashed=True, charged=True)
+    until = book.journal.clock.wall()
+    book.leases.add_take_away(batch, "run-1", acted_until=until)
+    claims.add_adopt(batch, "run-1", crashed=True, charged=True, acted_until=until)
     await book.journal.commit(batch)
     await claims.take_duties()
     await claims.due_replies()

@@ -214,6 +214,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         caller_hash="",
         parkings=0,
         pending_deadline=None,
+        ordered=None,
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {

@@ -61,7 +61,7 @@ class Desk:
 
     async def take_away(self, dead_run: str) -> None:
         batch = Batch(Point.ADOPT)
-        self.leases.add_take_away(batch, dead_run)
+        self.leases.add_take_away(batch, dead_run, acted_until=self.leases._clock.wall())
         await self.engine.commit(batch)
 
     async def take_away_one(self, dead_run: str, request_id: str, settle_s: float) -> None:

@@ -128,7 +128,7 @@ def killed_with(site: Site, run_id: str, left: dict[str, int]) -> dict[str, int]
         "SELECT coalesce(sum(detail LIKE 'running %'), 0) AS running, "
         "coalesce(sum(detail LIKE 'accepted %'), 0) AS accepted "
         "FROM incident WHERE what = 'adopted' AND detail LIKE ?",
-        f"% of run {run_id}",
+        f"% (run {run_id})",
     )
     return left if left["running"] or left["accepted"] else adopted[0]
 

@@ -255,7 +255,7 @@ def owned(site: Site, run_id: str) -> set[str]:
 def adopted(site: Site, run_id: str) -> set[str]:
     rows = site.rows(
         "SELECT request_id FROM incident WHERE what = 'adopted' AND detail LIKE ?",
-        f"% of run {run_id}",
+        f"% (run {run_id})",
     )
     return {row["request_id"] for row in rows}
 
@@ -274,7 +274,7 @@ async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> N
     second = await site.start(instance="api", **AT_ONCE).serving()
     await site.in_state(request_id, "succeeded")
 
-    assert first.run["verdict"] == "failed"
+    assert (first.run["verdict"], first.run["exit_code"]) == ("failed", 70)
     assert site.task(request_id)["crashes"] == 0
     assert await second.stop() == 0
 

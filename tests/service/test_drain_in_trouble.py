@@ -64,6 +64,34 @@ async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service
     assert now() - asked_at < life.runtime.settings.hard_limit_s
 
 
+async def test_a_run_with_a_broken_store_says_why_it_drains(world: World, svc: Service):
+    """
+    Its store cannot take the stop-intent, so the record says nothing: the run itself is asked.
+    """
+    world.expects_faults = True
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    control, run_id = life.runtime.wired.control, life.runtime.run_id
+    assert (await control.carry_out("status", run_id, {}))["stop"] is None
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
+    await client.cast(work)
+    await life.hears("drain.started")
+
+    stop = (await control.carry_out("status", run_id, {}))["stop"]
+    assert (stop["source"], "the store is broken" in stop["reason"]) == ("error", True)
+    assert run_row(world)["stop_by"] is None
+    doors.open("work")
+    await life.wait_end()
+
+
 async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
     """
     The row of a handler that did not return stays RUNNING, and the end comes all the same.
@@ -389,3 +417,46 @@ async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_ru
     await world.until(lambda: not world.task("sh1")["errored_due"])
     assert len(called) == 2
     await life.drain()
+
+
+@pytest.mark.parametrize("way", ["raises", "hangs"])
+async def test_an_errored_hook_that_fails_is_on_record_and_not_called_again(
+    world: World, svc: Service, way: str
+):
+    """
+    Its incident says why, also of one that ends at `probe_timeout` in a longer drain. Hooks are
+    called one at a time.
+    """
+    doors, called = Doors(), []
+
+    @svc.rpc
+    async def charge(ctx: Context) -> None:
+        await doors.pass_("charge")
+
+    @charge.errored
+    async def _(ctx: Context, reason: str) -> None:
+        called.append((ctx.request_id, now()))
+        if way == "raises":
+            raise LookupError("no ledger")
+        await doors.pass_("hook")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for task_id in ("a", "b"):
+        await client.prepare(request_id=task_id).cast(charge)
+    await doors.wait(2)
+    await life.crash()
+    life = await world.start(svc, probe_timeout_s=3)
+    await world.until(lambda: called)
+    life.ask_to_stop()
+    await life.wait_end()
+    await (await world.start(svc, probe_timeout_s=3)).hears("service.serving")
+    await world.until(lambda: not world.rows("SELECT 1 FROM task WHERE errored_due = 1"))
+
+    why = "LookupError('no ledger')" if way == "raises" else "no answer within 3 s (probe_timeout)"
+    failed = [(note["request_id"], note["detail"]) for note in world.incidents("hook_failed")]
+    assert failed == [("a", why), ("b", why)]
+    assert [task_id for task_id, _ in called] == ["a", "b"]
+    if way == "hangs":
+        assert called[1][1] - called[0][1] >= 3
+    assert world.tally()["hook_failed"] == 2

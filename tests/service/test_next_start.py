@@ -206,6 +206,44 @@ async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World,
         one.cancel()
 
 
+@pytest.mark.parametrize("owns_process", [True, False], ids=["alarm", "embedded"])
+async def test_a_settle_time_counts_from_the_end_of_a_process_that_had_an_alarm(
+    world: World, svc: Service, owns_process: bool
+):
+    """
+    The alarm ends a process whose handler did not return, so its last request is older than that.
+    Nobody knows when a program without an alarm has ended: it counts from when that is found.
+    """
+    attempts = []
+
+    @svc.rpc(on_interrupt="retry", settle=10, resource="vm")
+    async def work(ctx: Context, vm: str) -> None:
+        attempts.append(now())
+        while ctx.attempt == 1:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError as error:
+                if not error.args:
+                    raise
+
+    life = await world.start(svc, signals=owns_process, drain_timeout_s=5)
+    await (await world.client(svc)).prepare(request_id="w").cast(work, vm="v")
+    await life.hears("task.started")
+    report = await life.drain()
+    ended = now()
+    assert report.unclean == ["w"]
+    await asyncio.sleep(4)
+    adopted = now()
+    await world.start(svc)
+    await world.until(lambda: world.state("w") == "succeeded", within_s=60)
+
+    waited_s = attempts[1] - ended
+    if owns_process:
+        assert 10 <= waited_s <= 10 + 3
+    else:
+        assert waited_s >= adopted - ended + 10
+
+
 async def test_a_resource_settles_even_where_its_task_is_judged_at_once(world: World, svc: Service):
     """
     The verdict of `error` need not wait, but the resource does, in a living sibling too.

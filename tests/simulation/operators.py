@@ -106,6 +106,9 @@ class Operator:
                     by=NAME,
                     reason="simulated",
                 )
+                if answer.get("asked"):
+                    story.truth.taken[key] = verb
+                    story.ends["operator: order taken"] += 1
             else:
                 answer = await self._change(row, verb, life)
         except GracekitError as error:

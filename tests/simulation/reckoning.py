@@ -96,6 +96,7 @@ class Reckoning:
             "SELECT * FROM task WHERE request_id = ? ORDER BY state = 'rejected'", plan.request_id
         )
         self._reckon_charges(one, rows)
+        self._reckon_orders(rows)
         if one.is_fanout:
             return
         if plan.policy == "requeue":
@@ -117,6 +118,13 @@ class Reckoning:
             guilty = one.plan.kills or key in self._story.ledger.charged_alone
             if row["reason"] == "attempts" and not guilty:
                 raise Violation(f"charge: {key} was given up for what ran beside it")
+
+    def _reckon_orders(self, rows: list[dict[str, Any]]) -> None:
+        """Recovery decides nothing about a task whose end an operator has decided."""
+        for row in rows:
+            key = f"{row['request_id']}/{row['recipient']}"
+            if row["reason"] in {"interrupted", "attempts"} and self._story.truth.order_taken(key):
+                raise Violation(f"O1: {key} had an order, and ended as {row['reason']}")
 
     def _reckon_row(self, one: Sent, row: dict[str, Any]) -> None:
         truth, plan = self._story.truth, one.plan

@@ -125,6 +125,7 @@ class Truth:
         jumps: Whether the wall clock may be set, which shortens settle times.
         foreign: Keys of starts that somebody else than gracekit cancelled.
         late: Starts that ended that way, with an effect that may still be on its way.
+        taken: The order that a run has taken, by key.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -150,6 +151,7 @@ class Truth:
     has_left: Callable[[Life], bool] = lambda _: False
     foreign: set[str] = field(default_factory=set)
     late: list[Act] = field(default_factory=list)
+    taken: dict[str, Verb] = field(default_factory=dict)
 
     # -- one start ----------------------------------------------------------------------
 
@@ -174,6 +176,9 @@ class Truth:
                 raise Violation(f"I8: {ctx.request_id} runs twice at a time")
             if vm is not None and other.vm == vm:
                 raise Violation(f"I7: {ctx.request_id} and {other.request_id} act on {vm} at once")
+        verb = self.order_taken(act.key)
+        if verb is not None:
+            raise Violation(f"O1: {ctx.request_id} is begun again after its {verb.value} was taken")
         if self._is_built(act) and not self.was_ordered(ctx.request_id, Verb.RETRY):
             raise Violation(f"Q10: {ctx.request_id} is begun again after it has returned")
         if vm is not None:
@@ -364,6 +369,11 @@ class Truth:
     def was_ordered(self, request_id: str, verb: Verb) -> bool:
         """Whether the operator has asked for that, whatever came of it."""
         return verb in self.orders.get(request_id, ())
+
+    def order_taken(self, key: str) -> Verb | None:
+        """The order that a run has taken about a task, and that no retry may have undone."""
+        is_retried = self.was_ordered(key.partition("/")[0], Verb.RETRY)
+        return None if is_retried else self.taken.get(key)
 
     def _check_settled(self, ctx: Context) -> None:
         if self.was_ordered(ctx.request_id, Verb.RETRY):
