@@ -42,9 +42,9 @@ _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide th
 # The tests start hundreds of processes; without bytecode on disk each compiles what it imports.
 _SLOWING: Final = {"PYTHONDONTWRITEBYTECODE"}
 
-# On two processors, as the tests wait for half of their time. Each worker gets a part of the
+# On two processors, as the tests wait for two thirds of their time. Each worker gets a part of the
 # tests, and one that has run its own takes over some of another's.
-WORKERS: Final = ("-n", "4", "--dist", "worksteal")
+WORKERS: Final = ("-n", "6", "--dist", "worksteal")
 QUICK: Final = ("-q", "-m", "not process and not server")
 TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 

@@ -86,9 +86,10 @@ def test_their_tests_notice_what_is_known(
     expected = EXPECTED[what, suite].keys()
     ends = run_on(shared_broker, what, suite, tmp_path / "first")
     noticed = {name: end for name, end in ends.items() if end}
-    if noticed.keys() != expected:  # theirs wait for a second or two, which a busy machine takes
-        again = run_on(shared_broker, what, suite, tmp_path / "second")
-        noticed = {name: end for name, end in noticed.items() if again[name]}
+    for turn in ("second", "third"):  # theirs wait for a second or two, which a busy machine takes
+        if noticed.keys() != expected:
+            again = run_on(shared_broker, what, suite, tmp_path / turn)
+            noticed = {name: end for name, end in noticed.items() if again[name]}
 
     assert noticed.keys() == expected, noticed
     assert len(ends) == {"functional": 13, "server": 55}[suite]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLANTED = sorted((Path(__file__).parent / "planted").glob("*.patch"))
 # Those that were found here need hundreds or thousands of seeds each.
 SOUGHT = scale([patch for patch in PLANTED if not patch.stem.startswith("found_")], PLANTED)
-SEEDS_A_BLOCK = scale(400, 2500)
+SEEDS_A_BLOCK = scale(300, 2500)
 BLOCKS = scale(1, 8)
 FOUND_WITHIN = scale(2000, 20_000)
 
