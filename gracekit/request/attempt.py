@@ -183,12 +183,19 @@ class Attempts:
         self._answer_early(job, failed(timeout_error(job.method)))
 
     def _answer_early(self, job: Job, outcome: Outcome) -> None:
-        """Answer the caller now; the task keeps slot and lease until its handler has returned."""
+        """Answer the caller now; the task keeps slot and lease until its handler has returned.
+
+        The reply is then off the record, so that recovery answers nobody a second time if this
+        process dies.
+        """
         if not job.task.cancellable or job.answered or job.reply is None:
             return
         job.answered = True
         self._heartbeats.end(job.task, job.reply)
-        self._do_beside(self._answers.send(job.reply, outcome))
+        if job.task.row_id is None:
+            self._do_beside(self._answers.send(job.reply, outcome))
+        else:
+            self._do_beside(self._answers.send_due(job.task.row_id, job.reply, outcome))
 
     def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
         """Run *step* in a task of its own, and keep a reference to it until it ends."""

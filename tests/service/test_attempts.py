@@ -42,11 +42,40 @@ async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
     assert loop.time() - begun == pytest.approx(5, abs=0.1)
     assert world.state("t") == "running"
     assert world.rows("SELECT owner FROM lease")[0]["owner"] == life.runtime.run_id
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+    assert world.state("t") == "running"
     await life.hears("task.finished")
     assert loop.time() - begun == pytest.approx(15, abs=0.1)
     assert world.state("t") == "failed"
+
+
+async def test_a_caller_that_was_answered_early_is_not_answered_by_the_next_start(
+    world: World, svc: Service
+):
+    """
+    Its reply queue may be gone by then: that would be counted as a reply that was given up.
+    """
+
+    @svc.rpc(timeout="5s")
+    async def slow(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(60)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(MethodTimeoutError):
+        await client.prepare(request_id="t").call(slow)
+    await asyncio.sleep(1)
+    await life.crash()
+    assert world.rows("SELECT * FROM reply") == []
+    again = await world.start(svc)
+
+    await world.until(lambda: world.state("t") == "errored")
     await world.settle()
-    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+    assert again.told("reply.given_up") == []
+    assert "reply_given_up" not in world.tally()
 
 
 async def test_a_deadline_is_the_earliest_of_all(world: World, svc: Service):
