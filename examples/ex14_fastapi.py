@@ -6,6 +6,7 @@ It needs `pip install '.[web,prometheus]' fastapi`.
 `gracekit.web.application(runtime)` is an ASGI application: probes for the platform, metrics for
 Prometheus, and the API for operators, who need a token to act. The Runtime owns the signals:
 SIGTERM drains the service, and uvicorn goes on answering until the drain is over.
+docs/embedding.md has such a program for production.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -23,9 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
-from gracekit import Context, RpcClient, Runtime, Service, Settings
+from gracekit import Context, GracekitError, RpcClient, Runtime, Service, Settings
+from gracekit.exits import exit_code_of
 from gracekit.web import application
 
 TOKEN = "3b8c1f6f0d5e4a7f9c2e"
@@ -62,6 +66,11 @@ async def main() -> int:
     async def films() -> str:
         client: RpcClient = app.state.client
         return await client.call(transcode, film="Alien")
+
+    @app.exception_handler(GracekitError)
+    async def fail(_request: Request, error: GracekitError) -> JSONResponse:
+        """For example if an operator cancels the task."""
+        return JSONResponse({"error": type(error).__name__}, status_code=502)
 
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3)
@@ -111,5 +120,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         TOKENS.touch(mode=0o600)
         TOKENS.write_text(f"deploy: {TOKEN}\n")
-        code = asyncio.run(main())
+        logging.basicConfig()  # warnings and errors of gracekit, too
+        try:
+            code = asyncio.run(main())
+        except GracekitError as error:  # the start was refused
+            print(f"Error: {error}", file=sys.stderr)
+            code = exit_code_of(error)
     sys.exit(code)

@@ -143,6 +143,65 @@ def test_each_answer_of_the_program_for_production_is_that_of_the_page(directory
 
 
 @pytest.mark.process
+def test_caller_of_a_task_that_fails_gets_its_id_and_the_class_of_the_error(
+    directory: Path, port: str
+):
+    """
+    502 for an exception of the handler and for an operator's order, and no traceback in the log.
+    """
+    inside = (directory / "inside.py").read_text()
+    fails = "    if n < 0:\n        raise KeyError(n)\n" + UNTIL_GO
+    (directory / "inside.py").write_text(inside.replace("    return 2 * n\n", fails))
+    url = f"http://127.0.0.1:{port}/double"
+
+    with ThreadPoolExecutor() as pool, running(directory, "embedded.py", port) as program:
+        assert wait_answer(program, f"http://127.0.0.1:{port}/readyz", 200) == '"serving"'
+        raised, again = (post(f"{url}/-4?request_id=id-raised") for _ in range(2))
+        waiting = pool.submit(post, f"{url}/4?request_id=id-ended")
+        program.wait_for(
+            lambda: "id-ended" in run(directory, "-m", "gracekit", "tasks", "--state", "running")
+        )
+        run(directory, "-m", "gracekit", "tasks", "cancel", "id-ended", "--reason", "not wanted")
+        ended = waiting.result(WAIT_S)
+        assert program.stop(signal.SIGTERM) == 0
+        log = program.log.read_text()
+
+    assert raised == again == (502, '{"request_id":"id-raised","error":"KeyError"}')
+    assert ended == (502, '{"request_id":"id-ended","error":"TaskCancelledError"}')
+    assert "Traceback" not in log
+    assert "service.serving" in log
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"GRACEKIT_DRAIN_TIMEOUT": "abc"}, ExitCode.CONFIG),
+        ({"GRACEKIT_TRANSPORT_URL": "amqp://127.0.0.1:1/"}, ExitCode.DEPENDENCY),
+        ({}, ExitCode.CONFIG),
+    ],
+    ids=["setting", "broker", "port"],
+)
+def test_program_for_production_that_is_refused_ends_as_gracekit_run_does(
+    directory: Path, wrong: dict[str, str], code: ExitCode
+):
+    """
+    The exit code of the error, and one line; with an empty *wrong* the port alone is in use.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str((free if wrong else taken).getsockname()[1])
+        if wrong:
+            free.close()
+        with running(directory, "embedded.py", port, **wrong) as program:
+            assert program.process.wait(WAIT_S) == code
+            said = program.log.read_text()
+
+    assert "Traceback" not in said
+    assert re.findall(r"^Error: .*$", said, re.MULTILINE) == said.splitlines()[-1:]
+
+
+@pytest.mark.process
 def test_program_with_signals_of_its_own_ends_with_the_code_of_the_drain(directory: Path):
     """
     Its handler asks for the stop, and `serve` returns the report.
