@@ -761,6 +761,7 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
     found = await seen(settings, svc)
 
     assert one(found, "waiting").seen == "1 in compute"
+    assert one(found, "waiting").level is Level.OK
     dead = one(found, "dead letters")
     assert dead.level is Level.WARN
     assert dead.seen.startswith("2 in compute_dead: ")
@@ -768,7 +769,7 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
 
 async def test_what_waits_for_a_host_that_is_gone_is_counted(settings, svc, rabbit_url):
     """
-    AMQP lists no queues, but the store knows which hosts have run.
+    AMQP lists no queues, but the store knows which hosts have run. Nobody reads them: a warning.
     """
     async with Runtime(svc, replace(settings, host="old")):
         pass
@@ -781,6 +782,7 @@ async def test_what_waits_for_a_host_that_is_gone_is_counted(settings, svc, rabb
 
     waits = "1 in compute.old (nobody reads it), 1 in compute-ops.old-0 (nobody reads it)"
     assert one(found, "waiting").seen == one(nameless, "waiting").seen == waits
+    assert one(found, "waiting").level is one(nameless, "waiting").level is Level.WARN
 
 
 async def test_only_the_newest_names_on_record_are_asked_about(settings, svc, monkeypatch):

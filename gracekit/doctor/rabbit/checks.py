@@ -31,6 +31,10 @@ ALLOW: Final = (
     "give the user configure, write and read on what the service declares "
     "(rabbitmqctl set_permissions)"
 )
+WAKE: Final = (
+    "start a run with that `host` (or `instance`), which reads the queue and runs what waits; if "
+    "the host does not come back: docs/operating.md, Remove what old hosts have left"
+)
 MOST_AWAY: Final = 50
 """Of so many other names on record, the newest, the queues are asked about."""
 _UNKNOWN: Final = BrokerAnswer(fit=Fit.UNCLEAR)
@@ -282,12 +286,20 @@ class BrokerChecks:
         queues = [queue_entity(queue) for topic in self._topics for queue in topic.queues]
         counts = [(self._messages(entity), entity.name) for entity in queues]
         waiting = [f"{number} in {name}" for number, name in counts if number]
-        waiting += [
-            f"{answer.messages} in {entity.name}{'' if answer.consumers else ' (nobody reads it)'}"
+        away = [
+            (answer.messages, entity.name, not answer.consumers)
             for entity, answer in self._report.away.items()
             if answer.messages
         ]
-        yield ok("waiting", (", ".join(waiting) or "no message waits") + self._not_asked())
+        waiting += [
+            f"{number} in {name}{' (nobody reads it)' if unread else ''}"
+            for number, name, unread in away
+        ]
+        seen = (", ".join(waiting) or "no message waits") + self._not_asked()
+        if any(unread for _, _, unread in away):
+            yield warn("waiting", seen, WAKE)
+        else:
+            yield ok("waiting", seen)
 
     def _not_asked(self) -> str:
         names = max(len(topic.away) for topic in self._topics) - MOST_AWAY
@@ -333,7 +345,7 @@ class BrokerChecks:
                 "dead letters",
                 f"{', '.join(dead)}: requests that were rejected, expired or came back too often",
                 "find their senders: docs/rabbitmq.md has programs that list them, remove one, or "
-                "send all again; `gracekit tasks --state rejected` says why the service refused "
+                "send them again; `gracekit tasks --state rejected` says why the service refused "
                 "some. They stay until somebody takes or purges them",
             )
         elif self._profile.dead_letters:
