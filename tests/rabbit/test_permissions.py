@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -414,7 +416,7 @@ async def test_an_operator_looks_at_dead_letters_as_the_page_shows(rabbit_url: s
         first = await look(login(OPERATOR), "compute_dead")
         same = await look(login(OPERATOR), "compute_dead", remove="of another")
         odd = first[1].split()[0]
-        await look(login(OPERATOR), "compute_dead", remove=odd)
+        removed = await look(login(OPERATOR), "compute_dead", remove=odd)
         left = await look(login(OPERATOR), "compute_dead")
 
     assert [line.partition(" 20")[0] for line in first] == [
@@ -423,18 +425,89 @@ async def test_an_operator_looks_at_dead_letters_as_the_page_shows(rabbit_url: s
         "c double {'n': 4} rejected in compute",
     ]
     assert same == first
+    assert removed == [first[0], f"{first[1]} REMOVED", first[2]]
     assert left == [first[0], first[2]]
+
+
+async def test_the_same_program_shows_what_waits_for_a_host_that_is_gone(rabbit_url: str, login):
+    """
+    A request in the queue of a host has never died; the service may read it, and its operator not.
+    """
+    names: dict[str, Any] = {"__name__": "look"}
+    exec(Page("rabbitmq.md").files["look.py"], names)
+    queue = directed_queue("compute", "oldhost")
+    async with transport_to(rabbit_url) as owner:
+        await owner.declare([queue])
+        await owner.publish(queue, Message(body=DOUBLE))
+
+        assert await names["look"](login(SERVICE), queue.name) == ["a double {'n': 2}"]
+
+
+def test_an_id_that_no_dead_letter_has_is_a_failure_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    It prints what there is, and ends with 1.
+    """
+    text = Page("rabbitmq.md").files["look.py"]
+    monkeypatch.setattr(sys, "argv", ["look.py", "amqp://", "compute_dead", "nothing"])
+    monkeypatch.setattr(asyncio, "run", lambda coro: coro.close() or ["a double {'n': 2}"])
+
+    with pytest.raises(SystemExit, match="no message has the id nothing"):
+        exec(text, {"__name__": "__main__"})
+
+
+def program_of_again(directory: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The page's `send_again`, with `look.py` beside it."""
+    Page("rabbitmq.md").make_importable(directory, patch)
+    for name in ("look", "again"):
+        patch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("again").send_again
+
+
+async def test_an_operator_sends_one_dead_letter_again_and_none_that_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rabbit_url: str, login
+) -> None:
+    """
+    The others stay, in their order; a call that has expired stays even if all are sent again.
+    """
+    send_again = program_of_again(tmp_path, monkeypatch)
+    look = importlib.import_module("look").look
+    queue = shared_queue("compute")
+    async with transport_to(rabbit_url) as owner, aiormq.Connection(rabbit_url) as connection:
+        channel = await connection.channel()
+        await owner.declare([queue])
+        await channel.basic_publish(
+            DOUBLE,
+            routing_key=queue.name,
+            properties=Basic.Properties(expiration="0"),
+        )
+        while not await look(login(OPERATOR), "compute_dead"):
+            pass  # the broker is about to move it
+        for body in (PING, TWICE):
+            await owner.publish(queue, Message(body=body))
+            letter = await channel.basic_get(queue.name)
+            await channel.basic_reject(letter.delivery_tag, requeue=False)
+
+        none = await send_again(login(OPERATOR), "compute_dead", "unknown")
+        one = await send_again(login(OPERATOR), "compute_dead", "c")
+        left = await look(login(OPERATOR), "compute_dead")
+        rest = await send_again(login(OPERATOR), "compute_dead")
+        (expired,) = await look(login(OPERATOR), "compute_dead")
+
+    assert (none, one, rest) == (0, 1, 1)
+    assert [line.split()[0] for line in left] == ["a", "b"]
+    assert expired.startswith("a double {'n': 2} expired in compute ")
 
 
 @pytest.mark.parametrize("number", [0, 2])
 async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
-    tmp_path: Path, rabbit_url: str, login, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rabbit_url: str, login, number: int
 ) -> None:
     """
     Each to the queue from which it came, and a service then runs it.
     """
-    names: dict[str, Any] = {"__name__": "again"}
-    exec(Page("rabbitmq.md").files["again.py"], names)
+    send_again = program_of_again(tmp_path, monkeypatch)
     seen = list[str]()
     settings = Settings(
         store_url=f"sqlite:///{tmp_path}/store.db", transport_url=rabbit_url, host="node-1"
@@ -448,8 +521,8 @@ async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
             letter = await channel.basic_get(queue.name)
             await channel.basic_reject(letter.delivery_tag, requeue=False)
 
-        assert await names["send_again"](login(OPERATOR), "compute_dead") == number
-        assert await names["send_again"](login(OPERATOR), "compute_dead") == 0
+        assert await send_again(login(OPERATOR), "compute_dead") == number
+        assert await send_again(login(OPERATOR), "compute_dead") == 0
         async with Runtime(a_service(seen), settings):
             await asyncio.to_thread(wait_until, lambda: len(seen) == number, "those sent again")
 
