@@ -77,7 +77,8 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
     if version > len(migrations):
         raise SchemaTooNewError(
             f"{path} has schema version {version} and this gracekit knows up to "
-            f"{len(migrations)}; upgrade this process or use another store"
+            f"{len(migrations)}; upgrade this process or use another store (to stay with this "
+            "version: docs/releases.md, Go back)"
         )
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 from gracekit.testing import InMemoryService, TaskState
 from gracekit.testing import run as play
 from gracekit.version import VERSION
+from tests.cli.kit import Running, gracekit, write_service
 from tests.docs.pages import ROOT, Page
 
 PAGE = Page("releases.md")
@@ -68,6 +71,53 @@ def test_an_old_version_refuses_what_a_newer_one_has_migrated(tmp_path: Path, pa
         migrate(connection, texts[:-1], path="file.db")
 
     assert isinstance(caught.value, ConfigError)
+    assert "docs/releases.md, Go back" in str(caught.value)
+    assert "## Go back" in PAGE.text
+
+
+def test_the_changelog_names_the_schemas_of_this_version():
+    """
+    `gracekit doctor` of an older checkout shows its own numbers, to compare with.
+    """
+    store, queue = (len(load_migrations(package)) for package in (MIGRATIONS, QUEUES_SCHEMA))
+
+    assert f"schema {store} of the store and schema {queue} of the queue file" in CHANGELOG
+
+
+@pytest.mark.process
+def test_the_steps_to_go_back_lose_nothing_that_was_accepted(tmp_path: Path):
+    """
+    Each condition of the page is fulfilled before the files move; then the copy is the store.
+    """
+    directory, copy = tmp_path / "site", tmp_path / "before.db"
+    directory.mkdir()
+    write_service(directory)
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "call", "compute", "echo", "--id", "before")
+        assert gracekit(directory, "store", "backup", str(copy)).code == 0
+        gracekit(directory, "call", "compute", "echo", "--id", "after")
+        waiting = gracekit(directory, "doctor").out
+        conditions = [
+            gracekit(directory, command).out.strip() for command in ("tasks", "pending", "holds")
+        ]
+        assert gracekit(directory, "drain").code == 0
+        run.wait()
+    exits = gracekit(directory, "status").out
+    _, moves, restore = re.findall(r"^   ```sh\n(.*?)^   ```", PAGE.text, re.MULTILINE | re.DOTALL)
+    for block in (moves, restore.replace("/backups/before.db", str(copy))):
+        subprocess.run(["/bin/sh", "-ec", textwrap.dedent(block)], cwd=directory, check=True)
+    doctor = gracekit(directory, "doctor").out
+    with Running(directory, "--instance", "api-1"):
+        listed = gracekit(directory, "tasks", "--state", "all", "--json").json["tasks"]
+
+    assert "ok    waiting: no message waits" in waiting
+    assert "ok    waiting: no message waits" in PAGE.text
+    assert [f"`{said}`" in PAGE.text for said in conditions] == [True] * 3, conditions
+    assert re.search(r"drained +0 ", exits), exits
+    (kept,) = directory.glob("new-version-*")
+    assert {one.name for one in kept.iterdir()} >= {"gracekit-store.db", "gracekit.db"}
+    assert "it is a backup that no service has started with" in doctor
+    assert [task["request_id"] for task in listed] == ["before"]
 
 
 def test_a_failed_migration_changes_nothing(tmp_path: Path):

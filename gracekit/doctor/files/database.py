@@ -104,7 +104,8 @@ def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> F
         return fail(
             "schema",
             f"version {version}, and this gracekit knows up to {known}",
-            "upgrade gracekit here, or use another file",
+            "upgrade gracekit here, or use another file; to stay with this version: "
+            "docs/releases.md, Go back",
         )
     if version < known:
         return warn(
