@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gracekit.dispatcher import Dispatcher
-from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
+from gracekit.errors import GracekitError
 from gracekit.journal.order_rows import (
     OrderIncident,
     OrderTarget,
@@ -143,13 +143,7 @@ class Orders:
         if task.row_id is not None and await target_of(journal.engine, task.row_id) is not None:
             add_taken(batch, task.row_id, journal.run_id, order)
         incident.add(batch)
-        try:
-            await journal.commit(batch)
-        except ConflictError:
-            return False
-        except UnknownCommitError:
-            return await incident.stands(journal.engine)
-        return True
+        return await incident.is_committed(journal.commit(batch), journal.engine)
 
     def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
         if task.order is None:  # a repeated order must not cancel the handler's clean-up
@@ -191,13 +185,8 @@ class Orders:
         incident = self._incident(target.request_id, target.method, order, state_of(target))
         batch = Batch(Point.SETTLE)
         add_order(batch, target, outcome, incident, dead=False)
-        try:
-            await self._journal.commit(batch)
-        except ConflictError:
+        if not await incident.is_committed(self._journal.commit(batch), self._journal.engine):
             return None
-        except UnknownCommitError:
-            if not await incident.stands(self._journal.engine):
-                return None
         self._trigger.poke()
         state = TaskState.ACCEPTED if outcome is None else outcome.state
         self._tell(target.request_id, target.method, order, state)

@@ -8,13 +8,13 @@ whether it took effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from gracekit.errors import StoreError
+from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json, order_from, to_json
 from gracekit.journal.tasks_sql import COUNT, NOTE
@@ -250,6 +250,20 @@ class OrderIncident(msgspec.Struct, frozen=True, kw_only=True):
         """Count the order, and list it as an incident."""
         batch.add(COUNT, self.what, 1)
         batch.add(NOTE, self.at, self.run_id, self.what, self.request_id, self.method, self.detail)
+
+    async def is_committed(self, commit: Awaitable[object], engine: Queries) -> bool:
+        """Wait for the *commit* of a batch that has this incident; return whether it took effect.
+
+        It did not if a row has changed meanwhile, or if its end is unknown and the incident is not
+        on record.
+        """
+        try:
+            await commit
+        except ConflictError:
+            return False
+        except UnknownCommitError:
+            return await self.stands(engine)
+        return True
 
     async def stands(self, engine: Queries) -> bool:
         """Whether it is on record, so that the commit that it was part of took effect."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.errors import ConflictError, StoreError, UnknownCommitError
+from gracekit.errors import StoreError
 from gracekit.journal.order_rows import (
     OrderIncident,
     OrderTarget,
@@ -64,21 +64,13 @@ class LeftOrders:
             )
             batch = Batch(Point.SETTLE)
             add_order(batch, target, outcome, incident, dead=False)
-            await self._commit(batch, incident)
-        except ConflictError:
-            return False
+            if not await incident.is_committed(journal.commit(batch), journal.engine):
+                return False
         except StoreError as error:
             self._telemetry.emit("store.error", what="orders", error=str(error))
             return False
         self._tell(target, outcome.state)
         return True
-
-    async def _commit(self, batch: Batch, incident: OrderIncident) -> None:
-        try:
-            await self._journal.commit(batch)
-        except UnknownCommitError:
-            if not await incident.stands(self._journal.engine):
-                raise
 
     def _tell(self, target: OrderTarget, end: TaskState) -> None:
         self._telemetry.emit(

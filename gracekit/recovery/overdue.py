@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gracekit import backoff
-from gracekit.errors import ConflictError, StoreError, UnknownCommitError
+from gracekit.errors import StoreError
 from gracekit.journal.order_rows import OrderIncident, OrderTarget
 from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.pending import add_end
@@ -87,13 +87,8 @@ class Overdue:
         batch = Batch(Point.UNPARK)
         add_end(batch, target, outcome, news)
         incident.add(batch)
-        try:
-            await journal.commit(batch)
-        except ConflictError:
+        if not await incident.is_committed(journal.commit(batch), journal.engine):
             return False
-        except UnknownCommitError:
-            if not await incident.stands(journal.engine):
-                return False
         self._tell(target)
         return True
 
