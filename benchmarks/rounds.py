@@ -37,9 +37,9 @@ CALLS: Final = {1: 400, 32: 2048, 256: 2048}
 OWN_CALLS: Final = {1: 400, 32: 1024}
 """The same by each library's own client."""
 WIDTH: Final = 32
-"""With so many waiting, processor time is told."""
+"""With so many waiting, processor time is shown."""
 BY_STAGE: Final = 20_000
-"""Casts, and calls, whose processor time is told by stage."""
+"""Casts, and calls, whose processor time is shown by stage."""
 NOT_BY_STAGE: Final = ("requeue-defaults", "retry-watched")
 """They do what `requeue` and `retry` do."""
 IN_FLIGHT: Final = 50_000

@@ -59,7 +59,7 @@ TAKE_REPLIES_OF_THE_DEAD: Final = "UPDATE reply SET owner = ?1 WHERE owner = ?2"
 # A row that was running at a crash has a settle time. Rows that were not running could be claimed
 # at once: suspects among them would begin first, and the task that caused the crash would later
 # begin beside them. So all rows with crashes wait for the last settle time of such rows. An `error`
-# row never begins again, so nobody waits for it.
+# row never begins again, so no row waits for it.
 # ?1 is now, ?2 the latest moment, ?3 the service.
 _LAST_TO_SETTLE: Final = f"""
 (SELECT CASE WHEN max(other.not_before) < ?2 THEN max(other.not_before) ELSE ?2 END

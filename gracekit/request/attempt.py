@@ -185,8 +185,8 @@ class Attempts:
     def _answer_early(self, job: Job, outcome: Outcome) -> None:
         """Answer the caller now; the task keeps slot and lease until its handler has returned.
 
-        The reply is then off the record, so that recovery answers nobody a second time if this
-        process dies.
+        The reply is then off the record, so that recovery does not answer the caller again if
+        this process dies.
         """
         if not job.task.cancellable or job.answered or job.reply is None:
             return
