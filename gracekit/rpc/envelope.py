@@ -123,8 +123,12 @@ def name_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> st
     Raises:
         BadMessageError: it is no text, is too long, or has a NUL, which stores refuse.
     """
-    value = text_in(message, key, longest)
-    if value is not None and "\0" in value:
+    value = message.get(key)
+    if value is None:
+        return None
+    if type(value) is not str or len(value) > longest:
+        return text_in(message, key, longest)  # which refuses it, and says why
+    if "\0" in value:
         raise BadMessageError(f"{key} has a NUL character, which no store takes: {excerpt(value)}")
     return value
 

@@ -120,6 +120,8 @@ def caller_in(message: JsonObject) -> ReplyAddress | None:
 
 
 def _address(message: JsonObject) -> ReplyAddress | None:
+    if "_msg_id" not in message and "_reply_q" not in message:
+        return None  # a cast, as most requests are
     msg_id, queue = name_in(message, "_msg_id"), name_in(message, "_reply_q")
     if not msg_id or not queue:
         return None
