@@ -166,17 +166,21 @@ def _add_parked(path: Path, size: int) -> None:
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute(
         """
-INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version, args,
-    context, content_hash, on_interrupt, settle_s, state, reason, detail, attempts, accepted_at,
+INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version,
+    content_hash, on_interrupt, settle_s, state, reason, detail, attempts, accepted_at,
     started_at, parkings, parked_at, parked_ahead_s, pending_deadline, requested,
     resource_kind, resource_id)
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 SELECT lower(hex(randomblob(16))), '', 'bench', 'requests', 'bench', 'shared', '', 'work', '1.0',
-    '{"vm":"vm-1","note":"x"}', '{}', lower(hex(randomblob(16))), 'retry', 10.0, 'pending',
+    lower(hex(randomblob(16))), 'retry', 10.0, 'pending',
     'no_capacity', 'no room', 1, unixepoch(), unixepoch(), 1, unixepoch(), 0.0,
     unixepoch() + 86400 + i * 0.1, '{"memory_mb":8192}', 'vm', 'vm-' || i
 FROM n WHERE ?1 > 0""",
         (size,),
+    )
+    connection.execute(
+        "INSERT INTO content "
+        """SELECT id, '{"vm":"vm-1","note":"x"}', '{}' FROM task WHERE state = 'pending'"""
     )
     connection.execute(
         "INSERT INTO tally (what, n) VALUES ('accepted', ?1) "

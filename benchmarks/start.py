@@ -40,17 +40,21 @@ VALUES ('dead', 'bench', 'bench', 'bench-0', 1000, '0', ?, ?, ?, 1, '/nowhere', 
     'bench', 'bench-ops', 'memory://', unixepoch(), unixepoch())"""
 _ROWS: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version,
-    args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, owner,
+    content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, owner,
     attempts, accepted_at, started_at)
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 SELECT lower(hex(randomblob(16))), '', 'bench', 'requests', 'bench', 'shared', '',
     iif(?2 AND i % 3, 'work_on', 'work'), '1.0',
-    json_object('vm', 'vm-' || i, 'note', hex(zeroblob(85))), '{}', lower(hex(randomblob(16))),
+    lower(hex(randomblob(16))),
     iif(i % 3 = 1, 'error', 'retry'), 0.0,
     iif(?2 AND i % 3, 'vm', NULL), iif(?2 AND i % 3, 'vm-' || i, NULL),
     iif(i % 3, 'running', 'accepted'), 'dead', iif(i % 3, 1, 0), unixepoch(),
     iif(i % 3, unixepoch(), NULL)
 FROM n"""
+_CONTENT: Final = """
+INSERT INTO content
+SELECT id, json_object('vm', coalesce(resource_id, 'vm-1'), 'note', hex(zeroblob(85))), '{}'
+FROM task"""
 _OPEN: Final = """
 SELECT count(*) FROM task WHERE state IN ('accepted', 'running', 'handed_over')"""
 
@@ -88,7 +92,7 @@ async def _start(directory: Path, name: str, rows: int, *, named: bool) -> tuple
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     run = (mine.boot_id, mine.pid_ns, gone.pid)
-    for sql, values in ((_RUN, run), (_ROWS, (rows, int(named)))):
+    for sql, values in ((_RUN, run), (_ROWS, (rows, int(named))), (_CONTENT, ())):
         connection.execute(sql, values)
     begun = time.perf_counter()
     async with serving(Site(), directory, name, max_accepted=1000, max_running=100):

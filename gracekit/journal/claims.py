@@ -16,7 +16,7 @@ from gracekit.journal import claims_sql as sql
 from gracekit.journal import findings_sql, outbox_sql
 from gracekit.journal.rows import Address, TaskRow, address_of, task_row
 from gracekit.journal.tasks import Journal
-from gracekit.journal.tasks_sql import COUNT, HOOK_DONE
+from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, REMOVE_CONTENT
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row
 from gracekit.tracker.task import Lane, TaskState
@@ -315,7 +315,9 @@ class Claims:
             failed: Why its call has failed; empty if it has not.
         """
         batch = Batch(Point.ERRORED_DONE)
-        batch.add(HOOK_DONE, int(self._journal.keep_failed), row.id)
+        batch.add(HOOK_DONE, row.id)
+        if not self._journal.keep_failed:
+            batch.add(REMOVE_CONTENT, row.id)
         if given_up or failed:
             what = "hook_given_up" if given_up else "hook_failed"
             batch.add_up(COUNT, what, 1)

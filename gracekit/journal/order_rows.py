@@ -17,7 +17,7 @@ import msgspec
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json, order_from, to_json
-from gracekit.journal.tasks_sql import COUNT, NOTE
+from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import RETRIED, TERMINAL, Lane, Order, TaskState, Verb
@@ -369,6 +369,8 @@ def add_order(
             *(int(outcome.state is TaskState.ERRORED), target.id, owner, state.value),
             expect=1,
         )
+        if outcome.state is not TaskState.ERRORED:
+            batch.add(REMOVE_CONTENT, target.id)
         batch.add(sql.REPLY_DUE, incident.at, target.id)
     incident.add(batch)
 
@@ -381,5 +383,7 @@ def add_drop_hook(
     A conflict if it was called since the row was read. With *keep* the arguments of the task stay,
     so that it can be retried.
     """
-    batch.add(sql.DROP_HOOK, int(keep), target.id, int(target.calling), target.owner, expect=1)
+    batch.add(sql.DROP_HOOK, target.id, int(target.calling), target.owner, expect=1)
+    if not keep:
+        batch.add(REMOVE_CONTENT, target.id)
     incident.add(batch)

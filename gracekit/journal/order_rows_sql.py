@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.journal.tasks_sql import HOOK_DONE
+from gracekit.journal.tasks_sql import HAS_CONTENT, HOOK_DONE
 
 NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
@@ -13,7 +13,7 @@ NAMES: Final = (
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""
-SELECT {", ".join(NAMES[:-2])}, args IS NOT NULL,
+SELECT {", ".join(NAMES[:-2])}, {HAS_CONTENT},
     EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """
 TARGET_OF_ID: Final = f"{_TARGETS} id = ?"
 TARGET_OF_KEY: Final = f"{_TARGETS} request_id = ? AND recipient = ?"
@@ -40,7 +40,6 @@ UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = 
 WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'running'"""
 END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5, probing = 0,
-    args = CASE WHEN ?6 = 1 THEN args END, context = CASE WHEN ?6 = 1 THEN context END,
     errored_due = ?6
 WHERE id = ?7 AND owner IS NOT DISTINCT FROM ?8 AND state = ?9"""
 REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
@@ -54,16 +53,16 @@ WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
 # Its replies were sent, its hook was called, its lease is free. So the row is open again as if just
 # accepted, but keeps its cursor, its attempts and, until the next end, its last failure. It has no
 # expiry any more, as its caller was answered.
-RUN_AGAIN: Final = """
+RUN_AGAIN: Final = f"""
 UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
     result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
     hook_crashes = 0, pending_deadline = NULL, ordered = NULL
-WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
+WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND {HAS_CONTENT}
     AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
 # It was not called since the row was read, here or by a run that has adopted the row.
 DROP_HOOK: Final = f"""{HOOK_DONE}
-    AND errored_due = 1 AND calling = ?3 AND owner IS NOT DISTINCT FROM ?4"""
+    AND errored_due = 1 AND calling = ? AND owner IS NOT DISTINCT FROM ?"""
 STANDS: Final = """
 SELECT 1 FROM incident WHERE at = ? AND run_id = ? AND what = ? AND request_id = ? AND detail = ?"""
 FREE_OF_THE_DEAD: Final = "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?"

@@ -23,7 +23,7 @@ from gracekit.journal.order_rows import (
 from gracekit.journal.outbox import News
 from gracekit.journal.rows import Outcome, from_json, to_json
 from gracekit.journal.tasks import Journal
-from gracekit.journal.tasks_sql import COUNT
+from gracekit.journal.tasks_sql import COUNT, REMOVE_CONTENT
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
@@ -205,8 +205,11 @@ def add_run_again(
         news: For the notification.
         args: All arguments of the task, if some were replaced.
     """
-    text = None if args is None else to_json(dict(args))
-    batch.add(sql.RUN_AGAIN, text, target.id, target.parkings, expect=1)
+    if args is not None:
+        text = to_json(dict(args))
+        batch.add(sql.RESET_CURSOR, target.id, text)
+        batch.add(sql.ARGS, text, target.id)
+    batch.add(sql.RUN_AGAIN, target.id, target.parkings, expect=1)
     outbox.add_update(batch, subject_of(target), news, TaskState.PENDING, TaskState.ACCEPTED)
 
 
@@ -228,6 +231,8 @@ def add_end(batch: Batch, target: OrderTarget, outcome: Outcome, news: News) -> 
         *(int(outcome.state is TaskState.ERRORED), target.id, target.parkings),
         expect=1,
     )
+    if outcome.state is not TaskState.ERRORED:
+        batch.add(REMOVE_CONTENT, target.id)
     outbox.add_update(
         batch,
         subject_of(target),

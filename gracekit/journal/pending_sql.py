@@ -21,15 +21,17 @@ UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, deta
     pending_deadline = ?8
 WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11 AND ordered IS NULL"""
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
-# A cursor is valid only with the arguments with which it was reached, so new ones reset it.
+# A cursor is valid only with the arguments with which it was reached, so new ones reset it. Part of
+# the commit that lets the task run again.
+RESET_CURSOR: Final = """
+UPDATE task SET cursor = NULL, cursor_at = NULL
+WHERE id = ? AND ? <> (SELECT args FROM content WHERE content.task_id = task.id)"""
+ARGS: Final = "UPDATE content SET args = ? WHERE task_id = ?"
 RUN_AGAIN: Final = """
-UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL,
-    args = coalesce(?1, args), cursor = CASE WHEN coalesce(?1, args) = args THEN cursor END,
-    cursor_at = CASE WHEN coalesce(?1, args) = args THEN cursor_at END
-WHERE id = ?2 AND owner IS NULL AND state = 'pending' AND parkings = ?3"""
+UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL
+WHERE id = ? AND owner IS NULL AND state = 'pending' AND parkings = ?"""
 END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5,
-    args = CASE WHEN ?6 = 1 THEN args END, context = CASE WHEN ?6 = 1 THEN context END,
     requested = NULL, errored_due = ?6
 WHERE id = ?7 AND owner IS NULL AND state = 'pending' AND parkings = ?8"""
 NEXT_DEADLINE: Final = f"SELECT min(pending_deadline) FROM task WHERE {_IS_PENDING}"
@@ -38,7 +40,9 @@ SHOWN: Final = (
     "reason", "detail", "attempts", "parkings", "parked_at", "pending_deadline", "requested",
     "accepted_at", "finished_at",
 )  # fmt: skip
-CALL: Final = "SELECT namespace, method, version, args FROM task WHERE id = ? AND state = 'pending'"
+CALL: Final = """
+SELECT namespace, method, version, args FROM task JOIN content ON content.task_id = task.id
+WHERE id = ? AND state = 'pending'"""
 _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
 # Uses the index of open rows, which has those of one owner and state in the order of their ids.
 SHOWN_PAGE: Final = f"""

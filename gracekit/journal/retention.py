@@ -70,6 +70,7 @@ class Retention:
             # Rejected rows were never counted as accepted.
             batch.add(sql.COUNT_REMOVED.format(marks=_marks(ids)), *ids)
             removed.append(batch.ask(sql.REMOVE.format(marks=_marks(ids)), *ids))
+            batch.add(sql.REMOVE_CONTENT.format(marks=_marks(ids)), *ids)
         for old, remove in sql.PAST:
             found = await self._journal.engine.query(old, moment, REMOVE_AT_ONCE)
             if ids := [row[0] for row in found]:

@@ -10,7 +10,7 @@ import msgspec
 
 from gracekit.config.choices import OnInterrupt, need_choice
 from gracekit.errors import StoreError
-from gracekit.journal.tasks_sql import ROW_COLUMNS
+from gracekit.journal.tasks_sql import COLUMNS, CONTENT_COLUMNS
 from gracekit.store.batch import Row
 from gracekit.tracker.task import (
     Interruption,
@@ -244,7 +244,7 @@ def task_row(columns: Row) -> TaskRow:
 MET_ALONE: Final = 2
 """Value of the column `alone`: nothing else ran when the process died. 1 means that nothing else
 runs now, and 0 neither."""
-_COLUMN_NAMES: Final = tuple(name.strip() for name in ROW_COLUMNS.split(","))
+_COLUMN_NAMES: Final = (*COLUMNS, *CONTENT_COLUMNS)
 ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.INTERRUPTED: "it was started and its end is not known",
     Reason.ATTEMPTS: "each of its attempts ended with the process, or was cancelled by something "

@@ -25,6 +25,7 @@ from gracekit.journal.rows import (
 )
 from gracekit.journal.tasks_sql import (
     ACCEPT,
+    ACCEPT_CONTENT,
     ACCEPT_REPLY,
     ADD_REPLY,
     BEGIN,
@@ -45,6 +46,7 @@ from gracekit.journal.tasks_sql import (
     NOTE_OF_ROW,
     PAROLES,
     REJECT,
+    REMOVE_CONTENT,
     REMOVE_NOTES,
     REMOVE_REJECTED,
     REPLIES,
@@ -178,8 +180,6 @@ class Journal:
             request.namespace,
             request.method,
             request.version,
-            to_json(request.args),
-            to_json(request.context),
             request.content_hash,
             request.on_interrupt,
             request.settle_s,
@@ -193,11 +193,11 @@ class Journal:
             int(begin),
             now if begin else None,
         )
+        batch.add(ACCEPT_CONTENT, to_json(request.args), to_json(request.context), of=index)
         if request.reply is not None:
             reply = request.reply
             address = (reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s)
-            key = (request.request_id, request.recipient)
-            batch.add(ACCEPT_REPLY, *address, int(reply.knows_pending), *key)
+            batch.add(ACCEPT_REPLY, *address, int(reply.knows_pending), of=index)
         if begin and request.resource is not None:
             key = (request.request_id, request.recipient)
             batch.add(TOKEN, *request.resource, *key, expect=1)
@@ -324,14 +324,14 @@ class Journal:
             outcome.reason,
             outcome.detail,
             now,
-            int(kept),
-            int(kept),
             int(errored_hook),
             row_id,
             self.run_id,
             expected.word,
             expect=1,
         )
+        if not kept:
+            batch.add(REMOVE_CONTENT, row_id)
         return replies if owing else finished
 
     async def monitored(self, row_id: int) -> list[Address]:
@@ -370,7 +370,7 @@ class Journal:
 
     def add_context(self, batch: Batch, task: TrackedTask, context: Mapping[str, Any]) -> None:
         """Replace the context of a running task's row, to add the trace of its last attempt."""
-        batch.add(CONTEXT, to_json(context), task.row_id, self.run_id)
+        batch.add(CONTEXT, to_json(context), task.row_id)
 
     def add_hand_over(
         self,

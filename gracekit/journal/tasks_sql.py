@@ -5,28 +5,35 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-ROW_COLUMNS: Final = (
-    "id, request_id, recipient, lane, queue, route, target, namespace, method, version, args, "
-    "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
-    "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
-    "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
-    "hook_crashes, caller_hash, service, parkings, pending_deadline, ordered"
+COLUMNS: Final = (
+    "id", "request_id", "recipient", "lane", "queue", "route", "target", "namespace", "method",
+    "version", "content_hash", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "token", "cursor",
+    "accepted_at", "started_at", "finished_at", "expires_at", "next_check", "waiting_since",
+    "result", "failure", "errored_due", "alone", "hook_crashes", "caller_hash", "service",
+    "parkings", "pending_deadline", "ordered",
+)  # fmt: skip
+CONTENT_COLUMNS: Final = ("args", "context")
+_CONTENT_OF: Final = "FROM content WHERE content.task_id = task.id"
+ROW_COLUMNS: Final = ", ".join(
+    (*COLUMNS, *(f"(SELECT {name} {_CONTENT_OF})" for name in CONTENT_COLUMNS))
 )
+HAS_CONTENT: Final = f"EXISTS (SELECT 1 {_CONTENT_OF})"
 # One statement for a task that waits and for one that begins in the same commit, which differ in
 # state, attempts and started_at.
 ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
-    version, args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id,
-    owner, accepted_at, expires_at, caller_hash, state, attempts, started_at, crashes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+    version, content_hash, on_interrupt, settle_s, resource_kind, resource_id, owner, accepted_at,
+    expires_at, caller_hash, state, attempts, started_at, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
+ACCEPT_CONTENT: Final = "INSERT INTO content (task_id, args, context) VALUES (?, ?, ?)"
 ACCEPT_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
-SELECT id, ?, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
-# ?1 is whether arguments and context stay, for an operator's retry.
-HOOK_DONE: Final = """
-UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 = 1 THEN args END,
-    context = CASE WHEN ?1 = 1 THEN context END WHERE id = ?2"""
+VALUES (?, ?, ?, ?, ?, ?)"""
+# Arguments stay if an errored hook, or an operator's retry, may need them.
+REMOVE_CONTENT: Final = "DELETE FROM content WHERE task_id = ?"
+HOOK_DONE: Final = "UPDATE task SET errored_due = 0, calling = 0 WHERE id = ?"
 COUNT: Final = """
 INSERT INTO tally (what, n) VALUES (?, ?)
 ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
@@ -44,10 +51,8 @@ WAITS: Final = "UPDATE task SET waiting_since = ? WHERE id = ? AND owner = ? AND
 TOKEN: Final = """
 UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
 WHERE request_id = ? AND recipient = ?"""
-# Arguments stay if an errored hook, or an operator's retry, may need them.
 FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
-    args = CASE WHEN ? = 1 THEN args END, context = CASE WHEN ? = 1 THEN context END,
     errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
 FINISH_OWING_NOTHING: Final = (
@@ -61,7 +66,8 @@ _REPLIES: Final = (
 REPLIES: Final = f"{_REPLIES} AND owner IS NULL"
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ? AND owner IS NULL"
 REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
-CONTEXT: Final = "UPDATE task SET context = ? WHERE id = ? AND owner = ? AND state = 'running'"
+# Part of a commit that changes the row of the task.
+CONTEXT: Final = "UPDATE content SET context = ? WHERE task_id = ?"
 HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
     crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,

@@ -28,6 +28,7 @@ class Statement(NamedTuple):
         returns: Whether *expect* counts returned rows instead of changed ones.
         inserts: It inserts one row, and the row id is reported as its result.
         after: Run it only if the statement with this index returned a row; None for always.
+        of: Index of an earlier statement that inserts; the id of its row is put before *params*.
     """
 
     sql: str
@@ -36,6 +37,7 @@ class Statement(NamedTuple):
     returns: bool = False
     inserts: bool = False
     after: int | None = None
+    of: int | None = None
 
 
 class Batch:
@@ -56,7 +58,12 @@ class Batch:
         self.sums: list[tuple[str, str, int]] = []
 
     def add(
-        self, sql: str, *params: Value, expect: int | None = None, after: int | None = None
+        self,
+        sql: str,
+        *params: Value,
+        expect: int | None = None,
+        after: int | None = None,
+        of: int | None = None,
     ) -> int:
         """Append a statement; *expect* counts the rows it changes.
 
@@ -65,11 +72,12 @@ class Batch:
             params: One value for each placeholder.
             expect: See `Statement`.
             after: Index of an earlier statement; skip this one if that one returned no row.
+            of: Index of an earlier `insert`; the first placeholder gets the id of its row.
 
         Returns:
             Its index: `rows[index]` of the commit holds the rows it returned.
         """
-        self.statements.append(Statement(sql, params, expect, after=after))
+        self.statements.append(Statement(sql, params, expect, after=after, of=of))
         return len(self.statements) - 1
 
     def ask(self, sql: str, *params: Value, expect: int | None = None) -> int:

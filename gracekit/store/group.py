@@ -135,10 +135,13 @@ class GroupCommit:
     def _apply(self, batch: Batch) -> list[list[Row]]:
         execute = self._cursor.execute
         results: list[list[Row]] = []
-        for index, (sql, params, expect, returns, inserts, after) in enumerate(batch.statements):
+        for index, statement in enumerate(batch.statements):
+            sql, params, expect, returns, inserts, after, of = statement
             if after is not None and not results[after]:
                 results.append([])
                 continue
+            if of is not None:
+                params = (results[of][0][0], *params)
             cursor = execute(sql, params)
             results.append(
                 [(self._connection.last_insert_rowid(),)] if inserts else cursor.fetchall()

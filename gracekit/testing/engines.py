@@ -189,6 +189,20 @@ class EngineSuite:
             assert getattr(caught[0], "statement", None) == 1
             assert await keys(engine) == [7]
 
+    async def test_a_statement_gets_the_id_of_a_row_that_was_inserted_before(self) -> None:
+        """What belongs to a new task is inserted in the same batch, which does not know its id."""
+        async with self.opened() as engine:
+            batch = Batch(Point.ACCEPT)
+            first = batch.insert("INSERT INTO kv (key, value) VALUES (?, '')", 7)
+            batch.add("INSERT INTO kv (key, value) VALUES (1000 + ?, ?)", "of 7", of=first)
+            rows = await engine.commit(batch)
+
+            ((row_id,),) = rows[first]
+            assert isinstance(row_id, int)
+            assert await engine.query("SELECT key FROM kv WHERE value = 'of 7'") == [
+                (1000 + row_id,)
+            ]
+
     async def test_a_statement_is_left_out_when_the_one_before_it_returned_nothing(self) -> None:
         """It is not run if that returned no row: most tasks have no reply to mark."""
         async with self.opened() as engine:

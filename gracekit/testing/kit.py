@@ -499,7 +499,11 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         Raises:
             LookupError: there is no such row; the message lists the existing ones.
         """
-        rows = self.machine.rows("SELECT * FROM task WHERE request_id = ?", request_id)
+        rows = self.machine.rows(
+            "SELECT * FROM task LEFT JOIN content ON content.task_id = task.id "
+            "WHERE request_id = ?",
+            request_id,
+        )
         if not rows:
             known = [row["request_id"] for row in self.machine.rows("SELECT request_id FROM task")]
             raise LookupError(f"no row of request {request_id!r}; there are {known}")

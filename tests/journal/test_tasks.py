@@ -770,6 +770,9 @@ async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
     book.world.disk.execute("UPDATE task SET errored_due = 1 WHERE request_id = 'hook'")
     await book.running("open")
     await book.journal.reject(refused("refused"), reason="arguments", detail="no")
+    failed = await book.running("failed")
+    await book.finish(failed.row_id or 0, TaskState.FAILED)
+    assert len(book.world.rows("SELECT 1 FROM content")) == 2  # of what failed, and of what is open
     await asyncio.sleep(3600)
     young = await book.running("young")
     await book.finish(young.row_id or 0)
@@ -778,7 +781,10 @@ async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
 
     left = [row["request_id"] for row in book.world.rows("SELECT request_id FROM task ORDER BY id")]
     assert left == ["owing", "hook", "open", "young"]
-    assert book.world.tally() == {"accepted": 5, "rejected": 1, "removed": 1}
+    assert book.world.tally() == {"accepted": 6, "rejected": 1, "removed": 2}
+    assert book.world.rows("SELECT task_id FROM content") == [
+        {"task_id": book.world.task("open")["id"]}
+    ]
 
 
 async def test_retention_removes_what_else_is_over(book: Book):
@@ -989,7 +995,7 @@ async def test_a_damaged_row_is_named(book: Book):
     What cannot be read says which row it is.
     """
     row_id = await book.accept()
-    book.world.disk.execute("UPDATE task SET args = '{broken'")
+    book.world.disk.execute("UPDATE content SET args = '{broken'")
 
     with pytest.raises(StoreError, match=f"row {row_id} is damaged"):
         await book.journal.known("r1", "")

@@ -167,8 +167,11 @@ class World(Machine):
     # -- what is on disk -----------------------------------------------------------------
 
     def task(self, request_id: str, recipient: str = "") -> dict[str, Any]:
-        """The row of a request."""
-        sql = "SELECT * FROM task WHERE request_id = ? AND recipient = ?"
+        """The row of a request, with what is kept of its arguments and context."""
+        sql = (
+            "SELECT * FROM task LEFT JOIN content ON task_id = id "
+            "WHERE request_id = ? AND recipient = ?"
+        )
         (row,) = self.rows(sql, request_id, recipient)
         return row
 

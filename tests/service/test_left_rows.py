@@ -338,7 +338,7 @@ async def test_a_task_whose_record_is_damaged_ends(world: World, svc: Service):
     await client.prepare(request_id="w").cast(work)
     await world.until(lambda: starts == [1])
     await life.crash()
-    world.disk.execute("UPDATE task SET context = '[1]'")
+    world.disk.execute("UPDATE content SET context = '[1]'")
     await world.start(svc)
     await world.until(lambda: world.state("w") == "failed", within_s=100)
 

@@ -27,9 +27,12 @@ PERIOD_S = 30.0
 def lose(world: World, life: Life, request_id: str) -> None:
     """Leave an ended request as a commit of unknown end would: open, and known to nobody."""
     world.disk.execute(
-        "UPDATE task SET state = 'accepted', finished_at = NULL, args = ?, owner = ? "
-        "WHERE request_id = ?",
-        ('{"seconds":0}', life.runtime.run_id, request_id),
+        "UPDATE task SET state = 'accepted', finished_at = NULL, owner = ? WHERE request_id = ?",
+        (life.runtime.run_id, request_id),
+    )
+    world.disk.execute(
+        "INSERT INTO content SELECT id, ?, '{}' FROM task WHERE request_id = ?",
+        ('{"seconds":0}', request_id),
     )
 
 

@@ -28,22 +28,27 @@ TOPIC: Final = "compute-notifications"
 OVERDUE_S: Final = 45.0
 """A run that lives ends an overdue task within one pass, whatever the last one has met."""
 _KEY: Final = "new.request_id || '/' || new.recipient"
+_ARGS: Final = "(SELECT args FROM main.content WHERE task_id = new.id)"
 SCHEMA: Final = f"""
 CREATE TEMP TABLE parked_step (n INTEGER PRIMARY KEY, what TEXT, key TEXT, data TEXT);
 CREATE TEMP TRIGGER parked_move AFTER UPDATE OF state ON main.task
     WHEN (old.state = 'pending') <> (new.state = 'pending') BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('move', {_KEY}, json_object(
         'before', old.state, 'after', new.state, 'was', old.parkings, 'version', new.parkings,
-        'owner', new.owner, 'has_args', new.args IS NOT NULL, 'n', json_extract(new.args, '$.n'),
+        'owner', new.owner, 'has_args', {_ARGS} IS NOT NULL, 'n', json_extract({_ARGS}, '$.n'),
         'deadline', new.pending_deadline, 'reason', new.reason)); END;
 CREATE TEMP TRIGGER parked_version AFTER UPDATE OF parkings ON main.task
     WHEN new.parkings <> old.parkings AND (old.state = 'pending' OR new.state <> 'pending') BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('version', {_KEY}, json_object(
         'was', old.parkings, 'version', new.parkings)); END;
-CREATE TEMP TRIGGER parked_stays AFTER UPDATE OF owner, args ON main.task
+CREATE TEMP TRIGGER parked_stays AFTER UPDATE OF owner ON main.task
     WHEN old.state = 'pending' AND new.state = 'pending' BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('stays', {_KEY}, json_object(
-        'owner', new.owner, 'has_args', new.args IS NOT NULL)); END;
+        'owner', new.owner, 'has_args', {_ARGS} IS NOT NULL)); END;
+CREATE TEMP TRIGGER parked_args AFTER DELETE ON main.content BEGIN
+    INSERT INTO parked_step (what, key, data) SELECT 'stays', request_id || '/' || recipient,
+        json_object('owner', owner, 'has_args', false)
+    FROM main.task WHERE id = old.task_id AND state = 'pending'; END;
 CREATE TEMP TRIGGER parked_deadline AFTER UPDATE OF pending_deadline ON main.task
     WHEN new.pending_deadline IS NOT old.pending_deadline BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('deadline', {_KEY}, json_object(
@@ -238,7 +243,10 @@ class ParkedTasks:
 
     def check_start(self, ctx: Context) -> None:
         """Q5: a handler has the arguments on record, those of a retry too."""
-        sql = "SELECT json_extract(args, '$.n') AS n FROM task WHERE request_id = ?"
+        sql = (
+            "SELECT json_extract(args, '$.n') AS n FROM task JOIN content ON task_id = id "
+            "WHERE request_id = ?"
+        )
         rows = self._story.machine.rows(f"{sql} AND recipient = ?", *key_of(ctx).split("/"))
         if rows and ctx._args["n"] != rows[0]["n"]:
             raise Violation(f"Q5: {ctx.request_id} runs with n={ctx._args['n']}, not {rows}")

@@ -199,6 +199,7 @@ FAULTS: dict[type[MemoryEngine], set[str]] = {
         "test_points_are_passed_around_the_commit_of_what_succeeds",
     },
     HalfBatches: {
+        "test_a_statement_gets_the_id_of_a_row_that_was_inserted_before",
         "test_a_missed_expectation_undoes_the_whole_batch",
         "test_rows_that_are_asked_for_are_counted",
         "test_insert_returns_the_row_id_or_conflicts",
