@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.pending_sql import SHOWN
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.tracker.task import TRANSIENT, TaskState
 
 # -- listings of tasks ----------------------------------------------------------------
@@ -110,10 +110,14 @@ OWNERLESS: Final = f"{IS_OPEN} AND owner IS NULL AND state IN ({_NOT_PARKED})"
 UNFINISHED: Final = f"""
 SELECT owner, state, count(*) FROM task WHERE {OWNED} GROUP BY owner, state UNION ALL
 SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
-# One statement, so that tallies and rows are from the same moment.
-ACCOUNTS: Final = """
-SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
-GROUP BY state"""
+# One statement, so that tallies and rows are from the same moment. The rows that are in neither of
+# two small indexes are those that succeeded. In a query of its own, a count of all rows adds up the
+# numbers that the pages of an index have, and does not step through them.
+ACCOUNTS: Final = f"""
+SELECT 'tally', what, n FROM tally
+UNION ALL SELECT 'state', state, count(*) FROM task WHERE {IS_OPEN} GROUP BY state
+UNION ALL SELECT 'state', state, count(*) FROM task WHERE {IS_UNSUCCESSFUL} GROUP BY state
+UNION ALL SELECT 'rows', '', (SELECT count(*) FROM task)"""
 OPEN_HOLDS: Final = """
 SELECT owner, name, key FROM hold
 WHERE ended_at IS NULL AND owner IS NOT NULL AND lapses_at > ? ORDER BY id"""

@@ -6,7 +6,7 @@ the columns `phase` and `beat_at` are only for display.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -45,10 +45,15 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_rows(cls, rows: Iterable[Row]) -> Accounts:
         """The accounts from the rows of `listings_sql.ACCOUNTS`."""
-        found: dict[str, dict[str, int]] = {"tally": {}, "state": {}}
+        found: dict[str, Counter[str]] = {"tally": Counter(), "state": Counter(), "rows": Counter()}
         for kind, name, number in rows:
-            found[str(kind)][str(name)] = int(number or 0)
-        return cls(states=found["state"], tallies=found["tally"])
+            found[str(kind)][str(name)] += int(number or 0)
+        states = found["state"]
+        succeeded = found["rows"].total() - states.total()
+        return cls(
+            states=states + Counter({TaskState.SUCCEEDED.value: succeeded}),
+            tallies=dict(found["tally"]),
+        )
 
     @property
     def accepted(self) -> int:
@@ -188,7 +193,7 @@ class StoreView:
         return found
 
     async def accounts(self) -> Accounts:
-        """Count the accounts now; reads every row of the store."""
+        """Count the accounts now; walks an index with every row of the store."""
         return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))
 
 

@@ -26,7 +26,7 @@ from gracekit.process import Process
 from gracekit.runs.files import door_name
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.older import mark_of, read_mark
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
@@ -38,9 +38,7 @@ SETTLED_BY_START: Final = "start the service: it settles them"
 START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
-_ENDED: Final = ", ".join(
-    f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
-)
+_ENDED: Final = ", ".join(f"'{state.value}'" for state in sorted(TERMINAL, key=lambda s: s.value))
 # Without parked rows, which have no owner and need no settling.
 _LEFT: Final = f"""
 SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN} AND state <> 'pending'
@@ -67,8 +65,10 @@ SELECT 'hold ' || name || ' ' || key || ' (' || method || ')', crashes, asker
 _ACCOUNTS: Final = f"""
 SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        coalesce((SELECT n FROM tally WHERE what = 'removed'), 0),
-       (SELECT count(*) FROM task WHERE state IN ({_OPEN}, {_ENDED})),
-       (SELECT count(*) FROM task WHERE (state IN ({_OPEN})) <> ({IS_OPEN}))"""  # noqa: S608 - as above
+       (SELECT count(*) FROM task),
+       (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state = 'rejected'),
+       (SELECT count(*) FROM task WHERE {IS_OPEN} AND state NOT IN ({_OPEN})),
+       (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state NOT IN ({_ENDED}))"""  # noqa: S608 - as above
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,9 +396,10 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
 
 def check_accounts(look: ReadOnlyDatabase) -> Finding:
     """Check the accounts: accepted = ended + unfinished + removed; no open row has an end."""
-    ((accepted, removed, rows, odd),) = (
+    ((accepted, removed, all_, rejected, *wrong),) = (
         tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
     )
+    rows, odd = all_ - rejected, sum(wrong)
     seen = f"accepted {accepted} = {rows} on record + {removed} removed"
     if accepted == rows + removed and not odd:
         return ok("accounts", f"{seen}: balanced")
