@@ -24,6 +24,7 @@ from gracekit.leases.epoch import LOST, PUT_BACK, lost_store
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.files import door_name
+from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.older import mark_of, read_mark
 from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
@@ -78,11 +79,13 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         living: Runs that are proven alive.
         doubtful: Runs neither proven alive nor dead, each with the reason.
         all: The newest runs, living or not.
+        number: How many runs are on record.
     """
 
     living: Sequence[Run]
     doubtful: Sequence[tuple[Run, Liveness]]
     all: Sequence[Run]
+    number: int = 0
 
     @property
     def not_dead(self) -> Sequence[Run]:
@@ -104,16 +107,23 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     reader = StoreReader(path, schema=schema)
     reader.open()
     try:
-        runs = asyncio.run(list_runs(reader, limit=LAST_RUNS))
-        directory = path.with_name(f"{path.name}-runs")
-        judged = [(run, judge_run(run, Process(), directory)) for run in runs]
+        newest, not_adopted, number = asyncio.run(_read(reader))
     finally:
         reader.close()
+    directory = path.with_name(f"{path.name}-runs")
+    judged = [(run, judge_run(run, Process(), directory)) for run in not_adopted]
     return Runs(
         living=[run for run, judgement in judged if judgement.is_alive],
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
-        all=runs,
+        all=newest,
+        number=number,
     )
+
+
+async def _read(reader: StoreReader) -> tuple[list[Run], list[Run], int]:
+    """The newest runs, those that may live, and the number of all."""
+    newest = await list_runs(reader, limit=LAST_RUNS)
+    return newest, await list_not_adopted(reader), await count_runs(reader)
 
 
 def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
@@ -166,7 +176,7 @@ def pids_here(runs: Runs) -> list[int]:
 def check_living(runs: Runs) -> Finding:
     """Report the living runs."""
     if not runs.living:
-        return ok("runs", f"none lives; {len(runs.all)} on record")
+        return ok("runs", f"none lives; {runs.number} on record")
     names = [f"{_label(run)} (pid {run.identity.pid}, {run.phase})" for run in runs.living]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ok("runs", f"{len(names)} live: {', '.join(names[:SHOWN])}{more}")
