@@ -29,8 +29,6 @@ from gracekit.listings.tasks import TaskQuery, list_tasks
 from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 
-MOST_RUNS: Final = 1000
-"""Only so many of the newest runs are read, because judging each takes time on the event loop."""
 NOT_ASKED: Final = RunReport(brief="not asked: its own endpoint or `gracekit status` answers")
 
 
@@ -85,15 +83,21 @@ class AdminApi:
         """This run's status, with the first page of its tasks; does not read the store."""
         return await self._verb("status")
 
-    async def status(self) -> dict[str, Any]:
-        """All runs of the store, with this run's own status.
+    async def status(self, limit: int) -> dict[str, Any]:
+        """The runs of the store, with this run's own status.
 
-        The accounts are those of the last count; None before the first count has ended.
+        The accounts are those of the last count; None before the first count has ended. *limit* is
+        for instances that ended lately, as in `look`.
         """
         reports = {self.run_id: RunReport(answer=await self.own_status())}
         accounts = await self._facts.accounts.fresh(OPERATOR)
         seen = await look(
-            self._view, reports, store=self._store, accounts=accounts, unheard=NOT_ASKED
+            self._view,
+            reports,
+            store=self._store,
+            accounts=accounts,
+            limit=limit,
+            unheard=NOT_ASKED,
         )
         return seen.as_json()
 

@@ -17,6 +17,7 @@ from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
 from gracekit.listings.api_versions import API_VERSIONS, V1_0
+from gracekit.listings.status import GONE_SHOWN
 from gracekit.listings.tasks import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState
 
@@ -155,9 +156,9 @@ def _text(longest: int = LONGEST_TEXT, **more: Any) -> Mapping[str, Any]:
     return MappingProxyType({"type": "string", "maxLength": longest, **more})
 
 
-def _limit(default: int) -> Parameter:
+def _limit(default: int, meaning: str = "How many at most.") -> Parameter:
     schema = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": default}
-    return Parameter(name="limit", meaning="How many at most.", schema=schema)
+    return Parameter(name="limit", meaning=meaning, schema=schema)
 
 
 _KEY: Final = Parameter(
@@ -207,6 +208,7 @@ _VERSION: Final = Parameter(
 _SERVICE: Final = Parameter(
     name="service", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)
 )
+_OF_GONE: Final = "How many instances at most that ended within an hour and left no task."
 _STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
 _LISTING: Final = (
     Parameter(name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)),
@@ -242,8 +244,8 @@ async def _pending(api: AdminApi, values: Values) -> Mapping[str, Any]:
     return await api.pending(values.get("service"), values.get("limit", 50))
 
 
-async def _status(api: AdminApi, _: Values) -> Mapping[str, Any]:
-    return await api.status()
+async def _status(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    return await api.status(values.get("limit", GONE_SHOWN))
 
 
 async def _exits(api: AdminApi, values: Values) -> Mapping[str, Any]:
@@ -309,7 +311,11 @@ PROBES: Final = (
     _show("/startupz", "Whether its start is over.", _probe(Probe.STARTED), need=Need.PROBE),
 )
 LISTINGS: Final = (
-    _show("/api/v1/status", "All runs of the store, with this run's own status.", _status),
+    _show(
+        "/api/v1/status",
+        "The runs of the store, with this run's own status.",
+        *(_status, _limit(GONE_SHOWN, _OF_GONE)),
+    ),
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
     _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task, _VERSION),
     _show(

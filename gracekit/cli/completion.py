@@ -88,12 +88,8 @@ async def _listed(look: _Look, records: StoreRecords) -> _Found:
 async def _instances(records: StoreRecords, *, living: bool) -> _Found:
     from gracekit.runs.run import list_runs  # noqa: PLC0415
 
-    runs = {run.instance: run for run in reversed(await list_runs(records.engine, limit=MOST))}
-    return [
-        (name, run.service)
-        for name, run in sorted(runs.items())
-        if not living or records.judge(run).is_alive
-    ]
+    runs = await (records.living() if living else list_runs(records.engine, limit=MOST))
+    return sorted({run.instance: run.service for run in reversed(runs)}.items())
 
 
 async def _tasks(records: StoreRecords, incomplete: str, states: tuple[str, ...]) -> _Found:

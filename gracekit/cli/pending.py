@@ -30,6 +30,7 @@ from gracekit.config.values import duration
 from gracekit.listings.listed_task import short_id
 from gracekit.listings.pending import ParkedEntry, ParkedList, deadline_words, list_parked
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.runs.pages import list_services
 from gracekit.tracker.task import Order, TaskState, Verb
 
 _HEADERS: Final = (
@@ -173,7 +174,7 @@ async def _look(
 ) -> ParkedList:
     if instance is not None:
         await records.need(instance)
-        services = sorted({run.service for run in await records.runs(instance)})
+        services = await list_services(records.engine, instance)
         if len(services) > 1:
             names = ", ".join(f"{safe(name)}@{safe(instance)}" for name in services)
             raise click.UsageError(f"several services have an instance of that name: {names}")

@@ -25,6 +25,7 @@ from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
 from gracekit.runs.files import instance_lock_name
+from gracekit.runs.pages import Place, list_places, list_seen_since
 from gracekit.runs.run import Run
 
 
@@ -147,13 +148,15 @@ def _lines(found: _Found, left: _Left, *, dry_run: bool, failed: bool) -> Iterat
 
 
 async def _look(records: StoreRecords, gone_for_s: float) -> _Left:
-    runs = await records.runs()
+    places = await list_places(records.engine)
     wanted = frozenset(str(target) for (target,) in await records.engine.query(sql.WANTED_TARGETS))
-    needed = _names(run for run in runs if _is_needed(records, run, gone_for_s))
+    not_adopted = await records.not_adopted()
+    needed = _names(run for run in not_adopted if _is_needed(records, run, gone_for_s))
+    needed |= await list_seen_since(records.engine, time.time() - gone_for_s)
     return _Left(
-        topics=sorted({topic for run in runs for topic in (run.topic, run.ops_topic)}),
-        services=frozenset(run.service for run in runs),
-        known=_names(runs),
+        topics=sorted({topic for place in places for topic in (place.topic, place.ops_topic)}),
+        services=frozenset(place.service for place in places),
+        known=_names(places),
         kept=needed | wanted,
         wanted=wanted - needed,
     )
@@ -163,8 +166,8 @@ def _is_needed(records: StoreRecords, run: Run, gone_for_s: float) -> bool:
     return not records.judge(run).is_dead or age_s(time.time(), gone_at(run)) < gone_for_s
 
 
-def _names(runs: Iterable[Run]) -> frozenset[str]:
-    return frozenset(name for run in runs for name in (run.host, run.instance))
+def _names(ones: Iterable[Run | Place]) -> frozenset[str]:
+    return frozenset(name for one in ones for name in (one.host, one.instance))
 
 
 async def _prune_queues(

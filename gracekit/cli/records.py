@@ -21,10 +21,21 @@ from gracekit.config.values import did_you_mean, duration
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.leases.epoch import PUT_BACK, lost_store
 from gracekit.life import Liveness
-from gracekit.listings.store_view import Accounts, StoreView, gone_at, label, verdict_of
+from gracekit.listings.store_view import (
+    Accounts,
+    StoreView,
+    gone_at,
+    is_named,
+    label,
+    verdict_of,
+)
 from gracekit.process import Process
+from gracekit.runs.pages import is_known, list_instances, list_services
 from gracekit.runs.run import Run
 from gracekit.store.location import StoreLocation
+
+KNOWN: Final = 50
+"""Most instances that the refusal of an unknown one names: those that started last."""
 
 
 class StoreRecords(StoreView):
@@ -82,7 +93,7 @@ class StoreRecords(StoreView):
         Raises:
             DependencyError: no run of that name is on record; the message says what is known.
         """
-        if name is not None and not await self.runs(name):
+        if name is not None and not await is_known(self.engine, name):
             raise DependencyError(await self.what_is_known(name))
 
     async def need_service(self, name: str) -> None:
@@ -91,7 +102,7 @@ class StoreRecords(StoreView):
         Raises:
             DependencyError: there is none; the message says what is known.
         """
-        known = sorted({run.service for run in await self.runs()})
+        known = await list_services(self.engine)
         if name not in known:
             hint = did_you_mean(name, known) or f"; known are {', '.join(known) or 'none'}"
             raise DependencyError(
@@ -100,20 +111,26 @@ class StoreRecords(StoreView):
 
     async def what_is_known(self, name: str | None) -> str:
         """Why nobody answers to *name*, and what is left: a sentence or two for an operator."""
-        runs = await self.runs(name)
-        if not runs:
-            everyone = await self.runs()
-            known = sorted({run.instance for run in everyone})
-            hint = did_you_mean(name or "", known) or f"; known are {', '.join(known) or 'none'}"
+        runs = await self.not_adopted(name)
+        for run in runs:
+            if not (judgement := self.judge(run)).is_dead:
+                return doubt(run, judgement)
+        ended = await self.last_ended(runs, name, limit=1)
+        if not ended:
+            newest = await list_instances(self.engine, limit=KNOWN + 1)
+            known = sorted(newest[:KNOWN])
+            listed = ", ".join([*known, *["others"] * (len(newest) > KNOWN)]) or "none"
+            hint = did_you_mean(name or "", known) or f"; known are {listed}"
             wanted = "no run" if name is None else f"no run of instance {name!r}"
             return f"{wanted} is on record in {self.location.name}{hint}"
-        doubtful = [(run, j) for run in runs if not (j := self.judge(run)).is_dead]
-        if doubtful:
-            run, judgement = doubtful[0]
-            return doubt(run, judgement)
-        last = runs[0]
+        last = ended[0]
         unfinished = await self.unfinished()
-        left = [(run, unfinished[run.run_id]) for run in runs if run.run_id in unfinished]
+        owners = await self.runs_of({owner for owner in unfinished if owner is not None})
+        left = [
+            (run, unfinished[run.run_id])
+            for run in sorted(owners.values(), key=lambda run: run.started_at, reverse=True)
+            if name is None or is_named(run, name)
+        ]
         sentences = [
             f"no process of {label(last) if name else self.location.name} is alive: {ending(last)}"
         ]

@@ -70,8 +70,8 @@ async def _find(records: StoreRecords, word: str) -> Run:
     """The one run of which nothing is proven that *word* means."""
     if not word:
         raise GracekitError("an empty RUN names no run; see `gracekit status`")
-    meant = [run for run in await records.runs() if _means(word, run)]
-    judged = [(run, records.judge(run)) for run in meant if run.adopted_at is None]
+    meant = [run for run in await records.not_adopted() if _means(word, run)]
+    judged = [(run, records.judge(run)) for run in meant]
     doubtful = [run for run, judgement in judged if judgement.answer is Alive.NOT_PROVEN]
     if len(doubtful) == 1:
         return doubtful[0]

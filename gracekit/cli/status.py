@@ -21,12 +21,13 @@ from gracekit.life import Alive
 from gracekit.listings.pending import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.reports import RunAnswer
 from gracekit.listings.resources import ResourceStatus
-from gracekit.listings.status import RunStatus, StatusReport, look
+from gracekit.listings.status import GONE_SHOWN, RunStatus, StatusReport, look
 from gracekit.listings.store_view import verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
 NAMED_HOLDS: Final = 5
+_MOST: Final = 1_000_000
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
@@ -35,9 +36,16 @@ _EXIT_HEADERS: Final = (
 
 
 @click.command()
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _MOST),
+    default=GONE_SHOWN,
+    show_default=True,
+    help="At most so many instances that ended within an hour and left no task.",
+)
 @watch_option
 @common
-def status(options: CommonOptions, /, *, every_s: float | None) -> None:
+def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> None:
     """Show the runs of a store, and the accounts of its tasks.
 
     Asks each living process, for 2 seconds at most. For all others it reads the
@@ -50,32 +58,35 @@ def status(options: CommonOptions, /, *, every_s: float | None) -> None:
 
     def look_once() -> StatusReport:
         with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, options.instance))
+            return asyncio.run(_look(records, options.instance, limit))
 
     def picture() -> Picture:
         report = look_once()
-        return Picture(text=_text(report), data=report.as_json())
+        return Picture(text=_text(report, limit), data=report.as_json())
 
     if every_s is not None:
         watch(picture, every_s=every_s, as_json=options.as_json)
     report = look_once()
-    click.echo(json_text(report.as_json()) if options.as_json else _text(report))
+    click.echo(json_text(report.as_json()) if options.as_json else _text(report, limit))
     if options.instance and not any(entry.judgement.is_alive for entry in report.entries):
         click.get_current_context().exit(UNREACHABLE)
 
 
-async def _look(records: StoreRecords, name: str | None) -> StatusReport:
+async def _look(records: StoreRecords, name: str | None, limit: int) -> StatusReport:
     async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name)
     await records.need(name)
     accounts = await records.accounts()
-    return await look(records, reports, name, store=str(records.location.name), accounts=accounts)
+    store = str(records.location.name)
+    return await look(records, reports, name, store=store, accounts=accounts, limit=limit)
 
 
-def _text(report: StatusReport) -> str:
+def _text(report: StatusReport, limit: int) -> str:
     services = len({entry.run.service for entry in report.entries}) > 1
     rows = [_row(entry, services=services) for entry in report.entries]
     parts = [_coloured(table(_HEADERS, rows))] if rows else ["no run is on record"]
+    if report.more:
+        parts[0] += f"\nmore than {limit} ended within an hour: a larger --limit shows them"
     parts += [
         doubt(entry.run, entry.judgement)
         for entry in report.entries

@@ -338,8 +338,8 @@ class _OrderExecution:
 
     async def _owner(self, target: OrderTarget) -> Run | None:
         """The run that owns it; None for nobody, or for one that retention has removed."""
-        runs = await self._records.runs()
-        return next((run for run in runs if run.run_id == target.owner), None)
+        owner = target.owner or ""
+        return (await self._records.runs_of({owner})).get(owner)
 
     # -- asked --------------------------------------------------------------------------
 

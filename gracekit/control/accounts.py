@@ -1,8 +1,8 @@
 """Counts the accounts of a run's store without delaying other reads.
 
-A count reads every row, which takes seconds for a large store. The engine has one thread for all
-its reads, including those of probes and recovery. So the rows of a file are counted on a connection
-and a thread of their own.
+A count walks an index over all rows, which takes a second where a large store is not in the page
+cache. The engine has one thread for all its reads, including those of probes and recovery. So the
+rows of a file are counted on a connection and a thread of their own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.doctor import configuration, declared
-from gracekit.doctor.files import database, disk, queues, runs
+from gracekit.doctor.files import database, disk, queues, retention, runs
 from gracekit.doctor.finding import Finding, fail, skip, told
 from gracekit.doctor.machine import host, proc, processes
 from gracekit.doctor.platform import checks as platform
@@ -246,6 +246,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_due(look, found)
             yield lambda: runs.check_suspects(look, found)
             yield lambda: runs.check_accounts(look)
+            yield lambda: retention.check_retention(look, settings)
             yield lambda: host.check_clock_against(look)
 
     yield from _inside("store", path, inside)

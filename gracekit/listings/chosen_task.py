@@ -111,7 +111,7 @@ async def _rows(
         found = await targets_between(view.engine, word, word + _ABOVE_ALL)
     # If a refused request has the same id as a task, the operator means the task.
     found = [target for target in found if target.state is not TaskState.REJECTED] or found
-    runs = {run.run_id: run for run in await view.runs()}
+    runs = await view.runs_of({target.owner for target in found if target.owner is not None})
     if instance is not None:
         found = [target for target in found if _is_of(target, instance, runs)]
     return [_subject(target, runs) for target in found]
@@ -139,7 +139,7 @@ def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
 
 async def _live(view: StoreView, reports: Reports) -> tuple[list[ChosenTask], str]:
     """Tasks without rows from the reports, and words about runs that did not report theirs."""
-    runs = {run.run_id: run for run in await view.runs()}
+    runs = await view.runs_of(reports.keys())
     found = [
         ChosenTask(
             request_id=str(task.get("task_id")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.pending_sql import SHOWN
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.tracker.task import TRANSIENT, TaskState
 
 # -- listings of tasks ----------------------------------------------------------------
@@ -21,6 +21,16 @@ TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
 # Without the plus SQLite reads all rows, as they have this order already, instead of using the
 # index of open rows.
 OPEN_TASKS: Final = f"{_TASKS} {IS_OPEN} AND {{where}} ORDER BY +id DESC LIMIT ?"
+# The newest tasks in some states: `{ids}` stands for one of the next two for each state, joined by
+# UNION ALL. In the index of rows that did not succeed, those of one state are in the order of ids.
+TASKS_OF_IDS: Final = f"{_TASKS} id IN ({{ids}}) ORDER BY id DESC LIMIT ?"
+OPEN_IDS: Final = f"""
+SELECT id FROM (SELECT id FROM task WHERE {IS_OPEN} AND state = ? AND {{where}}
+    ORDER BY +id DESC LIMIT ?) AS newest"""
+UNSUCCESSFUL_IDS: Final = f"""
+SELECT id FROM (SELECT id FROM task WHERE {IS_UNSUCCESSFUL} AND state = ? AND {{where}}
+    ORDER BY id DESC LIMIT ?) AS newest"""
+OWNED_BY: Final = "owner IN (SELECT run_id FROM run WHERE {where})"
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
 HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
 SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"
@@ -45,9 +55,9 @@ FROM task LEFT JOIN content ON content.task_id = task.id WHERE id = ?"""
 REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
 LEASE: Final = """
 SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
-# Uses the index on `at`: a task has no incidents from before its acceptance.
+# Uses the index on `at`, because of the plus: a task has no incidents from before its acceptance.
 INCIDENTS: Final = """
-SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
+SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY +id"""
 
 # -- incidents ------------------------------------------------------------------------
 
@@ -110,10 +120,14 @@ OWNERLESS: Final = f"{IS_OPEN} AND owner IS NULL AND state IN ({_NOT_PARKED})"
 UNFINISHED: Final = f"""
 SELECT owner, state, count(*) FROM task WHERE {OWNED} GROUP BY owner, state UNION ALL
 SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
-# One statement, so that tallies and rows are from the same moment.
-ACCOUNTS: Final = """
-SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
-GROUP BY state"""
+# One statement, so that tallies and rows are from the same moment. The rows that are in neither of
+# two small indexes are those that succeeded. In a query of its own, a count of all rows adds up the
+# numbers that the pages of an index have, and does not step through them.
+ACCOUNTS: Final = f"""
+SELECT 'tally', what, n FROM tally
+UNION ALL SELECT 'state', state, count(*) FROM task WHERE {IS_OPEN} GROUP BY state
+UNION ALL SELECT 'state', state, count(*) FROM task WHERE {IS_UNSUCCESSFUL} GROUP BY state
+UNION ALL SELECT 'rows', '', (SELECT count(*) FROM task)"""
 OPEN_HOLDS: Final = """
 SELECT owner, name, key FROM hold
 WHERE ended_at IS NULL AND owner IS NOT NULL AND lapses_at > ? ORDER BY id"""

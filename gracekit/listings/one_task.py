@@ -87,7 +87,8 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
     columns["failure"] = _failure_of(columns["failure"])
     columns["requested"] = from_json(columns["requested"])
     columns["ordered"] = from_json(columns["ordered"])
-    run = next((r for r in await view.runs() if r.run_id == columns["owner"]), None)
+    owner = str(columns["owner"] or "")
+    run = (await view.runs_of({owner})).get(owner)
     key = (columns["resource_kind"], columns["resource_id"])
     leases = await _all(view, sql.LEASE, "token owner request_id acquired_at not_before", *key)
     accepted, request_id = columns["accepted_at"], columns["request_id"]

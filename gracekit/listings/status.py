@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,10 +17,21 @@ from gracekit.listings.pending import (
 )
 from gracekit.listings.reports import NO_REPORT, Reports, RunAnswer, RunReport
 from gracekit.listings.resources import ResourceStatus, list_resources
-from gracekit.listings.store_view import Accounts, StoreView, UnfinishedCounts, gone_at, verdict_of
+from gracekit.listings.store_view import (
+    Accounts,
+    StoreView,
+    UnfinishedCounts,
+    gone_at,
+    is_named,
+    seen_to_end_at,
+    verdict_of,
+)
+from gracekit.runs import pages
 from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
+GONE_SHOWN: Final = 50
+"""By default so many of the instances are shown that ended lately and left nothing."""
 SHOW_GONE_S: Final = 3600.0
 """Seconds for which an instance without a process is shown; longer if it has unfinished tasks."""
 
@@ -84,6 +94,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         entries: Living runs, then those neither proven alive nor dead, then recent dead ones and
             those with unfinished tasks.
+        more: Whether more instances ended lately than the limit.
         exits: The last runs that ended, newest first.
         ownerless: Numbers of transient rows without an owner, by state; without parked tasks.
         accounts: From the last count; None if the first count has not ended yet.
@@ -94,6 +105,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
     store: str
     entries: Sequence[RunStatus]
+    more: bool
     exits: Sequence[Run]
     ownerless: UnfinishedCounts
     accounts: Accounts | None
@@ -106,6 +118,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "store": self.store,
             "runs": [entry.as_json() for entry in self.entries],
+            "more": self.more,
             "last_exits": [exit_as_json(run) for run in self.exits],
             "ownerless": dict(self.ownerless),
             "accounts": self.accounts and self.accounts.as_json(),
@@ -122,6 +135,7 @@ async def look(
     *,
     store: str,
     accounts: Accounts | None,
+    limit: int = GONE_SHOWN,
     unheard: RunReport = NO_REPORT,
 ) -> StatusReport:
     """Read the status of the store, and join it with the reports of its runs.
@@ -132,12 +146,19 @@ async def look(
             so that a run that ends in between is shown as ended.
         name: INSTANCE or SERVICE@INSTANCE; None for all runs.
         store: The store's name.
-        accounts: The accounts of the store, passed in because counting them takes long.
+        accounts: The accounts of the store, passed in because counting them may take long.
+        limit: How many instances to show at most, the last to end, that ended lately and left
+            nothing. All others are always shown.
         unheard: Used as the report of living runs that are not in *reports*.
     """
-    runs = await view.runs(name)
+    not_adopted = await view.not_adopted(name)
     unfinished, holds = await view.unfinished(), await view.open_holds()
+    owners = unfinished.keys()
+    runs = await _with_adopted(view, name, not_adopted, owners, limit)
     judged = {run.run_id: view.judge(run) for run in runs}
+    shown = _shown(runs, judged, owners, view.clock.wall())
+    beyond = _beyond([run for run in shown if judged[run.run_id].is_dead], owners, limit)
+    dead = [run for run in not_adopted if judged[run.run_id].is_dead]
     entries = [
         RunStatus(
             run=run,
@@ -146,12 +167,14 @@ async def look(
             unfinished=unfinished.get(run.run_id, {}),
             holds=holds.get(run.run_id, ()),
         )
-        for run in _shown(runs, judged, unfinished.keys(), view.clock.wall())
+        for run in shown
+        if run.run_id not in beyond
     ]
     return StatusReport(
         store=store,
         entries=entries,
-        exits=_last_ended([run for run in runs if judged[run.run_id].is_dead], LAST_EXITS),
+        more=bool(beyond),
+        exits=await view.last_ended(dead, name, limit=LAST_EXITS),
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
         resources=await list_resources(view),
@@ -164,20 +187,33 @@ async def list_exits(
     view: StoreView, name: str | None = None, *, limit: int = LAST_EXITS
 ) -> list[Run]:
     """The last runs that ended, newest first; of one name, or of all."""
-    return _last_ended([run for run in await view.runs(name) if view.judge(run).is_dead], limit)
+    dead = [run for run in await view.not_adopted(name) if view.judge(run).is_dead]
+    return await view.last_ended(dead, name, limit=limit)
 
 
-def _last_ended(ended: Sequence[Run], limit: int) -> list[Run]:
-    """The runs that ended last, newest first.
+async def _with_adopted(
+    view: StoreView,
+    name: str | None,
+    not_adopted: Sequence[Run],
+    owners: Collection[str | None],
+    limit: int,
+) -> list[Run]:
+    """Those runs, adopted ones that own tasks, and the last to end of the others; newest first."""
+    found = {run.run_id: run for run in not_adopted}
+    # Each of those fills one instance again at most, so that more than the limit are left to show.
+    some, since = limit + 1 + len(found), view.clock.wall() - SHOW_GONE_S
+    gone = await pages.list_gone(view.engine, name, since=since, limit=some)
+    found |= {run.run_id: run for run in gone}
+    missing = {owner for owner in owners if owner is not None and owner not in found}
+    owning = await view.runs_of(missing)
+    found |= {i: run for i, run in owning.items() if name is None or is_named(run, name)}
+    return sorted(found.values(), key=lambda run: (run.started_at, run.generation), reverse=True)
 
-    For a run without a stop record, the time at which its rows were adopted counts as its end; if
-    they are not adopted yet, it ended just now.
-    """
 
-    def seen_to_end_at(run: Run) -> float:
-        return run.ended_at or run.adopted_at or math.inf
-
-    return sorted(ended, key=seen_to_end_at, reverse=True)[:limit]
+def _beyond(dead: Sequence[Run], owners: Collection[str | None], limit: int) -> set[str]:
+    """Ids of the *dead* runs that *limit* leaves out: those that ended first and own no task."""
+    without = [run for run in dead if run.run_id not in owners]
+    return {run.run_id for run in sorted(without, key=seen_to_end_at, reverse=True)[limit:]}
 
 
 def exit_as_json(run: Run) -> dict[str, Any]:

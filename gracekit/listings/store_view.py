@@ -6,8 +6,9 @@ the columns `phase` and `beat_at` are only for display.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +19,12 @@ from gracekit.exits import Verdict, classify
 from gracekit.life import Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.process import Process
-from gracekit.runs.run import Run, evidence_of, judge_run, list_runs
+from gracekit.runs import pages
+from gracekit.runs.run import Run, evidence_of, judge_run
 from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
 from gracekit.store.older import copied_at
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
-
-ALL_RUNS: Final = 100_000
-NEAR_RUNS: Final = 200
-"""Enough of the newest runs to find one again that was just listed, unless very many started."""
 
 UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
@@ -45,10 +43,15 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_rows(cls, rows: Iterable[Row]) -> Accounts:
         """The accounts from the rows of `listings_sql.ACCOUNTS`."""
-        found: dict[str, dict[str, int]] = {"tally": {}, "state": {}}
+        found: dict[str, Counter[str]] = {"tally": Counter(), "state": Counter(), "rows": Counter()}
         for kind, name, number in rows:
-            found[str(kind)][str(name)] = int(number or 0)
-        return cls(states=found["state"], tallies=found["tally"])
+            found[str(kind)][str(name)] += int(number or 0)
+        states = found["state"]
+        succeeded = found["rows"].total() - states.total()
+        return cls(
+            states=states + Counter({TaskState.SUCCEEDED.value: succeeded}),
+            tallies=dict(found["tally"]),
+        )
 
     @property
     def accepted(self) -> int:
@@ -107,8 +110,6 @@ class StoreView:
         run_directory: Directory of the run locks, as this process sees it; None for a store in
             memory.
         clock: The present time, for ages.
-        most_runs: How many of the newest runs to read. A service keeps this small, because judging
-            them blocks its event loop.
 
     Attributes:
         engine: As given.
@@ -121,21 +122,45 @@ class StoreView:
         process: Process,
         run_directory: Path | None,
         clock: Clock,
-        *,
-        most_runs: int = ALL_RUNS,
     ) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
         self._process = process
         self._run_directory = run_directory
-        self._most_runs = most_runs
 
-    async def runs(self, name: str | None = None) -> list[Run]:
-        """Runs on record, newest first; of one INSTANCE or SERVICE@INSTANCE, or of all."""
+    async def not_adopted(self, name: str | None = None) -> list[Run]:
+        """Runs whose end no other run has recorded, newest first; of one name, or of all.
+
+        All that live, or may, are among them; a dead one is until the next start.
+        """
+        found = await pages.list_not_adopted(self.engine)
+        runs = await self._with_evidence_of(
+            run for run in found if name is None or is_named(run, name)
+        )
+        return list(runs.values())
+
+    async def runs_of(self, run_ids: Collection[str]) -> dict[str, Run]:
+        """The runs with these ids that are on record, by id."""
+        found = await pages.find_runs(self.engine, run_ids)
+        return await self._with_evidence_of(found.values())
+
+    async def last_ended(
+        self, dead: Iterable[Run], name: str | None = None, *, limit: int
+    ) -> list[Run]:
+        """The runs that ended last, newest end first; of one name, or of all.
+
+        Args:
+            dead: Dead runs of that name that are not adopted.
+            name: INSTANCE or SERVICE@INSTANCE; None for all.
+            limit: How many at most.
+        """
+        adopted = await pages.list_last_ended(self.engine, name, limit=limit)
+        found = {run.run_id: run for run in (*dead, *adopted)}
+        return sorted(found.values(), key=seen_to_end_at, reverse=True)[:limit]
+
+    async def _with_evidence_of(self, runs: Iterable[Run]) -> dict[str, Run]:
         copied = await copied_at(self.engine, self._run_directory)
-        found = await list_runs(self.engine, limit=self._most_runs)
-        runs = [self._with_evidence(run, copied) for run in found]
-        return runs if name is None else [run for run in runs if is_named(run, name)]
+        return {run.run_id: self._with_evidence(run, copied) for run in runs}
 
     def _with_evidence(self, run: Run, copied: float) -> Run:
         """*run* with what is known of its end outside of its row.
@@ -153,18 +178,12 @@ class StoreView:
 
     async def living(self, name: str | None = None) -> list[Run]:
         """Runs that are proven alive, by name."""
-        alive = [run for run in await self.runs(name) if self.judge(run).is_alive]
+        alive = [run for run in await self.not_adopted(name) if self.judge(run).is_alive]
         return sorted(alive, key=lambda run: (run.instance, run.service))
 
     async def again(self, run: Run) -> Run:
         """Read *run* again."""
-        for limit in (NEAR_RUNS, ALL_RUNS):
-            for found in await list_runs(self.engine, service=run.service, limit=limit):
-                if found.run_id == run.run_id:
-                    return self._with_evidence(
-                        found, await copied_at(self.engine, self._run_directory)
-                    )
-        return run
+        return (await self.runs_of({run.run_id})).get(run.run_id, run)
 
     def judge(self, run: Run) -> Liveness:
         """Whether the run is alive, so that it may still act."""
@@ -188,7 +207,7 @@ class StoreView:
         return found
 
     async def accounts(self) -> Accounts:
-        """Count the accounts now; reads every row of the store."""
+        """Count the accounts now; walks an index with every row of the store."""
         return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))
 
 
@@ -205,6 +224,14 @@ def label(run: Run) -> str:
 def verdict_of(run: Run) -> Verdict:
     """How a dead run ended: the recorded verdict, or else one from its evidence."""
     return run.verdict or classify(run.evidence)
+
+
+def seen_to_end_at(run: Run) -> float:
+    """Wall time of its stop record, else of its adoption; infinity for a run that ended just now.
+
+    That is a run that left no stop record and is not adopted yet.
+    """
+    return run.ended_at or run.adopted_at or math.inf
 
 
 def gone_at(run: Run) -> float:

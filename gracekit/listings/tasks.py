@@ -5,20 +5,21 @@ Arguments, context, result and failure are left out, because they may hold secre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gracekit.config.values import duration
 from gracekit.journal.rows import from_json
-from gracekit.life import Alive
+from gracekit.life import Alive, Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
 from gracekit.listings.api_versions import V1_0
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.reports import Reports
-from gracekit.listings.store_view import StoreView, is_named, label
+from gracekit.listings.store_view import StoreView, label
+from gracekit.runs.pages import is_known, named
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
 from gracekit.tracker.task import SUSPECTED, TRANSIENT, TaskState
@@ -26,6 +27,9 @@ from gracekit.tracker.waiting import ELSEWHERE
 
 ALL_STATES: Final = "all"
 _ALL: Final = 1_000_000
+_OWNER: Final = sql.TASK_NAMES.index("owner")
+_LEASE_OWNER: Final = 1
+"""Its place in a row of `LEASE`."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,19 +86,18 @@ async def list_tasks(view: StoreView, reports: Reports, query: TaskQuery) -> Tas
         reports: Reports of living runs, with every task that they have in flight.
         query: Selects the tasks; the result is empty if no run has its name.
     """
-    listing = _Listing(view, reports, {run.run_id: run for run in await view.runs()})
-    return await listing.of(query)
+    return await _Listing(view, reports).of(query)
 
 
 class _Listing:
-    """Reads the tasks of a store once."""
+    """Reads the tasks of a store once, and of its runs those that have to do with them."""
 
-    def __init__(self, view: StoreView, reports: Reports, runs: Mapping[str, Run]) -> None:
+    def __init__(self, view: StoreView, reports: Reports) -> None:
         self._view = view
         self._reports = reports
-        self._runs = runs
+        self._runs: dict[str, Run] = {}
+        self._judged: dict[str, Liveness] = {}
         self._now = view.clock.wall()
-        self._judged = {run_id: view.judge(run) for run_id, run in runs.items()}
         self._live = {
             (run_id, str(task.get("task_id"))): task
             for run_id, said in reports.items()
@@ -103,12 +106,11 @@ class _Listing:
 
     async def of(self, query: TaskQuery) -> TaskList:
         """See `list_tasks`."""
-        owners = [run for run in self._runs.values() if query.name and is_named(run, query.name)]
-        if query.name is not None and not owners:
+        if query.name is not None and not await is_known(self._view.engine, query.name):
             return TaskList(tasks=[], more=False, not_heard={}, version=query.version)
-        limit = _ALL if query.stuck else query.limit
-        text, params = _query(query, owners)
-        rows = await self._view.engine.query(text, *params, limit + 1)
+        text, params = _query(query)
+        rows = await self._view.engine.query(text, *params)
+        await self._know({*self._reports, *(row[_OWNER] for row in rows)})
         found = await self._view.engine.query(sql.APART)
         apart = {str(owner): str(task) for owner, task in found}
         entries = [self._entry(row, apart) for row in rows]
@@ -126,6 +128,14 @@ class _Listing:
             },
             version=query.version,
         )
+
+    async def _know(self, run_ids: Iterable[Value]) -> None:
+        """Read and judge the runs with these ids that are not known yet."""
+        missing = {str(run_id) for run_id in run_ids if run_id is not None} - self._runs.keys()
+        if missing:
+            found = await self._view.runs_of(missing)
+            self._runs |= found
+            self._judged |= {run_id: self._view.judge(run) for run_id, run in found.items()}
 
     async def _stuck(self, entries: Sequence[ListedTask]) -> list[ListedTask]:
         since = self._now - stuck.UNTOUCHED_S
@@ -150,6 +160,7 @@ class _Listing:
             return entry
         key = (columns["resource_kind"], columns["resource_id"])
         for row in await self._view.engine.query(sql.LEASE, *key):
+            await self._know({row[_LEASE_OWNER]})
             if (holder := self._holder(columns, row)) is not None:
                 words = f"lease {entry.resource} {holder}"
                 why = entry.why_listed
@@ -230,16 +241,42 @@ class _Listing:
         return entries
 
 
-def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
-    """The SQL and its parameters, without the value of the limit."""
-    where, params, text = ["1 = 1"], list[Value](), sql.TASKS
+def _query(query: TaskQuery) -> tuple[str, list[Value]]:
+    """The SQL and its parameters."""
+    where, params = _condition(query)
+    limit = 1 + (_ALL if query.stuck else query.limit)
+    if ALL_STATES in query.states:
+        return sql.TASKS.format(where=where), [*params, limit]
+    wanted = _wanted(query)
+    if all(TaskState(state) in TRANSIENT for state in wanted):
+        text, is_wanted = sql.OPEN_TASKS, f"state IN ({_marks(wanted)})" if wanted else "1 = 0"
+    elif TaskState.SUCCEEDED.value in wanted:  # most of a long record, so the newest rows have some
+        text, is_wanted = sql.TASKS, f"state IN ({_marks(wanted)})"
+    else:
+        return _of_few_states(wanted, where, params, limit)
+    return text.format(where=f"{is_wanted} AND {where}"), [*wanted, *params, limit]
+
+
+def _of_few_states(
+    wanted: Sequence[str], where: str, params: Sequence[Value], limit: int
+) -> tuple[str, list[Value]]:
+    """The same for states that a long record has few rows of: the newest of each."""
+    ids, values = [], list[Value]()
+    for state in wanted:
+        text = sql.OPEN_IDS if TaskState(state) in TRANSIENT else sql.UNSUCCESSFUL_IDS
+        ids.append(text.format(where=where))
+        values += [state, *params, limit]
+    return sql.TASKS_OF_IDS.format(ids=" UNION ALL ".join(ids)), [*values, limit]
+
+
+def _condition(query: TaskQuery) -> tuple[str, list[Value]]:
+    """The condition for the owner and the resource of *query*, with its parameters."""
+    where, params = ["1 = 1"], list[Value]()
+    if query.name is not None:
+        condition, names = named(query.name)
+        where.append(sql.OWNED_BY.format(where=condition))
+        params += names
     resource = query.resource
-    if ALL_STATES not in query.states:
-        wanted = _wanted(query)
-        where.append(f"state IN ({_marks(wanted)})" if wanted else "1 = 0")
-        if all(TaskState(state) in TRANSIENT for state in wanted):
-            text = sql.OPEN_TASKS
-        params += wanted
     if resource is not None:
         kind, separator, key = resource.partition(":")
         # An id may contain a colon, so also try the whole word as an id.
@@ -248,10 +285,7 @@ def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
         )
         where.append(f"(resource_id = ?{pair})")
         params += [resource, *([kind] if separator else []), *([key] if key else [])]
-    if owners:
-        where.append(f"owner IN ({_marks(owners)})")
-        params += [run.run_id for run in owners]
-    return text.format(where=" AND ".join(where)), params
+    return " AND ".join(where), params
 
 
 def _wanted(query: TaskQuery) -> list[str]:

@@ -95,12 +95,12 @@ def acted_until(run: Run, now: float) -> float:
 STOPPING: Final = "stopping"
 ENDED: Final = "ended with "
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
+_NAMES: Final = tuple(name.strip() for name in sql.COLUMNS.split(","))
 
 
 def run_of(row: Row) -> Run:
     """The run in a row of `COLUMNS`."""
-    names = [name.strip() for name in sql.COLUMNS.split(",")]
-    values: dict[str, Any] = dict(zip(names, row, strict=True))
+    values: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
     values["identity"] = Identity(**{name: values.pop(name) for name in _IDENTITY})
     values["lock_path"] = Path(values["lock_path"])
     lock_file = values["lock_file"]
@@ -148,13 +148,9 @@ def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.in
     )
 
 
-async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:
-    """Runs on record, newest first; of one service, or of all services for None."""
-    if service is None:
-        rows = await engine.query(sql.ALL, limit)
-    else:
-        rows = await engine.query(sql.OF_SERVICE, service, limit)
-    return [run_of(row) for row in rows]
+async def list_runs(engine: Queries, *, limit: int = 100) -> list[Run]:
+    """Runs on record of all services, newest first."""
+    return [run_of(row) for row in await engine.query(sql.ALL, limit)]
 
 
 async def list_open(engine: Engine, service: str) -> list[Run]:

@@ -15,12 +15,41 @@ _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"
 # -- of all services ------------------------------------------------------------------
 
 ALL: Final = f"SELECT {COLUMNS} FROM run ORDER BY started_at DESC, generation DESC LIMIT ?"
-OF_SERVICE: Final = f"{_RUNS} service = ? ORDER BY started_at DESC, generation DESC LIMIT ?"
 OPEN: Final = f"{_RUNS} service = ? AND ended_at IS NULL AND adopted_at IS NULL"
+COUNT: Final = "SELECT count(*) FROM run"
 # A conflict if the run was adopted, or an operator said so before.
 GONE: Final = """
 UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ?
 WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL"""
+
+# -- pages of runs; `{where}` is a condition of `pages.named` -----------------------------
+
+OF_ANY: Final = "1 = 1"
+OF_INSTANCE: Final = "instance = ?"
+OF_SERVICE_INSTANCE: Final = "(service = ? AND instance = ?)"
+# The expression of the indexes `run_ended` and `run_of_instance`.
+_END: Final = "coalesce(ended_at, adopted_at)"
+BY_ID: Final = f"{_RUNS} run_id IN ({{marks}})"
+ALL_NOT_ADOPTED: Final = f"{_RUNS} adopted_at IS NULL ORDER BY started_at DESC, generation DESC"
+LAST_ENDED: Final = f"""
+{_RUNS} adopted_at IS NOT NULL AND {{where}} ORDER BY {_END} DESC LIMIT ?"""
+# No run was adopted before its last beat, so the second condition implies the first one, which lets
+# SQLite use an index.
+LAST_OF_INSTANCES: Final = f"""
+{_RUNS} adopted_at IS NOT NULL AND {_END} >= ? AND coalesce(ended_at, beat_at) >= ? AND {{where}}
+    AND NOT EXISTS (
+        SELECT 1 FROM run AS later WHERE later.service = run.service
+            AND later.instance = run.instance AND later.generation > run.generation
+            AND later.adopted_at IS NOT NULL)
+ORDER BY {_END} DESC LIMIT ?"""
+IS_KNOWN: Final = "SELECT 1 FROM run WHERE {where} LIMIT 1"
+SERVICES: Final = "SELECT DISTINCT service FROM run WHERE {where} ORDER BY service"
+NEWEST_INSTANCES: Final = """
+SELECT instance FROM run GROUP BY instance ORDER BY max(started_at) DESC, instance LIMIT ?"""
+PLACES: Final = "SELECT DISTINCT service, topic, ops_topic, host, instance FROM run"
+NAMES_SEEN_SINCE: Final = """
+SELECT DISTINCT host, instance FROM run
+WHERE adopted_at IS NOT NULL AND coalesce(ended_at, beat_at) > ?"""
 
 # -- of one run, and of its siblings --------------------------------------------------
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gracekit.admin.api import MOST_RUNS, AdminApi
+from gracekit.admin.api import AdminApi
 from gracekit.control.accounts import AccountsCount
 from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
@@ -446,7 +446,6 @@ def _view(ground: Ground) -> StoreView:
         ground.process,
         ground.location.run_directory,
         ground.clock,
-        most_runs=MOST_RUNS,
     )
 
 

@@ -91,6 +91,7 @@ async def test_parked_tasks_are_listed_for_who_may_look(site: Site):
     assert nobody.status == 401
     assert [one["parked"] for one in status["pending"]] == [2]
     assert status["ownerless"] == {}
+    assert not (await site.ask("/api/v1/status?limit=1", **ALICE)).json["more"]
 
 
 async def test_any_run_ends_a_parked_task_and_lets_one_run_again(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import time
@@ -561,6 +562,8 @@ def store_with(path: Path, *, past: int) -> None:
     ("words", "code", "shown"),
     [
         (["tasks"], 0, "order-"),
+        (["tasks", "--state", "errored"], 0, "no tasks"),
+        (["status"], 0, "3 transient (3 accepted)"),
         (["tasks", "retry", "ordre-"], 1, "no task ordre- is on record"),
     ],
 )
@@ -591,6 +594,37 @@ def test_a_look_at_open_tasks_does_not_walk_the_past(
 
     assert costs[0]
     assert costs[0] == costs[1]
+
+
+def test_status_says_that_more_instances_ended_lately_than_it_shows(tmp_path: Path):
+    """
+    The last to end are shown, and --limit shows more of them.
+    """
+    path = tmp_path / "beside" / "store.db"
+    store_with(path, past=0)
+    connection = apsw.Connection(str(path))
+    for n in range(3):
+        at = time.time() - 100 + n
+        connection.execute(
+            """
+            INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns,
+                pid, start_ticks, lock_path, phase, topic, ops_topic, transport, started_at,
+                beat_at, ended_at, exit_code, adopted_at, verdict)
+            VALUES (?1, 'compute', 'h', ?1, 1, '1', 'b', 1, 1, 1, '/run/lock', 'stopped', 'compute',
+                'compute-ops', 'memory://', ?2, ?2, ?2, 0, ?2, 'drained')""",
+            (f"api-{n}", at),
+        )
+    connection.close()
+
+    def status(*words: str) -> str:
+        return CliRunner().invoke(cli, ["status", *words, "--store", f"sqlite:///{path}"]).output
+
+    some = status("--limit", "2").splitlines()
+    assert [line.split()[0] for line in some[1:3]] == ["api-2", "api-1"]
+    assert some[3] == "more than 2 ended within an hour: a larger --limit shows them"
+    assert json.loads(status("--limit", "2", "--json"))["more"]
+    assert "--limit" not in status()
+    assert not json.loads(status("--json"))["more"]
 
 
 def test_a_run_that_cannot_read_is_said_not_to_be_ready():

@@ -242,6 +242,27 @@ def test_a_used_store_is_sound(look):
     assert host.check_clock_against(look).level is Level.OK
 
 
+def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
+    """
+    One that crashes again and again does not hide a long life.
+    """
+    names = "service, host, generation, version, boot_id, pid_ns, pid, start_ticks, lock_path, "
+    names += "phase, topic, ops_topic, transport, beat_at"
+    write(
+        used,
+        "UPDATE run SET boot_id = 'another', ended_at = NULL, report = NULL",
+        f"""
+        WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1200)
+        INSERT INTO run (run_id, instance, started_at, adopted_at, {names})
+        SELECT 'crashed-' || i, 'other-' || i, started_at + i, 1, {names} FROM run, n""",
+    )
+
+    found = runs.read_runs(used, schema=SCHEMA)
+
+    assert [run.instance for run, _ in found.doubtful] == ["node-1-0"]
+    assert runs.check_living(found).seen == "none lives; 1201 on record"
+
+
 @pytest.mark.parametrize(
     ("known", "level"),
     [(SCHEMA, Level.OK), (SCHEMA - 1, Level.FAIL), (SCHEMA + 1, Level.WARN)],

@@ -20,6 +20,7 @@ _VERB: Final = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM)\s")
 _INLINE: Final = re.compile(r"\s*(SELECT .|INSERT INTO .|UPDATE \w+ SET |DELETE FROM .)", re.DOTALL)
 # What may stand in the braces of a text that is completed when it is used.
 _FILLED: Final = {
+    "ids": "SELECT 1",
     "marks": "?, ?",
     "owners": "?, ?",
     "others": ", ?, ?",

@@ -22,6 +22,7 @@ TOO_LITTLE: Final = 32 * MIB
 LITTLE: Final = 256 * MIB
 FEW_INODES: Final = 100
 LARGE_WAL: Final = 64 * MIB
+LARGER_DISK: Final = "give the file a path on a larger disk; a full disk ends a run"
 
 # For statx(2), which Python lacks: `stx_attributes` are eight bytes at offset 8 of its result.
 _STATX_SIZE: Final = 256
@@ -141,9 +142,9 @@ def _protection_of(path: Path) -> str:
 def check_room(path: Path) -> Finding:
     """Check free disk space and inodes, as a full disk ends a run."""
     info = os.statvfs(path.parent)
-    free = info.f_bavail * info.f_frsize
+    free = free_bytes(path)
     shown = f"{shown_bytes(free)} free"
-    remedy = "free some, or give the file a path on a larger disk; a full disk ends a run"
+    remedy = f"free some, or {LARGER_DISK}"
     if free < TOO_LITTLE:
         seen = f"{shown}, and {shown_bytes(TOO_LITTLE)} are the least"
         return fail("disk space", seen, remedy, ExitCode.DEPENDENCY)
@@ -153,6 +154,12 @@ def check_room(path: Path) -> Finding:
     if free < LITTLE:
         return warn("disk space", f"{shown}, and {shown_bytes(LITTLE)} are wanted", remedy)
     return ok("disk space", shown)
+
+
+def free_bytes(path: Path) -> int:
+    """What this user may still write on the file system of *path*."""
+    info = os.statvfs(path.parent)
+    return info.f_bavail * info.f_frsize
 
 
 def check_wal(path: Path) -> Finding:

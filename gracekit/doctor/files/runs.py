@@ -24,9 +24,10 @@ from gracekit.leases.epoch import LOST, PUT_BACK, lost_store
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.files import door_name
+from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.older import mark_of, read_mark
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
@@ -38,9 +39,7 @@ SETTLED_BY_START: Final = "start the service: it settles them"
 START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
-_ENDED: Final = ", ".join(
-    f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
-)
+_ENDED: Final = ", ".join(f"'{state.value}'" for state in sorted(TERMINAL, key=lambda s: s.value))
 # Without parked rows, which have no owner and need no settling.
 _LEFT: Final = f"""
 SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN} AND state <> 'pending'
@@ -67,8 +66,10 @@ SELECT 'hold ' || name || ' ' || key || ' (' || method || ')', crashes, asker
 _ACCOUNTS: Final = f"""
 SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        coalesce((SELECT n FROM tally WHERE what = 'removed'), 0),
-       (SELECT count(*) FROM task WHERE state IN ({_OPEN}, {_ENDED})),
-       (SELECT count(*) FROM task WHERE (state IN ({_OPEN})) <> ({IS_OPEN}))"""  # noqa: S608 - as above
+       (SELECT count(*) FROM task),
+       (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state = 'rejected'),
+       (SELECT count(*) FROM task WHERE {IS_OPEN} AND state NOT IN ({_OPEN})),
+       (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state NOT IN ({_ENDED}))"""  # noqa: S608 - as above
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +79,13 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         living: Runs that are proven alive.
         doubtful: Runs neither proven alive nor dead, each with the reason.
         all: The newest runs, living or not.
+        number: How many runs are on record.
     """
 
     living: Sequence[Run]
     doubtful: Sequence[tuple[Run, Liveness]]
     all: Sequence[Run]
+    number: int = 0
 
     @property
     def not_dead(self) -> Sequence[Run]:
@@ -104,16 +107,23 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     reader = StoreReader(path, schema=schema)
     reader.open()
     try:
-        runs = asyncio.run(list_runs(reader, limit=LAST_RUNS))
-        directory = path.with_name(f"{path.name}-runs")
-        judged = [(run, judge_run(run, Process(), directory)) for run in runs]
+        newest, not_adopted, number = asyncio.run(_read(reader))
     finally:
         reader.close()
+    directory = path.with_name(f"{path.name}-runs")
+    judged = [(run, judge_run(run, Process(), directory)) for run in not_adopted]
     return Runs(
         living=[run for run, judgement in judged if judgement.is_alive],
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
-        all=runs,
+        all=newest,
+        number=number,
     )
+
+
+async def _read(reader: StoreReader) -> tuple[list[Run], list[Run], int]:
+    """The newest runs, those that may live, and the number of all."""
+    newest = await list_runs(reader, limit=LAST_RUNS)
+    return newest, await list_not_adopted(reader), await count_runs(reader)
 
 
 def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
@@ -166,7 +176,7 @@ def pids_here(runs: Runs) -> list[int]:
 def check_living(runs: Runs) -> Finding:
     """Report the living runs."""
     if not runs.living:
-        return ok("runs", f"none lives; {len(runs.all)} on record")
+        return ok("runs", f"none lives; {runs.number} on record")
     names = [f"{_label(run)} (pid {run.identity.pid}, {run.phase})" for run in runs.living]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ok("runs", f"{len(names)} live: {', '.join(names[:SHOWN])}{more}")
@@ -396,9 +406,10 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
 
 def check_accounts(look: ReadOnlyDatabase) -> Finding:
     """Check the accounts: accepted = ended + unfinished + removed; no open row has an end."""
-    ((accepted, removed, rows, odd),) = (
+    ((accepted, removed, all_, rejected, *wrong),) = (
         tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
     )
+    rows, odd = all_ - rejected, sum(wrong)
     seen = f"accepted {accepted} = {rows} on record + {removed} removed"
     if accepted == rows + removed and not odd:
         return ok("accounts", f"{seen}: balanced")
