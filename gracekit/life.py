@@ -278,7 +278,7 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
         found = LockFile.of(os.fstat(fd))
         if found.inode != expected.inode or (same_boot and found.device != expected.device):
             return Lock.REPLACED
-        return Lock.HELD if _is_locked(fd) else Lock.FREE
+        return Lock.HELD if is_locked(fd) else Lock.FREE
     except OSError:
         return Lock.UNREADABLE
     finally:
@@ -345,12 +345,15 @@ def _whole_file(kind: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
 
 
-def _is_locked(fd: int) -> bool:
+_FOR_WRITING: Final = _whole_file(fcntl.F_WRLCK)
+
+
+def is_locked(fd: int) -> bool:
     """Whether another open file description, of this or any other process, has the lock.
 
     Also sees the POSIX locks that older versions take.
     """
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FOR_WRITING)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
@@ -416,7 +419,7 @@ class LifeLock:
             raise self._refused("opened", error) from error
         try:
             self._check_ours(os.fstat(fd))
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FOR_WRITING)
         except (BlockingIOError, PermissionError):
             os.close(fd)
             return False

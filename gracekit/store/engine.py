@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,6 +36,7 @@ from gracekit.store.threads import (
     read,
 )
 from gracekit.store.worker import Worker
+from gracekit.store.writer_lock import WriterLock
 
 Rows = list[list[Row]]
 
@@ -113,8 +114,15 @@ class Engine(Protocol):
             StoreError: the SQL is wrong, or writes.
         """
 
-    def look_at_files(self) -> None:
-        """Become BROKEN if the files that `start` opened were removed or replaced."""
+    def look_at_files(self) -> Hashable | None:
+        """Become BROKEN if the files that `start` opened were removed or replaced.
+
+        Returns:
+            A mark of what is committed. If two calls return equal ones, no process has committed
+            anything from the first call to the second, so what was read between them is still
+            true. None if the engine does not know.
+        """
+        ...
 
 
 class _Current:
@@ -165,7 +173,8 @@ class SqliteEngine(StatusSource):
         self._started = False  # the threads exist
         self._open = False  # jobs are accepted
         self._changing = asyncio.Lock()
-        self._files: dict[Path, str] = {}  # the open files, and the identity of each
+        self._files = files.OpenFiles(self.path, self.commits.now)
+        self._writer_lock: WriterLock  # as the writer's thread uses it
         self._ending: list[Worker[Any, Any]] = []
         self._writer: Worker[Batch, Rows]  # both are replaced by each start
         self._reader: Worker[Query, list[Row]]
@@ -188,7 +197,7 @@ class SqliteEngine(StatusSource):
                 for worker in self._ending:
                     worker.end()
                 raise
-            self._files = self._open_files()
+            self._files.look()
             self._started = self._open = True
 
     async def stop(self) -> None:
@@ -235,29 +244,26 @@ class SqliteEngine(StatusSource):
             raise refusal
         return await self._reader.ask((sql, params))
 
-    def look_at_files(self) -> None:
+    def look_at_files(self) -> Hashable | None:
         """See `Engine.look_at_files`.
 
         It compares by `stat`: opening and closing the files would drop SQLite's locks.
         """
-        found = self._open_files()
-        for path, identity in self._files.items():
-            if self._open and found.get(path) != identity:
-                how = "replaced" if path in found else "removed"
+        # Asked before the look: what is written now may be committed long after it was written.
+        is_written = self._open and self._writer_lock.is_held()
+        for what in self._files.look():
+            if self._open:
                 self._break(
                     StoreBrokenError(
-                        f"{path} was {how} while this process had it open: no other process "
-                        "sees what is written to the old file"
+                        f"{what} while this process had it open: no other process sees what is "
+                        "written to the old file"
                     )
                 )
-        self._files = found
-
-    def _open_files(self) -> dict[Path, str]:
-        named = (self.path.with_name(f"{self.path.name}{suffix}") for suffix in files.OPEN_SUFFIXES)
-        return {path: one for path in named if (one := files.identity_of(path)) is not None}
+        mark = self._files.mark()
+        return None if is_written else mark
 
     def _open_writer(self) -> WriteHandler:
-        return open_writer(
+        handler = open_writer(
             self.path,
             self._migrations,
             self._process,
@@ -266,6 +272,8 @@ class SqliteEngine(StatusSource):
             max_page_count=self._max_page_count,
             on_broken=self._break,
         )
+        self._writer_lock = handler.writer_lock
+        return handler
 
     def _open_reader(self) -> ReadHandler:
         return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self._break)
@@ -358,8 +366,9 @@ class MemoryEngine(StatusSource):
             raise outcome
         return outcome
 
-    def look_at_files(self) -> None:
-        """See `Engine.look_at_files`; does nothing, as there are no files."""
+    def look_at_files(self) -> Hashable | None:
+        """See `Engine.look_at_files`; there are no files, and the mark counts all changed rows."""
+        return None if self._connection is None else self._connection.total_changes()
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`."""

@@ -19,6 +19,7 @@ import errno
 import os
 import shlex
 import stat
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -42,6 +43,9 @@ DIRECTORIES: Final = ("-runs", "-bells")
 
 _ROOT: Final = 0
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+_SAME_TIME_S: Final = 0.1
+"""Writes that are further apart give a file different times, on any kernel."""
 
 _OLDEST_LIBRARY: Final = (3, 51, 3)
 _STATEMENT_CACHE: Final = 256
@@ -130,6 +134,55 @@ def identity_of(path: Path) -> str | None:
     except OSError:
         return None
     return f"file {info.st_dev:x}:{info.st_ino}"
+
+
+class OpenFiles:
+    """The files that this process has open for one database, as `stat` by name sees them.
+
+    Args:
+        path: The database.
+        now: A monotonic clock in seconds.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self._names = [str(path.with_name(path.name + suffix)) for suffix in OPEN_SUFFIXES]
+        self._now = now
+        self._found: list[os.stat_result | None] = [None] * len(self._names)
+        self._written: Hashable = None
+        self._written_at = 0.0  # when that was first seen
+
+    def look(self) -> list[str]:
+        """Look again; returns what has happened to files that were there at the last look."""
+        before, self._found = self._found, list(map(_stat_of, self._names))
+        return [
+            f"{name} was {'removed' if new is None else 'replaced'}"
+            for name, old, new in zip(self._names, before, self._found, strict=True)
+            if old is not None
+            and (new is None or old.st_ino != new.st_ino or old.st_dev != new.st_dev)
+        ]
+
+    def mark(self) -> Hashable | None:
+        """When the database and its log were written last; None if that may hide a later write.
+
+        The kernel's clock for the times of files stands still for some milliseconds. So a file may
+        be written again although its time does not change.
+        """
+        database, log, _ = self._found
+        written = (
+            database and (database.st_mtime_ns, database.st_size),
+            log and (log.st_mtime_ns, log.st_size),
+        )
+        now = self._now()
+        if written != self._written:
+            self._written, self._written_at = written, now
+        return written if now - self._written_at >= _SAME_TIME_S else None
+
+
+def _stat_of(name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name)  # noqa: PTH116 - `Path.stat` takes longer, and this is done each second
+    except OSError:
+        return None
 
 
 def connect_writer(

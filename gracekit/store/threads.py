@@ -2,7 +2,7 @@
 
 Only the threads refer to these objects and their connections. So a forked child, which
 has no such threads, never closes a connection, which could checkpoint a database that
-its parent is writing.
+its parent is writing. The writer lock is an exception: its engine asks whether it is held.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class WriteHandler:
         self, connection: apsw.Connection, writer_lock: WriterLock, group: GroupCommit
     ) -> None:
         self._connection = connection
-        self._writer_lock = writer_lock
+        self.writer_lock = writer_lock
         self._group = group
 
     def await_turn(self) -> None:
         """Wait until no other process is committing; batches submitted meanwhile join the group."""
-        self._writer_lock.take()
+        self.writer_lock.take()
 
     def run(self, batches: Sequence[Batch], /) -> Sequence[BatchOutcome]:
         """Commit the group and let the next process write."""
         try:
             return self._group.run(batches)
         finally:
-            self._writer_lock.give()
+            self.writer_lock.give()
 
     def close(self) -> None:
         """Empty the WAL, unless another connection prevents it for 1 s; then close."""
@@ -62,7 +62,7 @@ class WriteHandler:
                 self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         with contextlib.suppress(apsw.Error):
             self._connection.close()
-        self._writer_lock.close()
+        self.writer_lock.close()
 
 
 def open_writer(

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from gracekit import backoff
+from gracekit.life import is_locked
 
 
 class WriterLock:
@@ -45,6 +46,10 @@ class WriterLock:
                 time.sleep(backoff.FALSE_DEADLOCK_S)
             else:
                 return
+
+    def is_held(self) -> bool:
+        """Whether any process is writing, also this one; from any thread."""
+        return is_locked(self._fd)
 
     def give(self) -> None:
         """Release the lock to the next process; does nothing if it is not held."""

@@ -19,6 +19,7 @@ from gracekit.errors import (
     UnknownCommitError,
 )
 from gracekit.process import Point, Process, Side
+from gracekit.store import files
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
@@ -572,3 +573,76 @@ def test_closed_loop_does_not_end_the_writer(database):
     assert engine.commit_from_thread(ask, timeout_s=20) == [[(1,)]]
     engine._reader.end()
     engine._writer.end()
+
+
+async def test_a_mark_stays_the_same_until_something_is_committed(make, monkeypatch):
+    """
+    Whoever has read at one mark need not read again at the same one.
+    """
+    monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
+    engine = make()
+    await engine.start()
+    before = engine.look_at_files()
+    same = engine.look_at_files()
+    await engine.commit(put(1))
+    after = engine.look_at_files()
+    await engine.stop()
+
+    assert before is not None
+    assert before == same != after
+
+
+async def test_the_commit_of_another_process_changes_the_mark(tmp_path, monkeypatch):
+    """
+    It is seen in the file, not in this engine.
+    """
+    monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
+    path = tmp_path / "store.db"
+    engine, other = (SqliteEngine(path, (SCHEMA,), process=Process()) for _ in range(2))
+    await engine.start()
+    await other.start()
+    before = engine.look_at_files()
+    await other.commit(put(1))
+    after = engine.look_at_files()
+    await other.stop()
+    await engine.stop()
+
+    assert before != after
+
+
+async def test_there_is_no_mark_while_a_commit_is_under_way(tmp_path, monkeypatch):
+    """
+    Its bytes may be in the file long before it can be read, so the file does not change then.
+    """
+    monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
+    gate = RecordingProcess(hold=True)
+    engine = SqliteEngine(tmp_path / "store.db", (SCHEMA,), process=gate)
+    await engine.start()
+    committing = asyncio.ensure_future(engine.commit(put(1)))
+    await gate.wait_held()
+    during = engine.look_at_files()
+    gate.go_on.set()
+    await committing
+    after = engine.look_at_files()
+    await engine.stop()
+
+    assert during is None
+    assert after is not None
+
+
+def test_there_is_no_mark_as_long_as_a_later_write_may_have_the_same_time(tmp_path):
+    """
+    The kernel's clock for files stands still for milliseconds.
+    """
+    now = [0.0]
+    path = tmp_path / "store.db"
+    path.write_bytes(b"a")
+    open_files = files.OpenFiles(path, lambda: now[0])
+
+    marks = []
+    for now[0] in (0.0, 0.05, 0.15, 1.0):
+        open_files.look()
+        marks.append(open_files.mark())
+
+    assert marks[:2] == [None, None]
+    assert marks[2] == marks[3] is not None
