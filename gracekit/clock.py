@@ -9,13 +9,20 @@ all of it with a seeded source.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import time
+from typing import Final
+
+_EARLY_S: Final = 0.001
+"""A timer may end a little before its time; then its tick must not be found again."""
 
 
 class Clock:
     """The production clock; a simulation passes its own subclass."""
+
+    _ticks_from: float | None = None  # loop time of the first tick; None before it is needed
 
     def loop(self) -> float:
         """Loop time in seconds; deadlines of drains and calls use it."""
@@ -43,9 +50,42 @@ class Clock:
         variant = "89ab"[int(digits[16], 16) & 3]
         return f"{int(self.wall() * 1000):012x}7{digits[13:16]}{variant}{digits[17:]}"
 
+    def tick(self, within_s: float) -> float:
+        """The loop time of the last tick in the next *within_s* seconds.
+
+        Ticks are a second apart. Work that is done every few seconds waits for them, so an idle
+        process wakes up once a second, and not once for each piece of work. The first call places
+        the ticks, so siblings do not act in step. If *within_s* is less than a second, the result
+        is simply so many seconds away.
+        """
+        now = self.loop()
+        if within_s < 1:
+            return now + within_s
+        if self._ticks_from is None:
+            self._ticks_from = now
+        return self._ticks_from + math.floor(now - self._ticks_from + within_s + _EARLY_S)
+
+    async def wait_tick(self, within_s: float) -> float:
+        """Wait until `tick`; returns how many seconds that is, without any delay."""
+        loop, began_at, at = asyncio.get_running_loop(), self.loop(), self.tick(within_s)
+        # Not by `sleep`, which adds the time to a later reading of the clock: only timers that are
+        # due at the very same time share a wake-up.
+        due = loop.create_future()
+        timer = loop.call_at(at, _end, due)
+        try:
+            await due
+        finally:
+            timer.cancel()
+        return at - began_at
+
     def jitter(self, seconds: float) -> float:
         """*seconds* plus or minus a fifth, so that siblings do not act in step."""
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
+
+
+def _end(due: asyncio.Future[None]) -> None:
+    if not due.done():
+        due.set_result(None)
 
 
 def age_s(now: float, then: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final
 
 from gracekit import background
@@ -72,32 +72,47 @@ class LifeSigns:
         self._reconciler = reconciler
         self._coordinator = coordinator
         self._phase = phase
-        self._settings = settings
         self._telemetry = telemetry
+        # A run whose beat is too old counts as gone, and its fanout queues are removed.
+        gone_s = min(settings.fanout_gone_after_s, settings.host_gone_after_s)
+        self._written_s = min(BEAT_WRITTEN_S, gone_s / 4)
+        self._mark: Hashable = None  # of the store, at the last look
+        self._due = asyncio.Event()
         self._is_lost = False
 
     async def beat(self) -> None:
-        """Record in the store, for listings, that the loop runs; a slow store delays it."""
-        settings = self._settings
-        # A run whose beat is too old counts as gone, and its fanout queues are removed.
-        gone_s = min(settings.fanout_gone_after_s, settings.host_gone_after_s)
-        written_s = min(BEAT_WRITTEN_S, gone_s / 4)
+        """Record in the store, for listings, that the loop runs; a slow store delays it.
+
+        And ask the store whether this run may still act. `look` says when there is anything to do.
+        """
         while True:
-            with contextlib.suppress(StoreError):
-                taken = await self._members.beat(self._phase.state.value, written_s=written_s)
+            with contextlib.suppress(StoreError):  # the next look asks for another beat
+                phase = self._phase.state.value
+                taken = await self._members.beat(phase, self._mark, written_s=self._written_s)
                 if taken is not None:
                     self._end_lost(taken)
                     self._coordinator.force()  # its tasks belong to other runs now
                 await self._reconciler.follow_clock()
-            await asyncio.sleep(settings.beat_s)
+            await self._due.wait()
+            self._due.clear()
 
-    def look_at_files(self) -> None:
-        """End this run if its store is another file now, or others cannot see that it lives."""
-        self._engine.look_at_files()
+    def look(self) -> None:
+        """End this run if its store is another file now, or others cannot see that it lives.
+
+        Call it each `beat_s`. It asks for a beat if one is due, if anybody has written the store
+        since the last one, or if the wall clock was set.
+        """
+        self._mark = self._engine.look_at_files()
         if (trouble := self._seat.taken.trouble()) is not None:
             self._end_lost(
                 f"{trouble}: others cannot see that this run lives, and may take its tasks over"
             )
+        phase = self._phase.state.value
+        if (
+            self._members.is_beat_due(phase, self._mark, written_s=self._written_s)
+            or self._reconciler.clock_was_set
+        ):
+            self._due.set()
 
     def _end_lost(self, why: str) -> None:
         if not self._is_lost:
@@ -171,9 +186,12 @@ class Watchdog:
     event loop does.
     """
 
-    def __init__(self, notify: Notify, telemetry: Telemetry, *, beat_s: float) -> None:
+    def __init__(
+        self, notify: Notify, telemetry: Telemetry, clock: Clock, *, beat_s: float
+    ) -> None:
         self._notify = notify
         self._telemetry = telemetry
+        self._clock = clock
         self._half_s = notify.watchdog_interval_s()
         self._every_s = max(SHORTEST_FEED_S, min(beat_s, self._half_s or beat_s))
 
@@ -187,7 +205,7 @@ class Watchdog:
             )
         while True:
             self._notify.watchdog()
-            await asyncio.sleep(self._every_s)
+            await self._clock.wait_tick(self._every_s)
 
 
 class Starting:
@@ -318,16 +336,16 @@ class RunWatch:
         """Look until cancelled."""
         looked_at = self._clock.machine()
         while True:
-            self._signs.look_at_files()
+            self._signs.look()
             self._listen()
             self._status.look()
             if self._signals is not None:
                 self._signals.keep()
             self._telemetry.tell_left_out()
             self._telemetry.look_for_metrics()
-            await asyncio.sleep(self._every_s)
+            waits_s = await self._clock.wait_tick(self._every_s)
             before, looked_at = looked_at, self._clock.machine()
-            self._tell_blocked(looked_at - before - self._every_s)
+            self._tell_blocked(looked_at - before - waits_s)
 
     def _tell_blocked(self, late_s: float) -> None:
         """Log that the loop was blocked: for *late_s* seconds, or up to one interval longer."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import uuid
 
 from gracekit.clock import Clock
+from gracekit.testing import loop
+from gracekit.testing.ports import VirtualClock
 
 
 class SetClock(Clock):
@@ -37,3 +41,45 @@ def test_request_ids_sort_by_time_and_do_not_repeat():
 
     assert len(of_now) == 10_000
     assert all(one < later for one in of_now)
+
+
+def test_periodic_work_of_one_process_wakes_at_the_same_moments():
+    """
+    Whenever it began and whatever its period, it waits for a tick, and no longer than it asked.
+    """
+
+    async def wakes_of(every_s: float, *, after_s: float, clock: Clock) -> list[float]:
+        await asyncio.sleep(after_s)
+        wakes = [clock.loop()]
+        for _ in range(5):
+            await clock.wait_tick(every_s)
+            wakes.append(clock.loop())
+        return wakes
+
+    async def all_wakes() -> list[list[float]]:
+        clock = VirtualClock()
+        periods = [(1.0, 0.1), (1.0, 0.47), (2.5, 0.6), (5.0, 3.3)]
+        return await asyncio.gather(
+            *(wakes_of(every_s, after_s=after_s, clock=clock) for every_s, after_s in periods)
+        )
+
+    every, *others = loop.run(all_wakes())
+
+    assert [round(at, 6) for at in every] == [0.1, 1.1, 2.1, 3.1, 4.1, 5.1]
+    assert set(others[0][1:]) == set(every[1:])
+    for wakes, every_s in zip(others, (1.0, 2.5, 5.0), strict=True):
+        assert all(round(at - every[1], 6).is_integer() for at in wakes[1:])
+        assert all(0 < b - a < every_s + 1e-6 for a, b in itertools.pairwise(wakes))
+
+
+def test_a_wait_of_less_than_a_second_is_no_wait_for_a_tick():
+    """
+    Then a tick would come too late.
+    """
+
+    async def woken_at() -> float:
+        clock = VirtualClock()
+        await clock.wait_tick(1.0)
+        return 1000 * (await clock.wait_tick(0.02)) + clock.loop()
+
+    assert round(loop.run(woken_at()), 6) == 21.02

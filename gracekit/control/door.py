@@ -119,7 +119,7 @@ class Door:
     async def _look_after(self, path: Path) -> None:
         """Make the socket again if its file is removed, for example by a cleaner of old files."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await self._clock.wait_tick(LOOK_EVERY_S)
             if path.exists():  # noqa: ASYNC240 - of its own directory, which the run uses
                 continue
             if self._listening is not None:

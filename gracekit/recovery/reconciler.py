@@ -208,6 +208,12 @@ class Reconciler:
         if look:
             await self._gates.refresh(self._settling.resources)
 
+    @property
+    def clock_was_set(self) -> bool:
+        """Whether the wall clock was set since the last `follow_clock`."""
+        ahead_s = self._clock.wall() - self._clock.loop()
+        return self._ahead_s is not None and abs(ahead_s - self._ahead_s) > CLOCK_SET_S
+
     async def follow_clock(self) -> None:
         """If the wall clock was set since the last call, adjust the times of waits in the store.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class Members:
         self._lock_directory = lock_directory
         self.joined_at: float | None = None
         self._beaten: tuple[str, float] | None = None  # phase and loop time of the last beat
+        self._may_act_at: Hashable = None  # mark of the store that says so
 
     async def join(
         self,
@@ -104,32 +105,50 @@ class Members:
         rows = await self._engine.commit(batch)
         return int(rows[0][0][0] or 1)
 
-    async def beat(self, phase: str, *, written_s: float = BEAT_WRITTEN_S) -> str | None:
+    def is_beat_due(self, phase: str, mark: Hashable | None, *, written_s: float) -> bool:
+        """Whether `beat` would write anything, or could find anything new."""
+        return self._is_unread(mark) or self._is_unwritten(phase, written_s)
+
+    def _is_unread(self, mark: Hashable | None) -> bool:
+        return mark is None or mark != self._may_act_at
+
+    def _is_unwritten(self, phase: str, written_s: float) -> bool:
+        if self._beaten is None:
+            return True
+        shown, since = self._beaten
+        # With half a second less: the last beat was written a little after its tick.
+        return shown != phase or self._clock.loop() - since >= written_s - min(0.5, written_s / 2)
+
+    async def beat(
+        self, phase: str, mark: Hashable | None = None, *, written_s: float = BEAT_WRITTEN_S
+    ) -> str | None:
         """Check whether this run may still act, and refresh what listings show.
 
         Args:
             phase: State of the service; a new one is written at once.
+            mark: What `Engine.look_at_files` has returned just before. If it is the one of the last
+                check, nothing is read.
             written_s: Seconds after which a beat is written again.
 
         Returns:
             None if it may act. Otherwise a sentence that says why not: an operator has said that
             it is gone, or another run has taken over its rows.
         """
-        await self._show(phase, written_s)
+        if self._is_unwritten(phase, written_s):
+            await self._show(phase)
+        if not self._is_unread(mark):
+            return None
         rows = await self._engine.query(sql.STANDING, self.run_id)
         for gone_by, reason, adopted_by in rows:
             if gone_by is not None:
                 return f"{gone_by!s} said that this run is gone: {reason!s}"
             if adopted_by is not None:
                 return f"run {adopted_by!s} has taken this run's rows over"
+        self._may_act_at = mark
         return None
 
-    async def _show(self, phase: str, written_s: float) -> None:
+    async def _show(self, phase: str) -> None:
         now = self._clock.loop()
-        if self._beaten is not None:
-            shown, since = self._beaten
-            if shown == phase and now - since < written_s:
-                return
         batch = Batch(Point.JOIN, durable=False)
         batch.add(
             sql.BEAT,

@@ -54,7 +54,7 @@ def in_order(
     watch = _watch(ground, signs, parts.servers)
     tidying = _tidying(ground, records, epoch, reconciler)
     work = partial(_work, ground)
-    feeding = work(Watchdog(ground.process.notify, ground.telemetry, beat_s=settings.beat_s).feed)
+    feeding = work(_watchdog(ground).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
@@ -245,6 +245,11 @@ def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) 
         ground.clock,
         every_s=ground.settings.beat_s,
     )
+
+
+def _watchdog(ground: Ground) -> Watchdog:
+    beat_s = ground.settings.beat_s
+    return Watchdog(ground.process.notify, ground.telemetry, ground.clock, beat_s=beat_s)
 
 
 def _tidying(
