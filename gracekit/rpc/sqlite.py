@@ -2,7 +2,8 @@
 
 Messages can be sent while no process reads. Each connection has a named pipe, by which publishers
 wake it after their commit, so it need not poll for messages. A slow safety poll covers missed
-wake-ups and gives back the messages of dead readers.
+wake-ups and gives back the messages of dead readers. It does not read a file that nobody has
+written since the last poll.
 
 `gracekit.life` proves that a connection is dead; a timeout never does. Without proof a
 connection keeps its messages.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,8 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import LOCAL_QUEUES
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
+LONGEST_UNREAD_S: Final = 30.0
+"""After so many seconds a poll reads the file although nobody seems to have written it."""
 
 
 class _Connection:
@@ -56,6 +60,7 @@ class _Connection:
         self.wakeup: Final = Wakeup(directory / f"{connection_id}.bell")
         self.lock: Final = LifeLock(directory / f"{connection_id}.lock")
         self.consumers: list[SqliteConsumer] = []
+        self.peers: list[rows.Peer] = []  # the other connections, as they were last read
 
     def as_peer(self, process: Process) -> rows.Peer:
         """What other processes read about it; its lock must be held."""
@@ -87,7 +92,7 @@ class SqliteTransport:
         clock: Wall time and ids.
         creates: Whether to create a missing file. A client does not: until a service has created
             it, sending raises Undeliverable.
-        poll_s: About how many seconds are between two safety polls.
+        poll_s: Seconds between two safety polls, at most.
         telemetry: Receives events about faults in the background; None to only log them.
     """
 
@@ -118,6 +123,9 @@ class SqliteTransport:
         self._is_started = False
         self._leaving: asyncio.Task[None] | None = None  # the end of a start that failed
         self._poll: asyncio.Task[None] | None = None
+        self._read_at: Hashable = None  # mark of the file that the last poll has read
+        self._unread_until = 0.0  # loop time at which a poll reads it nevertheless
+        self._removes_at = math.inf  # wall time at which a row of it must be removed
 
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
         """See `Transport.on_broken`: called for the same errors that break a store."""
@@ -354,17 +362,32 @@ class SqliteTransport:
 
     async def _poll_for_ever(self, connection: _Connection) -> None:
         while not self._engine.status.is_final:
-            await asyncio.sleep(self._clock.jitter(self._poll_s))
-            self._engine.look_at_files()
+            await self._clock.wait_tick(self._poll_s)
+            mark, now = self._engine.look_at_files(), self._clock.loop()
+            if mark is None or mark != self._read_at or now >= self._unread_until:
+                self._read_at = None
+            elif not self._is_due(connection):
+                continue
             with contextlib.suppress(StoreError):  # the next poll tries again
                 # Messages first: an error while cleaning up must not prevent their delivery.
                 await self._look_after_consumers(connection)
                 await self._look_after(connection)
+                self._read_at, self._unread_until = mark, now + LONGEST_UNREAD_S
+
+    def _is_due(self, connection: _Connection) -> bool:
+        """Whether there is anything to do although nobody has written the file."""
+        return (
+            self._removes_at <= self._clock.wall()
+            or any(consumer.is_behind or consumer.is_done for consumer in connection.consumers)
+            or any(self._judge(peer).is_dead for peer in connection.peers)
+        )
 
     async def _look_after(self, connection: _Connection) -> None:
-        await self._release_dead(connection)
+        connection.peers = await self._release_dead(connection)
         await self._drop_expired()
         await self._remove_old_letters()
+        ((moment,),) = await self._engine.query(rows.NEXT_REMOVAL, rows.KEPT_LETTERS_S)
+        self._removes_at = math.inf if moment is None else float(moment)
 
     async def _look_after_consumers(self, connection: _Connection) -> None:
         for consumer in tuple(connection.consumers):
@@ -384,14 +407,21 @@ class SqliteTransport:
         if await self._engine.query(rows.HAS_OLD_LETTERS, now - rows.KEPT_LETTERS_S):
             await self._engine.commit(rows.remove_old_letters(now=now))
 
-    async def _release_dead(self, connection: _Connection) -> None:
-        """Give back the messages of dead connections, and remove their rows and files."""
-        for row in await self._engine.query(rows.PEERS, connection.id):
-            peer = rows.peer_of(row)
+    async def _release_dead(self, connection: _Connection) -> list[rows.Peer]:
+        """Give back the messages of dead connections, and remove their rows and files.
+
+        Returns:
+            The other ones, without our own.
+        """
+        others = []
+        for peer in map(rows.peer_of, await self._engine.query(rows.PEERS, connection.id)):
             if self._judge(peer).is_dead:
                 await self._disconnect(peer.connection_id)
                 for path in (peer.bell_path, peer.lock_path):
                     (self._wakeups / path.name).unlink(missing_ok=True)
+            else:
+                others.append(peer)
+        return others
 
     def _judge(self, peer: rows.Peer) -> Liveness:
         return self._process.judge(peer.life(self._wakeups), self._wakeups)

@@ -113,6 +113,11 @@ class SqliteConsumer:
         """Whether it is cancelled and all its deliveries are settled."""
         return self._cancelled.is_set() and not self._unsettled and not self._in_doubt
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether it owes a settlement, or must undo a claim of unknown outcome."""
+        return bool(self._owed) or self._in_doubt
+
     async def look_again(self) -> None:
         """Find messages whose wake-up was missed: query first, and claim only if there are any.
 

@@ -395,6 +395,18 @@ def expire(*, now: float) -> Batch:
     return batch
 
 
+NEXT_REMOVAL: Final = (
+    "SELECT min(moment) FROM ("
+    "SELECT min(expires_at) AS moment FROM message "
+    "WHERE claimed_by IS NULL AND expires_at IS NOT NULL UNION ALL "
+    "SELECT * FROM (SELECT died_at + ? FROM dead_letter ORDER BY dead_letter_id LIMIT 1))"
+)
+"""The wall time at which a message expires, or a dead letter is too old; NULL for never.
+
+Its parameter is `KEPT_LETTERS_S`.
+"""
+
+
 def has_waiting(queues: Sequence[str]) -> str:
     """A query that finds a row if a message waits in *queues*, which are its parameters."""
     places = ", ".join("?" * len(queues))

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from gracekit.rpc import sqlite, sqlite_rows
 from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
 from gracekit.rpc.transport import Delivery, shared_queue
-from gracekit.store.batch import Batch
+from gracekit.store import files
+from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.engine import Rows, SqliteEngine
 from gracekit.store.migrate import load_migrations
 from tests.rpc.kit import PATIENCE_S, Inbox, ShiftedClock, message
@@ -243,6 +244,47 @@ async def test_a_message_whose_callback_fails_does_not_end_the_reading(transport
 
     assert (await inbox.next()).body == b"b"
     await until(lambda: consumer.failure is None)  # its claim may still be asking for more
+
+
+class CountingEngine:
+    """The real engine, which counts looks at the files, and queries."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._real = engine
+        self.looks = self.queries = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def look_at_files(self) -> Hashable | None:
+        self.looks += 1
+        return self._real.look_at_files()
+
+    async def query(self, sql: str, *params: Value) -> list[Row]:
+        self.queries += 1
+        return await self._real.query(sql, *params)
+
+
+async def test_a_poll_reads_nothing_while_nobody_writes_the_file(tmp_path, monkeypatch):
+    """
+    A message that comes then, and that nobody rang for, is found by the next poll.
+    """
+    monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
+    transport = FaultyTransport(tmp_path / "queues.db")
+    transport._engine = counting = CountingEngine(transport._engine)  # type: ignore[assignment]
+    inbox = Inbox()
+    await transport.start()
+    await transport.consume([QUEUE], inbox.put, prefetch=10)
+    for looks in (10, 20):  # what the start has written is read by the first ones
+        before = counting.queries
+        await until(lambda looks=looks: counting.looks >= looks)  # type: ignore[misc]
+
+    assert counting.queries == before
+
+    await put_raw(transport, b"{}", b"a")
+
+    assert (await inbox.next()).body == b"a"
+    await transport.stop()
 
 
 class WithoutFiles(Process):
