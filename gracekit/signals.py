@@ -160,11 +160,12 @@ class SignalWatcher:
             By signal, the name of the handler that had replaced ours.
         """
         stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
-        found = {number: signal.getsignal(number) for number in stops}
-        lost = {number: handler for number, handler in found.items() if handler != self._handle}
+        found = {number: _handler_of(number) for number in stops}
+        lost = [number for number, handler in found.items() if handler != self._handle]
+        taken: dict[signal.Signals, str] = {}
         for number in lost:
-            signal.signal(number, self._handle)
-        return {number: _name_of(handler) for number, handler in lost.items()}
+            taken[number] = _name_of(signal.signal(number, self._handle))
+        return taken
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         """The Python-level handler, which the interpreter runs some time after the C handler."""
@@ -240,6 +241,11 @@ class SignalWatcher:
         except Exception:
             # The thread must continue: the next signal may be meant to end a stuck drain.
             logging.getLogger("gracekit").exception("the callback of signal %d failed", number)
+
+
+# Asked each second. In Python 3.11 `getsignal` first tries to make an enum of each handler, which
+# costs ten times what the question itself does.
+_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 def _name_of(handler: Any) -> str:
