@@ -27,6 +27,7 @@ from gracekit.process import leave_at_once
 from gracekit.runtime.built import Ground
 from gracekit.runtime.ending import FOREIGN_CANCELLATION
 from gracekit.runtime.face import Runtime
+from gracekit.runtime.loops import LoopFactory, loop_factory
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.telemetry.catalogue import LOGGER
@@ -61,10 +62,11 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.ground.signals
         assert signals is not None, "signals=True"
+        factory = loop_factory(runtime.settings)
         signals.take(for_good=True)  # before there is a loop, as a stop may come now
         calm_collector()
         try:
-            report = _run_to_the_end(runtime, signals)
+            report = _run_to_the_end(runtime, signals, factory)
         finally:
             signals.close()
         # systemd drops messages of a process that has ended before systemd has read them.
@@ -88,7 +90,9 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
     return int(report.exit_code)
 
 
-def _run_to_the_end(runtime: Runtime, signals: StopSignals) -> DrainReport:
+def _run_to_the_end(
+    runtime: Runtime, signals: StopSignals, factory: LoopFactory | None
+) -> DrainReport:
     """Run the event loop until the drain has ended.
 
     If a callback or a task raises SystemExit, `asyncio.run` cancels all tasks, and requests in
@@ -98,11 +102,11 @@ def _run_to_the_end(runtime: Runtime, signals: StopSignals) -> DrainReport:
     untold: list[BaseException] = []
 
     def begin() -> None:
-        signals.keep()  # a loop such as uvloop has just taken the wake-up
+        signals.keep()  # uvloop has just taken the wake-up
         while untold:
             _obey_what_left(runtime.ground, untold.pop(0))
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=factory) as runner:
         loop = runner.get_loop()
         loop.call_soon(begin)
         life = loop.create_task(_live(runtime), name="gracekit-life")

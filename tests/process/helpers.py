@@ -152,6 +152,7 @@ class Site:
         self.store = root / "store.db"
         self.transport = root / "transport.db"
         self.url = f"sqlite:///{self.transport}"
+        self.settings: dict[str, object] = {}  # of all its processes, unless one has others
         self._effects = root / "effects"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._unread: list[int] = []
@@ -238,14 +239,18 @@ class Site:
         stdin: int = subprocess.DEVNULL,
         output: int | None = None,
     ) -> ServiceProcess:
-        given = {
-            "transport_url": self.url,
-            "store_url": f"sqlite:///{self.store}",
-            "startup_reconciliation_wait_seconds": "0.2s",
-            "reconcile_every": "0.5s",
-            "host": "node-a",
-            "test_effects": self._effects,
-        } | settings
+        given = (
+            {
+                "transport_url": self.url,
+                "store_url": f"sqlite:///{self.store}",
+                "startup_reconciliation_wait_seconds": "0.2s",
+                "reconcile_every": "0.5s",
+                "host": "node-a",
+                "test_effects": self._effects,
+            }
+            | self.settings
+            | settings
+        )
         log = self.root / f"log-{len(self._processes)}"
         with log.open("wb") as out:
             popen = subprocess.Popen(

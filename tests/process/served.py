@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -222,6 +223,13 @@ async def block_for(ctx: Context, key: str, s: float) -> str:
     """Takes the event loop for so many seconds."""
     time.sleep(s)
     return key
+
+
+@svc.rpc(resource="disk")
+async def compute(ctx: Context, disk: str) -> None:
+    """Takes the event loop in C code that has let go of the interpreter's lock."""
+    effect("start", disk, ctx.attempt, ctx.fence)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
 
 @svc.rpc(resource="disk")

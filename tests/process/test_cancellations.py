@@ -46,16 +46,19 @@ async def in_flight(site: Site, client: RpcClient) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "end"), LEAVING.items(), ids=[method.name for method in LEAVING]
+    ("method", "loop"),
+    [*((method, "asyncio") for method in LEAVING), (wild.exit_in_callback, "uvloop")],
+    ids=lambda value: getattr(value, "name", value),
 )
 async def test_what_leaves_the_loop_asks_for_a_drain(
-    site: Site, client: RpcClient, method, end: str
+    site: Site, client: RpcClient, method, loop: str
 ) -> None:
     """
     SystemExit or KeyboardInterrupt beside the handlers, or a stopped loop: all in flight ends by
     itself, 70 is on record, and a handler to which its child's SystemExit comes back is FAILED.
     """
-    process = await start(site).serving()
+    end = LEAVING[method]
+    process = await start(site, loop=loop).serving()
     retried, _, threaded = await in_flight(site, client)
 
     culprit = await client.cast(method)
