@@ -311,6 +311,7 @@ def start_child(how: str) -> int:
 @svc.rpc
 async def forks(ctx: Context, key: str, then: str) -> int:
     """Forks; the child does not leave by `os._exit`, as it should."""
+    asyncio.get_running_loop().call_soon(effect, "ready", key)
     pid = os.fork()
     if pid:
         effect("child", key, pid)
