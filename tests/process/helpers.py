@@ -23,6 +23,7 @@ import apsw
 import pytest
 
 from gracekit.process import FAILPOINTS_ON
+from tests.loops import without_settings
 
 T = TypeVar("T")
 
@@ -398,7 +399,6 @@ def _effect(line: str) -> Effect:
 
 
 def _environment(settings: dict[str, object]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
     ours = {f"GRACEKIT_{name.upper()}": str(value) for name, value in settings.items()}
     path = os.pathsep.join((str(ROOT), str(HERE)))
-    return inherited | ours | FAILPOINTS_ON | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return without_settings() | ours | FAILPOINTS_ON | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
