@@ -194,6 +194,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 _WORKERS: Final[dict[str, Callable[[str, int, Path], AbstractAsyncContextManager[Measure]]]] = {
     "requeue": partial(_gracekit, "requeue", "requeue", "FULL"),
+    "requeue-uvloop": partial(_gracekit, "requeue-uvloop", "requeue", "FULL"),
     "requeue-defaults": partial(_gracekit, "requeue-defaults", "requeue", "FULL", tuned=False),
     "retry": partial(_gracekit, "retry", "retry", "FULL"),
     "retry-defaults": partial(_gracekit, "retry-defaults", "retry", "FULL", tuned=False),

@@ -22,6 +22,8 @@ from benchmarks.plain import be_quiet
 ROOT: Final = Path(__file__).resolve().parent.parent
 PATIENCE_S: Final = 60.0
 """For a child to end by itself."""
+ON_UVLOOP: Final = "-uvloop"
+"""The end of the name of a kind that runs on uvloop."""
 
 Measure = Callable[..., Awaitable[list[float]]]
 """Takes the numbers of a line: mostly one, how much is to be done."""
@@ -138,5 +140,15 @@ async def _lines() -> AsyncIterator[bytes]:
         yield line
 
 
+def _loop_of(kind: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the loop for *kind*; None for asyncio's own."""
+    if not kind.endswith(ON_UVLOOP):
+        return None
+    import uvloop  # noqa: PLC0415 - environments of other libraries do not have it
+
+    return uvloop.new_event_loop
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    with asyncio.Runner(loop_factory=_loop_of(sys.argv[2])) as runner:
+        runner.run(main(*sys.argv[1:]))

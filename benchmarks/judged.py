@@ -23,6 +23,8 @@ from benchmarks.workers import BARE, OURS
 NAME: Final = "rabbitmq"
 UNWATCHED: Final = "retry"
 """Of the worker that operators watch: the same without endpoint, scrapes and sampled traces."""
+BESIDE: Final[Mapping[str, str]] = {"retry-watched": UNWATCHED, "requeue-uvloop": "requeue"}
+"""Workers of ours that differ from another one of ours in one thing, and are set against it too."""
 
 UNITS: Final = {
     CPU_OF_A_CAST: "us",
@@ -98,8 +100,8 @@ def figures_of(standings: Mapping[str, Standing]) -> Iterator[Figure]:
     for ours in (name for name in OURS if name in standings):
         wanted = [(case, BARE) for case in UNITS]
         wanted += [(case, other) for other in AGAINST_TOO for case in CASES_TOO]
-        if ours == "retry-watched":
-            wanted += [(case, UNWATCHED) for case in UNITS]
+        if ours in BESIDE:
+            wanted += [(case, BESIDE[ours]) for case in UNITS]
         for case, other in wanted:
             if other in standings and case in standings[ours].values:
                 yield _figure(standings, ours, case, other)

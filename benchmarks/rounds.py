@@ -40,7 +40,7 @@ WIDTH: Final = 32
 """With so many waiting, processor time is shown."""
 BY_STAGE: Final = 20_000
 """Casts, and calls, whose processor time is shown by stage."""
-NOT_BY_STAGE: Final = ("requeue-defaults", "retry-watched")
+NOT_BY_STAGE: Final = ("requeue-uvloop", "requeue-defaults", "retry-watched")
 """They do what `requeue` and `retry` do."""
 IN_FLIGHT: Final = 50_000
 """Held at one time, when memory is measured."""

@@ -28,6 +28,7 @@ from tools import dev
 BARE: Final = "aiormq"
 OURS: Final = (
     "requeue",
+    "requeue-uvloop",
     "requeue-defaults",
     "retry",
     "retry-defaults",
@@ -97,6 +98,7 @@ class Kind:
 
 _ALL: Final = (
     Kind(name="requeue", label="gracekit requeue", client="clients"),
+    Kind(name="requeue-uvloop", label="gracekit requeue, uvloop", parks=False),
     Kind(
         name="requeue-defaults",
         label="gracekit requeue, defaults",

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import enum
+import gc
 import math
 import os
 import re
@@ -129,12 +130,13 @@ class ForkGuard:
 
     def _divert(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon(_leave_fork, self._opener)
-            # Put it before the callbacks that were ready at the fork. A loop without `_ready`
-            # (uvloop) runs those first, so each of them runs once in the child too.
-            ready = getattr(self._loop, "_ready", None)
-            if isinstance(ready, deque):
-                ready.rotate(1)
+            handle = self._loop.call_soon(_leave_fork, self._opener)
+            # Put it before the callbacks that were ready at the fork, or each of them would run
+            # once in the child too. uvloop's queue is no attribute that Python sees.
+            for ready in (getattr(self._loop, "_ready", None), *gc.get_referents(self._loop)):
+                if isinstance(ready, deque) and ready and ready[-1] is handle:
+                    ready.rotate(1)
+                    break
 
 
 os.register_at_fork(after_in_child=ForkGuard.divert_child)

@@ -86,8 +86,10 @@ class SignalWatcher:
     has replaced meanwhile.
 
     A library may set its own wake-up descriptor (`loop.add_signal_handler`, uvloop).
-    At the next signal ours is set again, and the numbers of signals that we do not
-    watch are passed on to the library's, so that it misses none.
+    `take_back` and the next signal set ours again, and the numbers of signals that we
+    do not watch are passed on to the library's, so that it misses none. uvloop sets its
+    own each time that it begins to run, and at the end of the run the one that it found,
+    which must then still be open.
 
     Args:
         on_signal: Called once for each signal, in order. It must be quick: record the
@@ -152,13 +154,14 @@ class SignalWatcher:
     # -- in the main thread ---------------------------------------------------------
 
     def take_back(self) -> dict[signal.Signals, str]:
-        """Set our handlers of stop signals again if they were replaced.
+        """Set our wake-up descriptor and our handlers of stop signals again if they were replaced.
 
         Other signals are left alone: a program may use SIGHUP for its own reload.
 
         Returns:
             By signal, the name of the handler that had replaced ours.
         """
+        self._take_wakeup()
         stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
         found = {number: _handler_of(number) for number in stops}
         lost = [number for number, handler in found.items() if handler != self._handle]

@@ -50,6 +50,7 @@ class StopSignals:
         self._alarm_s = alarm_s
         self._on_dump = on_dump
         self._watch: SignalWatch | None = None
+        self._left: SignalWatch | None = None  # to be ended by `close`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came: deque[tuple[int, float]] = deque()  # signals that are not handled yet
         self._obey: Callable[[int, float], None] | None = None
@@ -98,7 +99,7 @@ class StopSignals:
         self._deliver()
 
     def keep(self) -> None:
-        """Set our handlers of stop signals again, if the application or a library replaced them."""
+        """Set our handlers of stop signals, and the wake-up, again if something replaced them."""
         if self._watch is not None:
             for number, by in self._watch.take_back().items():
                 self._telemetry.emit("signal.taken", signal=number.name, by=by)
@@ -142,6 +143,8 @@ class StopSignals:
     def give_back(self, *, served: bool, must_die: bool) -> None:
         """Restore the old handlers, and disarm the alarm unless the process must end.
 
+        If the process ends when the service ends, `close` restores them.
+
         Args:
             served: Whether a drain has ended, so that the stop is on record.
             must_die: Whether only the end of the process frees its resources; the alarm then stays
@@ -150,11 +153,24 @@ class StopSignals:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        if self.for_good and served:
-            # The stop is on record, so another signal while the interpreter closes must not change
-            # the exit code. The watch does not restore handlers that were replaced.
-            for number in signals_of(has_terminal=self._has_terminal):
-                signal.signal(number, signal.SIG_IGN)
+        if self.for_good:
+            self._left = watch
+            if served:
+                # The stop is on record, so another signal while the interpreter closes must not
+                # change the exit code. The watch does not restore handlers that were replaced.
+                for number in signals_of(has_terminal=self._has_terminal):
+                    signal.signal(number, signal.SIG_IGN)
+            return
         watch.__exit__(None, None, None)
-        if not self.for_good and not must_die:
+        if not must_die:
             self._process.disarm_alarm()  # now no further signal can arm it
+
+    def close(self) -> None:
+        """End the watch of a process that ends, after its loop was closed.
+
+        Not before: when uvloop ends, it sets the wake-up descriptor that it found when it began,
+        and raises OSError if that one is closed.
+        """
+        watch, self._watch, self._left = self._watch or self._left, None, None
+        if watch is not None:
+            watch.__exit__(None, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.loops import LOOP_VARIABLE, OnUvloop
 from tests.rabbit.fixtures import (  # brokers start when a test asks for one
     _spare_broker,
     certificates,
@@ -54,6 +56,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if not inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
         pyfuncitem.funcargs.pop("event_loop_policy", None)
     return (yield)
+
+
+# -- the event loop -----------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--uvloop", action="store_true", help="Run tests and services on uvloop.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A loop in the environment of who runs the tests is not for them."""
+    os.environ.pop(LOOP_VARIABLE, None)
+    if config.getoption("--uvloop"):
+        os.environ[LOOP_VARIABLE] = "uvloop"
+        config.pluginmanager.register(OnUvloop())
 
 
 # -- virtual time and threads -------------------------------------------------------------------

@@ -62,7 +62,7 @@ NUMBERS: Final = words(
 )
 NO_NUMBERS: Final = words(
     """
-    service instance host run text signal by channel error hook task_id method work queue store
+    service instance host run loop text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
     status written broken interrupted token topic dry_run siblings

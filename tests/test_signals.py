@@ -17,16 +17,26 @@ import pytest
 
 from gracekit.errors import DeclarationError
 from gracekit.signals import STOP_SIGNALS, SignalWatcher, watched_signals
+from tests.loops import LOOPS
 from tests.scale import scale
 
 pytestmark = pytest.mark.process
 
 PRELUDE = """
-import asyncio, multiprocessing, os, signal, subprocess, sys, threading, time
+import asyncio, hashlib, multiprocessing, os, signal, subprocess, sys, threading, time
 from gracekit.signals import SignalWatcher
+from tests.loops import LOOPS
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def say_when_free(word):
+    # from a thread, as soon as the main thread has let go of the interpreter's lock
+    gate = threading.Lock()
+    gate.acquire()
+    threading.Thread(target=lambda: gate.acquire() and say(word)).start()
+    sys.setswitchinterval(60)
+    gate.release()
 """
 
 
@@ -70,26 +80,32 @@ class Seen:
 # -- seeing -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(
     "block",
     [
-        "time.sleep(60)",  # C code without the interpreter's lock
-        "while True: pass",  # Python code
-        "subprocess.run(['sleep', '60'])",
-        "threading.Event().wait()",
+        "say('blocked'); time.sleep(60)",  # C code that a signal interrupts
+        # one that no signal interrupts, and that has let go of the interpreter's lock
+        "say_when_free('blocked'); hashlib.pbkdf2_hmac('sha1', b'', b'', 2**31 - 1)",
+        "say('blocked')\n        while True: pass",  # Python code
+        "say('blocked'); subprocess.run(['sleep', '60'])",
+        "say('blocked'); threading.Event().wait()",
     ],
+    ids=["sleep", "computation in C", "Python", "child", "event"],
 )
-def test_a_blocked_loop_does_not_hide_a_signal(block):
+def test_a_blocked_loop_does_not_hide_a_signal(block, loop):
     """
-    TERM is reported at once while the main thread is inside a blocking call.
+    TERM is reported at once while the main thread is inside a blocking call, although uvloop has
+    taken the wake-up when it began.
     """
     code = f"""
     async def main():
-        say("blocked")
+        watcher.take_back()
         {block}
 
-    with SignalWatcher(lambda number: say("seen", number) or os._exit(7)):
-        asyncio.run(main())
+    watcher = SignalWatcher(lambda number: say("seen", number) or os._exit(7))
+    with watcher, asyncio.Runner(loop_factory=LOOPS["{loop}"]) as runner:
+        runner.run(main())
     """
     with process(code) as running:
         assert line(running) == "blocked"

@@ -75,7 +75,7 @@ SETTING_GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         (
             *("max_accepted", "max_running", "ops_max_accepted", "ops_max_running"),
             *("threads", "ops_threads", "prefetch", "prefetch_bytes"),
-            *("accept_wait_s", "max_body_bytes"),
+            *("accept_wait_s", "max_body_bytes", "loop"),
         ),
     ),
     "Recovery": (

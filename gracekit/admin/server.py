@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from typing import Any, Final
 
@@ -223,7 +223,8 @@ class _Server(Server):
         self._leaving = asyncio.Event()
         # The loop time at which each was accepted; the oldest first.
         self._silent: dict[socket.socket, float] = {}  # for TLS, but has sent nothing yet
-        self._opening: dict[asyncio.Task[None], float] = {}
+        self._opening: dict[asyncio.Task[None], tuple[float, _Protocol]] = {}
+        self._numbers = count()
 
     def leave(self) -> None:
         """Ask the main loop to end."""
@@ -234,7 +235,7 @@ class _Server(Server):
         """Cut every connection."""
         for silent in list(self._silent):
             self._drop(silent)
-        for opening in self._opening:
+        for *_, opening in self._being_opened():
             opening.cancel()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -340,8 +341,11 @@ class _Server(Server):
                 self._drop(silent)
 
     def _begin(self, connection: socket.socket) -> None:
-        opening = asyncio.create_task(self._open(connection), name="gracekit-admin-opening")
-        self._opening[opening] = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        protocol = _Protocol(self.config, self.server_state, {}, loop, number=number)
+        opening = loop.create_task(self._open(connection, protocol), name="gracekit-admin-opening")
+        self._opening[opening] = loop.time(), protocol
         opening.add_done_callback(partial(self._forget, connection))
 
     @property
@@ -350,12 +354,12 @@ class _Server(Server):
         connections: set[Any] = self.server_state.connections  # each a _Protocol
         return len(self._being_opened()) + sum(not c.transport.is_closing() for c in connections)
 
-    def _being_opened(self) -> list[tuple[float, asyncio.Task[None]]]:
-        """The openings in progress, each with its start; done ones may still be in `_opening`."""
+    def _being_opened(self) -> list[tuple[float, int, asyncio.Task[None]]]:
+        """Start, number and task of each opening whose protocol has not begun."""
         return [
-            (since, opening)
-            for opening, since in self._opening.items()
-            if not (opening.done() or opening.cancelling())
+            (since, protocol.number, opening)
+            for opening, (since, protocol) in self._opening.items()
+            if not (protocol.has_begun or opening.done() or opening.cancelling())
         ]
 
     def _reached(self) -> int | None:
@@ -377,25 +381,25 @@ class _Server(Server):
             self._is_full = True
             self._report_full(self._reached() or self._limit)
         connections: set[Any] = self.server_state.connections  # each a _Protocol
-        idle: list[tuple[float, Callable[[], object]]] = [
-            (one.free_since, one.transport.abort)
+        idle: list[tuple[float, int, Callable[[], object]]] = [
+            (one.free_since, one.number, one.transport.abort)
             for one in connections
             if one.is_free and not one.transport.is_closing()
         ]
-        idle += [(since, opening.cancel) for since, opening in self._being_opened()]
-        idle += [(since, partial(self._drop, one)) for one, since in islice(silent.items(), 1)]
+        idle += [(since, number, one.cancel) for since, number, one in self._being_opened()]
+        idle += [(since, 0, partial(self._drop, one)) for one, since in islice(silent.items(), 1)]
         if not idle:
             return False
-        _, cut = min(idle, key=itemgetter(0))
+        *_, cut = min(idle, key=itemgetter(0, 1))  # uvloop's clock has steps of 1 ms
         cut()
         return True
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _open(self, connection: socket.socket, protocol: _Protocol) -> None:
         """Begin to serve *connection*; with TLS, after the handshake."""
         context = self.config.ssl
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
+                lambda: protocol,
                 connection,
                 ssl=context,
                 ssl_handshake_timeout=CLIENT_TIMEOUT_S if context else None,
@@ -404,14 +408,17 @@ class _Server(Server):
             # The traceback is part of a reference cycle, by which the buffer of this connection
             # would stay in memory until the next garbage collection.
             error.__traceback__ = None
+        except asyncio.CancelledError:
+            # The protocol may have begun after the cancellation. asyncio is about to tell it that
+            # its connection is lost; uvloop has closed the socket and does not.
+            if protocol.has_begun and not protocol.transport.is_closing():
+                protocol.connection_lost(None)
+            raise
 
     def _forget(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
         self._opening.pop(opening, None)
         if opening.cancelled():
             connection.close()
-
-    def _protocol(self) -> _Protocol:
-        return _Protocol(self.config, self.server_state, {}, asyncio.get_running_loop())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Let requests in progress end."""
@@ -429,16 +436,24 @@ class _Protocol(H11Protocol):
 
     Uvicorn's own timer runs only between a response and the next byte. The times kept here also
     catch a client that sends a single byte to keep its connection, and a descriptor.
+
+    Attributes:
+        number: Those that were accepted later have higher ones.
+        has_begun: Whether it has a transport, or has had one.
+        free_since: Loop time of its begin, or of the end of the last response.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, number: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.number = number
         self.logger = _SILENT
-        self.free_since = self.loop.time()  # the end of the last response
+        self.has_begun = False
+        self.free_since = self.loop.time()
         self._unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As uvicorn does; for a unix socket also ask the kernel for the client's uid."""
+        self.has_begun = True
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:

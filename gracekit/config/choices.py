@@ -31,6 +31,8 @@ RejectReason = Literal[
     "conflicting_id",
 ]
 """Why a request never becomes a task. Users do not choose it; it is a label of a metric."""
+LoopName = Literal["auto", "asyncio", "uvloop"]
+"""The event loop of a process of its own; `auto` is uvloop if it can be used."""
 LogFormat = Literal["auto", "text", "json"]
 """How log lines are written; `auto` is text on a terminal and JSON elsewhere."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]

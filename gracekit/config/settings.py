@@ -23,6 +23,7 @@ from gracekit.config.choices import (
     LogFailures,
     LogFormat,
     LogLevel,
+    LoopName,
     choices_of,
 )
 from gracekit.config.problems import Problem, problem
@@ -213,6 +214,9 @@ class Settings:
         admin_hosts: Host names by which clients may address the HTTP endpoint, separated by
             commas. IP addresses, localhost and the name of the host are always allowed.
         admin_read_only: Let the HTTP endpoint show state and refuse all actions.
+        loop: Event loop on which `gracekit run` and `svc.run()` run the service: `asyncio`,
+            `uvloop`, which needs `gracekit[uvloop]`, or `auto` (uvloop if it is installed, else
+            asyncio). An embedded Runtime runs on the loop of its program.
         log_format: Format of the log: `text`, `json`, or `auto` (text on a terminal, else JSON).
             If it is set, it replaces the logging that the service's module has configured.
         log_level: Lowest level that `gracekit run` logs: `debug`, `info`, `warning`, `error` or
@@ -283,6 +287,7 @@ class Settings:
     admin_open: AdminOpen = _choice(AdminOpen, "probes")
     admin_hosts: str = _setting("", parse_words)
     admin_read_only: bool = _setting(default=False, parse=parse_truth)
+    loop: LoopName = _choice(LoopName, "asyncio")
     log_format: LogFormat = _choice(LogFormat, "auto", parse_text)
     log_level: LogLevel = _choice(LogLevel, "info")
     log_failures: LogFailures = _choice(LogFailures, "line")

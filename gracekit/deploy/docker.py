@@ -42,7 +42,9 @@ def dockerfile(plan: Plan) -> str:
 
 def _head(plan: Plan) -> Iterator[str]:
     kill_after = variable_name("kill_after_s")
-    extra = "" if plan.admin is None else "[web,prometheus]"
+    extras = ["web", "prometheus"] * (plan.admin is not None)
+    extras += ["uvloop"] * (plan.settings.loop != "asyncio")
+    extra = f"[{','.join(extras)}]" if extras else ""
     yield f"# Dockerfile: printed by gracekit init docker. requirements.txt names gracekit{extra}."
     yield "#"
     yield f"#   docker build -t {plan.name} ."

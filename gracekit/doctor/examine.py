@@ -104,7 +104,12 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
         yield _not_named("transport", "--transport")
     else:
         yield from _transport(settings, found, examination.service)
-    yield from _in("host", *_host_checks(), lambda: host.check_host_name(settings, os.getpid()))
+    yield from _in(
+        "host",
+        *_host_checks(),
+        lambda: host.check_loop(settings),
+        lambda: host.check_host_name(settings, os.getpid()),
+    )
 
 
 def _elsewhere(examination: Examination, settings: Settings) -> set[str]:

@@ -10,6 +10,7 @@ from gracekit.config.values import check_queues
 from gracekit.drain.coordinator import RECORD
 from gracekit.runs.seat import MAX_INSTANCES
 from gracekit.runtime.built import Ground, Wired
+from gracekit.runtime.loops import running_loop_name
 from gracekit.runtime.wiring import wire
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.upkeep import Starting, StoreChanges
@@ -98,6 +99,7 @@ def _report(ground: Ground) -> None:
         instance=seat.instance,
         host=settings.host,
         run=seat.run_id,
+        loop=running_loop_name(),
         hard_limit_s=settings.hard_limit_s,
     )
     unsafe = admin_doubts(settings.admin, tls=settings.admin_tls)

@@ -27,7 +27,9 @@ from gracekit.process import leave_at_once
 from gracekit.runtime.built import Ground
 from gracekit.runtime.ending import FOREIGN_CANCELLATION
 from gracekit.runtime.face import Runtime
+from gracekit.runtime.loops import LoopFactory, loop_factory
 from gracekit.service import Service
+from gracekit.stop_signals import StopSignals
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.logs import said
 from gracekit.telemetry.safe_text import escape
@@ -60,9 +62,13 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.ground.signals
         assert signals is not None, "signals=True"
+        factory = loop_factory(runtime.settings)
         signals.take(for_good=True)  # before there is a loop, as a stop may come now
         calm_collector()
-        report = _run_to_the_end(runtime)
+        try:
+            report = _run_to_the_end(runtime, signals, factory)
+        finally:
+            signals.close()
         # systemd drops messages of a process that has ended before systemd has read them.
         runtime.ground.process.notify.barrier(timeout_s=BARRIER_S)
         # The interpreter would wait for threads and streams without a limit.
@@ -84,7 +90,9 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
     return int(report.exit_code)
 
 
-def _run_to_the_end(runtime: Runtime) -> DrainReport:
+def _run_to_the_end(
+    runtime: Runtime, signals: StopSignals, factory: LoopFactory | None
+) -> DrainReport:
     """Run the event loop until the drain has ended.
 
     If a callback or a task raises SystemExit, `asyncio.run` cancels all tasks, and requests in
@@ -93,12 +101,14 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
     """
     untold: list[BaseException] = []
 
-    def tell() -> None:
+    def begin() -> None:
+        signals.keep()  # uvloop has just taken the wake-up
         while untold:
             _obey_what_left(runtime.ground, untold.pop(0))
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=factory) as runner:
         loop = runner.get_loop()
+        loop.call_soon(begin)
         life = loop.create_task(_live(runtime), name="gracekit-life")
         while not life.done():
             try:
@@ -108,7 +118,7 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
                     raise
                 untold.append(error)
                 _leave_dead_loop(untold)
-                loop.call_soon(tell)
+                loop.call_soon(begin)
         report = life.result()
         if not _others_ended(loop, runtime.settings.exit_margin_s):
             _exit_now(runtime, report)

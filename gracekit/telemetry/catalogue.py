@@ -48,7 +48,7 @@ _D, _I, _W, _E, _C = (
 )
 _TASK: Final = "task_id method channel resource attempt"
 _SERVICE: Final = (
-    _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
+    _event("service.starting", _I, "A run begins.", "service instance host run loop hard_limit_s"),
     _event(
         "service.doubted",
         _W,

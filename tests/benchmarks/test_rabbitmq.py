@@ -80,7 +80,7 @@ def test_an_unknown_worker_is_refused_by_name(capsys: pytest.CaptureFixture[str]
     """
     with pytest.raises(SystemExit):
         main(["selery"])
-    assert "no worker 'selery': there are requeue, requeue-defaults" in capsys.readouterr().err
+    assert "no worker 'selery': there are requeue, requeue-uvloop" in capsys.readouterr().err
 
 
 def test_goals_name_workers_that_there_are():

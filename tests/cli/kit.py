@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gracekit import RpcClient
+from tests.loops import without_settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 30.0
@@ -81,7 +82,7 @@ async def release(ctx: Context) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """This process's own, without settings of ours."""
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("GRACEKIT_", "PYTEST_"))}
+    mine = {k: v for k, v in without_settings().items() if not k.startswith("PYTEST_")}
     mine.pop("NO_COLOR", None)
     return {**mine, "PYTHONPATH": str(ROOT), "TERM": "xterm", **more}
 

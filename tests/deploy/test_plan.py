@@ -149,13 +149,13 @@ def test_an_image_names_no_file_of_this_machine():
     """
     The container does not have it: variables name its own places, and comments how to mount there.
     """
-    text = dockerfile(plan(admin="0.0.0.0:9701", **SECRETS))
+    text = dockerfile(plan(admin="0.0.0.0:9701", loop="uvloop", **SECRETS))
 
     assert 'ENV GRACEKIT_ADMIN_TOKEN_FILE="/etc/gracekit/admin/token"' in text
     assert 'ENV GRACEKIT_ADMIN_TLS="/etc/gracekit/tls/tls.crt,/etc/gracekit/tls/tls.key"' in text
     assert "docker run -v FILE:/etc/gracekit/admin/token:ro ..." in text
     assert "--stop-timeout 31 -p 9701:9701" in text
-    assert "requirements.txt names gracekit[web,prometheus]." in text
+    assert "requirements.txt names gracekit[web,prometheus,uvloop]." in text
 
 
 def test_a_container_keeps_its_files_in_its_volume():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+
+from tests.loops import without_settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
@@ -57,8 +58,7 @@ class Page:
 
 def environment(**more: str) -> dict[str, str]:
     """For a process that a reader would start: no setting but *more*."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
-    return kept | {"PYTHONPATH": str(ROOT)} | more
+    return without_settings() | {"PYTHONPATH": str(ROOT)} | more
 
 
 def run(directory: Path, *arguments: str, **env: str) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.loops import without_settings
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 RUNGS = sorted(path.name for path in EXAMPLES.glob("ex*.py"))
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.process
 
 def environment(scratch: Path) -> dict[str, str]:
     """As a reader's: the product can be imported, no setting is made, temporary files go to us."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    env = without_settings()
     return env | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
 
 

@@ -6,7 +6,6 @@ The cloud's own log and the store are the judges.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from examples.reaper.scheduler import build, delete, svc
 from gracekit import NoCapacity, Parked
 from gracekit.process import Point
 from gracekit.rpc.client import ClientView
+from tests.loops import without_settings
 from tests.process.helpers import ROOT, WAIT_S, ServiceProcess, Site, until
 from tests.rabbit.broker import Broker
 from tests.rabbit.site import RabbitSite
@@ -218,7 +218,7 @@ async def test_what_the_readme_says_can_be_typed(tmp_path: Path):
         )
         for block in typed
     )
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    env = without_settings()
 
     def start(block: str, name: str) -> subprocess.Popen[bytes]:
         command = ("bash", "-ec", f"{exports}exec {block.strip()}")

@@ -6,7 +6,6 @@ The records, the backend's own log and the incidents are the judges.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from examples.shares.driver import DummyDriver, Fault, Thing
 from examples.shares.manager import svc
 from gracekit.recovery.resources.rules import How
 from tests.examples.shares_site import HOST, README, ROWS, Row
+from tests.loops import without_settings
 from tests.process.helpers import ROOT, WAIT_S, ServiceProcess, Site, until
 
 pytestmark = pytest.mark.process
@@ -371,7 +371,7 @@ class Terminals:
             blocks = [block.replace(said, typed) for block in blocks]
         self._exports, *self.blocks = blocks
         self.log = directory / "log"
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
+        self._env = without_settings()
 
     def start(self, block: str, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
         command = ("bash", "-ec", self._exports + block.replace("python ", f"{sys.executable} "))

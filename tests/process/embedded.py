@@ -10,6 +10,7 @@ import sys
 
 from gracekit import Runtime
 from gracekit.telemetry.logs import configure_logging
+from tests.loops import LOOPS
 from tests.process.served import effect, svc
 
 LEND = os.environ.get("GRACEKIT_TEST_LEND", "yes") == "yes"
@@ -42,4 +43,5 @@ async def main() -> int:
 
 if __name__ == "__main__":
     configure_logging("text", level=logging.DEBUG)
-    sys.exit(asyncio.run(main()))
+    with asyncio.Runner(loop_factory=LOOPS[os.environ.get("GRACEKIT_TEST_LOOP", "asyncio")]) as on:
+        sys.exit(on.run(main()))

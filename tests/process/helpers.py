@@ -23,6 +23,7 @@ import apsw
 import pytest
 
 from gracekit.process import FAILPOINTS_ON
+from tests.loops import without_settings
 
 T = TypeVar("T")
 
@@ -152,6 +153,7 @@ class Site:
         self.store = root / "store.db"
         self.transport = root / "transport.db"
         self.url = f"sqlite:///{self.transport}"
+        self.settings: dict[str, object] = {}  # of all its processes, unless one has others
         self._effects = root / "effects"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._unread: list[int] = []
@@ -238,14 +240,18 @@ class Site:
         stdin: int = subprocess.DEVNULL,
         output: int | None = None,
     ) -> ServiceProcess:
-        given = {
-            "transport_url": self.url,
-            "store_url": f"sqlite:///{self.store}",
-            "startup_reconciliation_wait_seconds": "0.2s",
-            "reconcile_every": "0.5s",
-            "host": "node-a",
-            "test_effects": self._effects,
-        } | settings
+        given = (
+            {
+                "transport_url": self.url,
+                "store_url": f"sqlite:///{self.store}",
+                "startup_reconciliation_wait_seconds": "0.2s",
+                "reconcile_every": "0.5s",
+                "host": "node-a",
+                "test_effects": self._effects,
+            }
+            | self.settings
+            | settings
+        )
         log = self.root / f"log-{len(self._processes)}"
         with log.open("wb") as out:
             popen = subprocess.Popen(
@@ -393,7 +399,6 @@ def _effect(line: str) -> Effect:
 
 
 def _environment(settings: dict[str, object]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
     ours = {f"GRACEKIT_{name.upper()}": str(value) for name, value in settings.items()}
     path = os.pathsep.join((str(ROOT), str(HERE)))
-    return inherited | ours | FAILPOINTS_ON | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return without_settings() | ours | FAILPOINTS_ON | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

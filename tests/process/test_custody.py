@@ -134,16 +134,26 @@ def killed_with(site: Site, run_id: str, left: dict[str, int]) -> dict[str, int]
 
 
 @pytest.mark.timeout(scale(180, 1800))
-@pytest.mark.parametrize("siblings", [1, 3], ids=["one process", "three siblings"])
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("how", "siblings", "loop"),
+    [
+        (signal.SIGTERM, 1, "asyncio"),
+        (signal.SIGTERM, 3, "asyncio"),
+        (signal.SIGKILL, 1, "asyncio"),
+        (signal.SIGKILL, 3, "asyncio"),
+        (signal.SIGKILL, 1, "uvloop"),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value),
+)
 async def test_every_cast_takes_effect_or_is_errored(
-    site: Site, how: signal.Signals, siblings: int
+    site: Site, how: signal.Signals, siblings: int, loop: str
 ) -> None:
     """
     Of 300 casts or more by two clients while the service is stopped or killed five times, each
     `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
     them all.
     """
+    site.settings["loop"] = loop
     await check_custody(site, how, siblings)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gracekit import Method, RpcClient
+from tests.loops import LOOPS
 from tests.process import served
 from tests.process.helpers import Site, until
 
@@ -188,14 +189,15 @@ async def test_crash_repeats_only_items_since_the_last_committed_cursor(
     assert await again.stop() == 0
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 async def test_second_int_or_quit_hands_over_at_once(
-    site: Site, client: RpcClient, number: signal.Signals
+    site: Site, client: RpcClient, number: signal.Signals, loop: str
 ) -> None:
     """
     A second INT, or a QUIT, goes to the deadline step: the task is in the journal, the exit is 75.
     """
-    service = await site.start(drain_timeout="60s").serving()
+    service = await site.start(loop=loop, drain_timeout="60s").serving()
     cast = await client.cast(served.slow, key="s", s=300)
     await site.effect("start", "s")
     if number is signal.SIGINT:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from gracekit import RpcClient
+from tests.loops import LOOPS
 from tests.process import served
 from tests.process.helpers import Site
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 async def test_term_drains_an_embedded_service_and_the_old_handler_is_back(
-    site: Site, client: RpcClient
+    site: Site, client: RpcClient, loop: str
 ) -> None:
     """
     The first SIGTERM is the Runtime's: what runs ends, the report says 0, and the kernel's alarm
-    is withdrawn; the next one calls the program's own handler.
+    is withdrawn; the next one calls the program's own handler. The program chooses the loop.
     """
-    program = await site.start_program("embedded").serving()
+    program = await site.start_program("embedded", test_loop=loop).serving()
+    assert f" loop={loop} " in program.log
     request_id = await client.cast(served.through_drain, key="a", s=0.1)
     await site.effect("start", "a")
 

@@ -30,23 +30,26 @@ BY_ALARM = -signal.SIGALRM
 
 
 @pytest.mark.parametrize(
-    ("method", "code"),
+    ("method", "code", "loop"),
     [
-        (served.swallow, 75),
-        (served.never_ends, 75),
-        (served.block_loop, BY_ALARM),
-        (served.hold_interpreter, BY_ALARM),
+        (served.swallow, 75, "asyncio"),
+        (served.never_ends, 75, "asyncio"),
+        (served.block_loop, BY_ALARM, "asyncio"),
+        (served.compute, BY_ALARM, "asyncio"),
+        (served.compute, BY_ALARM, "uvloop"),
+        (served.hold_interpreter, BY_ALARM, "asyncio"),
+        (served.hold_interpreter, BY_ALARM, "uvloop"),
     ],
-    ids=["swallowed cancellation", "endless thread", "blocked loop", "C call"],
+    ids=lambda value: value.name if isinstance(value, Method) else str(value),
 )
 async def test_hanging_task_ends_with_its_process_and_only_then_frees_its_resource(
-    site: Site, client: RpcClient, method: Method[..., Any], code: int
+    site: Site, client: RpcClient, method: Method[..., Any], code: int, loop: str
 ) -> None:
     """
     A process whose handler hangs is gone by the hard limit, its task is in the record, and the
     next owner of the resource starts when that process is dead, not before.
     """
-    first = await site.start(host="node-a", **TIMES).serving()
+    first = await site.start(host="node-a", loop=loop, **TIMES).serving()
     hung = await client.cast(method, disk="d1")
     (start,) = await site.effect("start", "d1")
     second = await site.start(host="node-b", **TIMES).serving()

@@ -279,19 +279,30 @@ async def test_a_store_or_queue_file_that_is_lost_ends_the_service(
     assert f"{path} was {how}" in first.log
 
 
-@pytest.mark.parametrize("then", ["exits", "raises", "awaits", "returns"])
+@pytest.mark.parametrize(
+    ("then", "loop"),
+    [
+        ("exits", "asyncio"),
+        ("raises", "asyncio"),
+        ("awaits", "asyncio"),
+        ("returns", "asyncio"),
+        ("awaits", "uvloop"),
+    ],
+)
 async def test_a_forked_child_that_comes_back_into_the_service_leaves_at_once(
-    site: Site, client: RpcClient, then: str
+    site: Site, client: RpcClient, then: str, loop: str
 ) -> None:
     """
-    One service goes on, and ends in order; the child would have been a second one on its epoll.
+    One service goes on, and ends in order; the child would have been a second one on its epoll. It
+    runs nothing of the service, not even what was ready at the fork.
     """
-    service = await site.start(**SHORT).serving()
+    service = await site.start(loop=loop, **SHORT).serving()
 
     child = await client.call(served.forks, key="f", then=then)
 
     await until(lambda: not served.is_alive(child), "the child is gone", within_s=5)
     assert not site.seen("went_on")
+    assert [ready.pid for ready in site.seen("ready")] == [service.pid]
     assert f"process {child} is a fork of {service.pid}" in service.log
     assert await client.call(served.slow, key="s", s=0) == "s"
     began = time.monotonic()

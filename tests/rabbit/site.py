@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from gracekit.rpc.amqp.url import FRAMES
+from tests.loops import without_settings
 from tests.process.helpers import ROOT, Site
 from tests.rabbit.broker import Broker
 
@@ -49,7 +49,6 @@ class RabbitSite(Site):
 
 def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line, with the service's settings in the environment."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
     ours = {
         "GRACEKIT_TRANSPORT_URL": site.url,
         "GRACEKIT_STORE_URL": f"sqlite:///{site.store}",
@@ -58,7 +57,7 @@ def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         (sys.executable, "-m", "gracekit", *arguments),
         cwd=site.root,
-        env=inherited | ours,
+        env=without_settings() | ours,
         capture_output=True,
         text=True,
         timeout=60,

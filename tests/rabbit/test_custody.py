@@ -27,16 +27,26 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
 
 
 @pytest.mark.timeout(scale(180, 1800))
-@pytest.mark.parametrize("siblings", [1, 3], ids=["one process", "three siblings"])
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("how", "siblings", "loop"),
+    [
+        (signal.SIGTERM, 1, "asyncio"),
+        (signal.SIGTERM, 3, "asyncio"),
+        (signal.SIGKILL, 1, "asyncio"),
+        (signal.SIGKILL, 3, "asyncio"),
+        (signal.SIGTERM, 3, "uvloop"),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value),
+)
 async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
-    site: RabbitSite, how: signal.Signals, siblings: int
+    site: RabbitSite, how: signal.Signals, siblings: int, loop: str
 ) -> None:
     """
     Of 300 casts or more by two clients while the service is stopped or killed five times, each
     `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
     them all.
     """
+    site.settings["loop"] = loop
     await check_custody(site, how, siblings)
 
 

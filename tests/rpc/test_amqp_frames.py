@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from yarl import URL
 
 from gracekit.rpc.amqp import frames
 from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire, WireFactory
+from tests.loops import LOOPS
 
 Basic = commands.Basic
 
@@ -500,36 +502,42 @@ class Peer:
         return await self.heard()
 
 
-@pytest.fixture
-async def peer() -> AsyncIterator[Peer]:
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Peer]:
     streams: asyncio.Queue[Any] = asyncio.Queue()
     server = await asyncio.start_server(lambda *pair: streams.put_nowait(pair), "127.0.0.1", 0)
     async with server:
         yield Peer(server.sockets[0].getsockname()[1], streams)
 
 
-class Nameless:
-    """A transport as of uvloop: all that asyncio's are, and no subclass of them."""
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str) -> None:
-        """None of it."""
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with listening() as made:
+        yield made
 
 
-async def test_a_loop_may_be_of_another_make():
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_delivery_goes_to_its_tap_on_each_loop(loop):
     """
-    A service may run on uvloop.
+    Each loop has its own rule by which it fills a buffer of ours: aiormq would drop a delivery.
     """
-    wire, transport = Wire(asyncio.StreamReader()), Nameless()
-    wire.connection_made(transport)
-    wire.send(b"abc")
+    delivery = pamqp.frame.marshal(Basic.Deliver("1", 5, False, "x", "y"), 2)
 
-    assert transport.written == b"abc"
+    async def play() -> tuple[list[bytes], bytes]:
+        async with asyncio.timeout(10), listening() as peer:
+            wires, tap = WireFactory(), Noting()
+            reader, writer = await wires.create(peer.url, ssl_context_provider=None)
+            wire = wires.wire
+            assert wire is not None
+            wire.tap(2, tap)
+            wire.send(b"abc")
+            heard = asyncio.create_task(peer.say(delivery + b"HTTP/1.1 400"))  # no frame
+            await reader.read()
+            writer.close()
+            return tap.taken, await heard
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        taken, heard = runner.run(play())
+
+    assert taken == [delivery[:1] + delivery[7:-1]]
+    assert heard == b"abc"

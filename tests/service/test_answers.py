@@ -141,6 +141,7 @@ async def test_answers_go_to_reply_queues(
     await transport.stop()
 
 
+@pytest.mark.looptime  # its loop shows its timers
 async def test_a_stop_leaves_no_timer():
     """
     Each try that is under way has its own end then; an embedding program's loop is left alone.

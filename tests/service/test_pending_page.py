@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from gracekit import Context, InvalidArgumentsError, NoCapacity, Service, Settin
 from gracekit.request.parked_tasks import MAX_PAGE
 from gracekit.request.task_api import task_methods
 from gracekit.testing import InMemoryService
+from tests.loops import without_settings
 from tests.oslo.kit import oslo_python
 from tests.process.helpers import WAIT_S, until
 from tests.testing.virtual import virtual
@@ -126,7 +126,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a program of the page; its output goes to the file of its name. None is left behind."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    env = without_settings()
     env |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     started: list[subprocess.Popen[bytes]] = []
 

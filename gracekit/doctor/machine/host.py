@@ -15,9 +15,11 @@ from typing import Final
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor.files.database import ReadOnlyDatabase
-from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.machine import proc
+from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
+from gracekit.runtime.loops import loop_factory, loop_name
 
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_TRIED: Final = (3, 14)
@@ -114,6 +116,14 @@ def check_limits() -> Iterator[Finding]:
         )
     else:
         yield ok("file size", "no limit")
+
+
+def check_loop(settings: Settings) -> Iterator[Finding]:
+    """Check that the event loop that the setting `loop` names can be used."""
+    try:
+        yield ok("loop", f"{loop_name(loop_factory(settings))}; loop = {settings.loop}")
+    except ConfigError as error:
+        yield from told("loop", error)
 
 
 def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:

@@ -89,10 +89,14 @@ class Tap(Protocol):
         ...
 
 
-class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
+class Wire(asyncio.BufferedProtocol):
     """Splits the bytes of one socket into frames.
 
+    It has aiormq's protocol, and is none itself: uvloop does not ask an `asyncio.Protocol` for a
+    buffer, and would pass all bytes to aiormq.
+
     Attributes:
+        stream: The protocol of aiormq's streams.
         is_lost: Whether the connection has ended, so that nothing can be sent.
         heard_at: Loop time at which the last bytes arrived.
         goodbye: Why the broker closed the connection; None if it did not.
@@ -102,7 +106,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        super().__init__(reader)
+        self.stream: Final = asyncio.StreamReaderProtocol(reader)
         self.is_lost = False
         self.goodbye: CloseReason | None = None
         self._event_loop = asyncio.get_running_loop()
@@ -169,7 +173,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._socket = cast(asyncio.Transport, transport)  # uvloop's is of another class
-        super().connection_made(transport)
+        self.stream.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -177,7 +181,11 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._room.set()
         if self._sign is not None:
             self._sign.cancel()
-        super().connection_lost(self._fault or exc)
+        self.stream.connection_lost(self._fault or exc)
+
+    def eof_received(self) -> bool | None:
+        """See `asyncio.Protocol`."""
+        return self.stream.eof_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - as asyncio calls it
         """See `asyncio.BufferedProtocol`."""
@@ -188,7 +196,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.heard_at = self._event_loop.time()
         data = bytes(self._buffer[:nbytes])
         if self._is_garbled:
-            self.data_received(data)
+            self.stream.data_received(data)
             return
         self._come.append(data)
         self.missing -= nbytes
@@ -255,7 +263,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
     def _pass(self, frames: bytes) -> None:
         self._passed_at = self._event_loop.time()
-        self.data_received(frames)
+        self.stream.data_received(frames)
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as any tap
         """Handle channel 0: note blocks, the close and the frame size; aiormq gets them too."""
@@ -350,12 +358,12 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self._room.clear()
-        super().pause_writing()
+        self.stream.pause_writing()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self._room.set()
-        super().resume_writing()
+        self.stream.resume_writing()
 
 
 class WireFactory(TransportFactory):
@@ -415,7 +423,7 @@ class _Writer(asyncio.StreamWriter):
         reader: asyncio.StreamReader,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(transport, wire, reader, loop)
+        super().__init__(transport, wire.stream, reader, loop)
         self._wire = wire
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
