@@ -24,6 +24,7 @@ from pathlib import Path
 import asyncio
 
 from gracekit import Absent, Context, Found, Service, Settled, Wait
+from gracekit.control.reconcile import NEWS_WITHIN_S
 
 svc = Service("shares")
 go = asyncio.Event()
@@ -93,6 +94,11 @@ async def extend(ctx: Context, share: str) -> str:
 @svc.ops
 async def let_go(ctx: Context) -> None:
     go.set()
+
+
+@svc.ops
+async def answered(ctx: Context) -> None:
+    await asyncio.sleep(2 * NEWS_WITHIN_S)  # by then each earlier look at the pass has its answer
 """
 
 ROWS: Final[list[Any]] = [
@@ -478,6 +484,7 @@ def test_a_run_that_ends_before_it_was_asked_again_has_ended(tmp_path: Path):
     """
     with in_a_rule(tmp_path) as (run, command):
         command.process.send_signal(signal.SIGSTOP)
+        gracekit(tmp_path, "call", "shares", "answered", "--ops")
         run.process.send_signal(signal.SIGTERM)
         run.wait_line("intake.closed")
         gracekit(tmp_path, "call", "shares", "let_go", "--ops")
