@@ -7,6 +7,8 @@ import contextlib
 import enum
 from typing import Final
 
+import msgspec
+
 from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.choices import ErrorDetails
@@ -19,7 +21,7 @@ from gracekit.errors import (
     Undeliverable,
     UnserialisableError,
 )
-from gracekit.journal.rows import Address, Outcome, from_json
+from gracekit.journal.rows import Address, Outcome
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import failure_from, failure_text, without_result
@@ -195,7 +197,7 @@ class Answers:
         return Reply(
             msg_id=address.msg_id,
             reply_id=self._clock.new_id(),
-            result=from_json(outcome.result),
+            result=None if outcome.result is None else msgspec.Raw(outcome.result.encode()),
             failure=self._failure(address, outcome),
         )
 

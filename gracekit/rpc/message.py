@@ -96,7 +96,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         msg_id: The `msg_id` of the call.
         reply_id: Unique id of this reply message.
-        result: Plain JSON data; None beside a failure.
+        result: Plain JSON data; None beside a failure. A sender may give it as `msgspec.Raw`: JSON
+            text that was checked before.
         failure: The exception, if there is no result.
         ending: False for heartbeats, True for the answer.
     """

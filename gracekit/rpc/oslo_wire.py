@@ -147,8 +147,9 @@ def encode_reply(reply: Reply) -> bytes:
     Raises:
         UnserialisableError: the result is no plain data.
     """
+    result = reply.result
     message = {
-        "result": plain(reply.result, "result"),
+        "result": result if type(result) is msgspec.Raw else plain(result, "result"),
         "failure": None if reply.failure is None else _write_failure(reply.failure),
         "ending": reply.ending,
         "_msg_id": reply.msg_id,

@@ -125,6 +125,16 @@ def test_a_reply_has_all_five_keys():
     )
 
 
+def test_a_result_that_is_json_text_already_is_put_in_as_it_is():
+    """
+    The journal has it as text that was checked when the task ended.
+    """
+    text = msgspec.Raw(b'{"host":"n2"}')
+    written = encode_reply(Reply(msg_id="m1", reply_id="r1", result={"host": "n2"}))
+
+    assert encode_reply(Reply(msg_id="m1", reply_id="r1", result=text)) == written
+
+
 def test_a_failure_is_json_text_inside():
     """
     Oslo parses the failure a second time: it is text with class, module, message, tb, args, kwargs.
