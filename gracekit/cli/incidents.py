@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
@@ -22,7 +22,6 @@ from gracekit.tracker.task import Verb
 
 _HEADERS: Final = ("AGO", "WHAT", "RUN", "TASK", "DETAIL")
 _LONGEST_DETAIL: Final = 120
-_MOST: Final = 1_000_000
 
 KINDS: Final = (
     "adopted",
@@ -56,13 +55,7 @@ _BEGINNINGS: Final = ("operator", "resource", "store")
     metavar="KIND",
     help="Kinds that begin with this: `operator` for all orders.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1, max=_MOST),
-    default=50,
-    show_default=True,
-    help="At most so many.",
-)
+@limit_option()
 @common
 def incidents(options: CommonOptions, /, *, what: str, limit: int) -> None:
     """List the last incidents on record, newest first.

@@ -35,6 +35,7 @@ R = TypeVar("R")
 
 _TRUTHS: Final = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 _METAVARS: Final = (("float", "DURATION"), ("int", "N"))
+_MOST_LISTED: Final = 1_000_000
 _SENDING: Final = frozenset({"call", "cast"})
 _PLACES: Final[Mapping[str, tuple[str, str]]] = {
     "store_url": ("--store", file_url("/path/to/gracekit-store.db")),
@@ -108,6 +109,19 @@ app_dir_option: Final = click.option(
     "there decides what runs.  [default: the working directory]",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def limit_option(
+    default: int = 50, meaning: str = "At most so many."
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The option `--limit` of a listing."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(1, _MOST_LISTED),
+        default=default,
+        show_default=True,
+        help=meaning,
+    )
 
 
 def reason_option(meaning: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

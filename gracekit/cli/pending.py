@@ -17,6 +17,7 @@ from gracekit.cli.options import (
     CommonOptions,
     HintingGroup,
     common,
+    limit_option,
     reason_option,
     refuse_options_before_the_verb,
     who,
@@ -36,7 +37,6 @@ from gracekit.tracker.task import Order, TaskState, Verb
 _HEADERS: Final = (
     "TASK", "METHOD", "RESOURCE", "WAITS", "DEADLINE", "V", "REQUESTED", "REASON",
 )  # fmt: skip
-_MOST: Final = 1_000_000
 _LONGEST_REQUESTED: Final = 40
 _LONGEST_REASON: Final = 60
 
@@ -48,9 +48,7 @@ _must_say_why = reason_option("Why: for the record.")
 
 @click.group(cls=HintingGroup, invoke_without_command=True)
 @click.option("--service", metavar="NAME", help="Tasks of this service.  [default: of all]")
-@click.option(
-    "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
-)
+@limit_option()
 @watch_option
 @common
 def pending(

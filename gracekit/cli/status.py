@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from gracekit.cli.main import UNREACHABLE
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt, since_end
 from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
@@ -27,7 +27,6 @@ from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
 NAMED_HOLDS: Final = 5
-_MOST: Final = 1_000_000
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
@@ -36,13 +35,7 @@ _EXIT_HEADERS: Final = (
 
 
 @click.command()
-@click.option(
-    "--limit",
-    type=click.IntRange(1, _MOST),
-    default=GONE_SHOWN,
-    show_default=True,
-    help="At most so many instances that ended within an hour and left no task.",
-)
+@limit_option(GONE_SHOWN, "At most so many instances that ended within an hour and left no task.")
 @watch_option
 @common
 def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> None:

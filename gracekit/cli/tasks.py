@@ -16,6 +16,7 @@ from gracekit.cli.options import (
     CommonOptions,
     HintingGroup,
     common,
+    limit_option,
     refuse_options_before_the_verb,
 )
 from gracekit.cli.order_progress import order_words
@@ -49,7 +50,6 @@ _NOT_OF_1_0: Final = (
     "version 1.0 of the API has no state 'pending' and shows a parked task as 'errored', so none "
     "is listed: add --api-version 1.1"
 )
-_MOST: Final = 1_000_000
 _LONGEST_TEXT: Final = 100
 _LONGEST_CURSOR: Final = 24
 
@@ -68,9 +68,7 @@ _LONGEST_CURSOR: Final = 24
     help="Tasks in this state; may be repeated.  [default: those that have not ended]",
 )
 @click.option("--stuck", is_flag=True, help="Only tasks that make no progress, and why.")
-@click.option(
-    "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
-)
+@limit_option()
 @api_version_option
 @watch_option
 @common
