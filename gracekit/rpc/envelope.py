@@ -126,7 +126,7 @@ def name_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> st
     value = message.get(key)
     if value is None:
         return None
-    if type(value) is not str or len(value) > longest:
+    if not isinstance(value, str) or len(value) > longest:
         return text_in(message, key, longest)  # which refuses it, and says why
     if "\0" in value:
         raise BadMessageError(f"{key} has a NUL character, which no store takes: {excerpt(value)}")

@@ -280,9 +280,9 @@ class SqliteEngine(StatusSource):
 
     def _refusal(self) -> StoreError | None:
         """The error for a commit at this moment; None if commits are possible."""
-        if self._open and self._status.error is None and _Current.pid == self._pid:
-            return None
-        return self.status.refusal() or self._closed()
+        if self._status.error is not None:
+            return self._status.refusal()
+        return self._closed()
 
     def _closed(self) -> StoreError | None:
         if not self._open:
