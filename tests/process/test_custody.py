@@ -133,18 +133,18 @@ def killed_with(site: Site, run_id: str, left: dict[str, int]) -> dict[str, int]
     return left if left["running"] or left["accepted"] else adopted[0]
 
 
+def in_each_way(on_uvloop: tuple[signal.Signals, int]) -> pytest.MarkDecorator:
+    """Stopped and killed, by one process and by three; and one of these ways on uvloop too."""
+    ways = [(how, n, "asyncio") for how in (signal.SIGTERM, signal.SIGKILL) for n in (1, 3)]
+    return pytest.mark.parametrize(
+        ("how", "siblings", "loop"),
+        [*ways, (*on_uvloop, "uvloop")],
+        ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value),
+    )
+
+
 @pytest.mark.timeout(scale(180, 1800))
-@pytest.mark.parametrize(
-    ("how", "siblings", "loop"),
-    [
-        (signal.SIGTERM, 1, "asyncio"),
-        (signal.SIGTERM, 3, "asyncio"),
-        (signal.SIGKILL, 1, "asyncio"),
-        (signal.SIGKILL, 3, "asyncio"),
-        (signal.SIGKILL, 1, "uvloop"),
-    ],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value),
-)
+@in_each_way(on_uvloop=(signal.SIGKILL, 1))
 async def test_every_cast_takes_effect_or_is_errored(
     site: Site, how: signal.Signals, siblings: int, loop: str
 ) -> None:

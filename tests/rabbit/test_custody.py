@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.helpers import until
-from tests.process.test_custody import check_custody
+from tests.process.test_custody import check_custody, in_each_way
 from tests.rabbit.broker import Broker
 from tests.rabbit.erlang import binary
 from tests.rabbit.site import RabbitSite
@@ -27,17 +27,7 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
 
 
 @pytest.mark.timeout(scale(180, 1800))
-@pytest.mark.parametrize(
-    ("how", "siblings", "loop"),
-    [
-        (signal.SIGTERM, 1, "asyncio"),
-        (signal.SIGTERM, 3, "asyncio"),
-        (signal.SIGKILL, 1, "asyncio"),
-        (signal.SIGKILL, 3, "asyncio"),
-        (signal.SIGTERM, 3, "uvloop"),
-    ],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value),
-)
+@in_each_way(on_uvloop=(signal.SIGTERM, 3))
 async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
     site: RabbitSite, how: signal.Signals, siblings: int, loop: str
 ) -> None:
