@@ -24,7 +24,7 @@ NAME: Final = "rabbitmq"
 UNWATCHED: Final = "retry"
 """Of the worker that operators watch: the same without endpoint, scrapes and sampled traces."""
 BESIDE: Final[Mapping[str, str]] = {"retry-watched": UNWATCHED, "requeue-uvloop": "requeue"}
-"""Workers of ours that differ from another one of ours in one thing, and are set against it too."""
+"""Workers of gracekit that differ from another one in one thing, and are compared with it too."""
 
 UNITS: Final = {
     CPU_OF_A_CAST: "us",

@@ -2,8 +2,8 @@
 
 Messages can be sent while no process reads. Each connection has a named pipe, by which publishers
 wake it after their commit, so it need not poll for messages. A slow safety poll covers missed
-wake-ups and gives back the messages of dead readers. It does not read a file that nobody has
-written since the last poll.
+wake-ups and gives back the messages of dead readers. It reads the file only if that was written
+since the last poll.
 
 `gracekit.life` proves that a connection is dead; a timeout never does. Without proof a
 connection keeps its messages.
@@ -49,7 +49,7 @@ from gracekit.tracing.conventions import LOCAL_QUEUES
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 LONGEST_UNREAD_S: Final = 30.0
-"""After so many seconds a poll reads the file although nobody seems to have written it."""
+"""After so many seconds a poll reads the file although it seems unchanged."""
 
 
 class _Connection:
@@ -375,7 +375,7 @@ class SqliteTransport:
                 self._read_at, self._unread_until = mark, now + LONGEST_UNREAD_S
 
     def _is_due(self, connection: _Connection) -> bool:
-        """Whether there is anything to do although nobody has written the file."""
+        """Whether there is anything to do although the file has not changed."""
         return (
             self._removes_at <= self._clock.wall()
             or any(consumer.is_behind or consumer.is_done for consumer in connection.consumers)

@@ -52,7 +52,7 @@ def checked(store: Path, *, retention_s: float = 7 * DAY_S) -> Finding:
 
 def test_a_record_that_is_too_short_tells_what_a_rate_would_need(store: Path):
     """
-    Nobody has measured a rate yet, so it is told for one request a second.
+    There is no rate yet, so the line says what one request a second would keep.
     """
     empty = checked(store)
     end(store, 2_000, over_s=HOUR_S / 2)

@@ -267,7 +267,7 @@ class CountingEngine:
 
 async def test_a_poll_reads_nothing_while_nobody_writes_the_file(tmp_path, monkeypatch):
     """
-    A message that comes then, and that nobody rang for, is found by the next poll.
+    A message that comes then without a wake-up is found by the next poll.
     """
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     transport = FaultyTransport(tmp_path / "queues.db")

@@ -577,7 +577,7 @@ def test_closed_loop_does_not_end_the_writer(database):
 
 async def test_a_mark_stays_the_same_until_something_is_committed(make, monkeypatch):
     """
-    Whoever has read at one mark need not read again at the same one.
+    What was read at one mark is still true at an equal one.
     """
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     engine = make()

@@ -18,7 +18,7 @@ LEAST_S: Final = 3600.0
 """A shorter record, or one of fewer requests, does not tell a rate."""
 LONGEST_S: Final = 7 * 86400.0
 """The rate is that of so many seconds at most: a week has busy days and others."""
-ROW_BYTES: Final = 400
+ROW_BYTES: Final = 330
 """About so much an ended request with a short result takes, before a record tells it."""
 _DAY_S: Final = 86400.0
 _HOUR_S: Final = 3600.0
