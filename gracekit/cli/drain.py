@@ -250,8 +250,7 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
     asking: asyncio.Task[RunReport] | None = None
     try:
         while True:
-            watch.run = await records.again(watch.run)
-            judgement = records.judge(watch.run)
+            watch.run, judgement = await records.judge_again(watch.run)
             if judgement.is_dead:
                 break
             if not judgement.is_alive:
@@ -358,8 +357,8 @@ async def _tell_trouble(records: StoreRecords, watch: DrainWatch, why: str) -> N
     Print nothing if the run is dead or has recorded its stop. A run closes its door before its
     process ends, so at its end it is normal that it does not answer.
     """
-    watch.run = await records.again(watch.run)
-    is_over = watch.run.ended_at is not None or records.judge(watch.run).is_dead
+    watch.run, judgement = await records.judge_again(watch.run)
+    is_over = watch.run.ended_at is not None or judgement.is_dead
     if not is_over and watch.shown != why:
         watch.shown = why
         watch.say(f"no progress to show: {safe(why, longest=LONGEST_WHY)}")

@@ -177,8 +177,8 @@ class _Watch:
             asking.cancel()
 
     async def _is_gone(self) -> bool:
-        self.run = await self._records.again(self.run)
-        return self.run.ended_at is not None or self._records.judge(self.run).is_dead
+        self.run, judgement = await self._records.judge_again(self.run)
+        return self.run.ended_at is not None or judgement.is_dead
 
     def _say(self, report: Mapping[str, Any]) -> None:
         if self._as_json:

@@ -111,11 +111,11 @@ class StoreRecords(StoreView):
 
     async def what_is_known(self, name: str | None) -> str:
         """Why nobody answers to *name*, and what is left: a sentence or two for an operator."""
-        runs = await self.not_adopted(name)
-        for run in runs:
-            if not (judgement := self.judge(run)).is_dead:
+        judged = await self.judge_all(await self.not_adopted(name))
+        for run, judgement in judged:
+            if not judgement.is_dead:
                 return doubt(run, judgement)
-        ended = await self.last_ended(runs, name, limit=1)
+        ended = await self.last_ended([run for run, _ in judged], name, limit=1)
         if not ended:
             newest = await list_instances(self.engine, limit=KNOWN + 1)
             known = sorted(newest[:KNOWN])

@@ -375,7 +375,7 @@ class _OrderExecution:
         except RunEndedError:
             return None
         except DependencyError as error:
-            judgement = self._records.judge(await self._records.again(run))
+            _, judgement = await self._records.judge_again(run)
             if judgement.is_dead:
                 return None
             if not judgement.is_alive:

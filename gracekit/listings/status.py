@@ -154,11 +154,12 @@ async def look(
     not_adopted = await view.not_adopted(name)
     unfinished, holds = await view.unfinished(), await view.open_holds()
     owners = unfinished.keys()
-    runs = await _with_adopted(view, name, not_adopted, owners, limit)
-    judged = {run.run_id: view.judge(run) for run in runs}
+    known = await view.judge_all(await _with_adopted(view, name, not_adopted, owners, limit))
+    runs, judged = [run for run, _ in known], {run.run_id: life for run, life in known}
     shown = _shown(runs, judged, owners, view.clock.wall())
     beyond = _beyond([run for run in shown if judged[run.run_id].is_dead], owners, limit)
-    dead = [run for run in not_adopted if judged[run.run_id].is_dead]
+    open_ids = {run.run_id for run in not_adopted}
+    dead = [run for run, life in known if life.is_dead and run.run_id in open_ids]
     entries = [
         RunStatus(
             run=run,
@@ -187,7 +188,8 @@ async def list_exits(
     view: StoreView, name: str | None = None, *, limit: int = LAST_EXITS
 ) -> list[Run]:
     """The last runs that ended, newest first; of one name, or of all."""
-    dead = [run for run in await view.not_adopted(name) if view.judge(run).is_dead]
+    judged = await view.judge_all(await view.not_adopted(name))
+    dead = [run for run, life in judged if life.is_dead]
     return await view.last_ended(dead, name, limit=limit)
 
 

@@ -181,9 +181,19 @@ class StoreView:
         alive = [run for run in await self.not_adopted(name) if self.judge(run).is_alive]
         return sorted(alive, key=lambda run: (run.instance, run.service))
 
-    async def again(self, run: Run) -> Run:
-        """Read *run* again."""
-        return (await self.runs_of({run.run_id})).get(run.run_id, run)
+    async def judge_again(self, run: Run) -> tuple[Run, Liveness]:
+        """Read *run* again and judge it, as `judge_all` does."""
+        return (await self.judge_all((await self.runs_of({run.run_id})).values() or [run]))[0]
+
+    async def judge_all(self, runs: Iterable[Run]) -> list[tuple[Run, Liveness]]:
+        """Judge *runs*; those that are dead are returned as they are on record after that.
+
+        A run may have written its stop record, and ended, after its row was read.
+        """
+        judged = [(run, self.judge(run)) for run in runs]
+        late = {run.run_id for run, life in judged if life.is_dead and not _is_told(run)}
+        again = await self.runs_of(late)
+        return [(again.get(run.run_id, run), life) for run, life in judged]
 
     def judge(self, run: Run) -> Liveness:
         """Whether the run is alive, so that it may still act."""
@@ -209,6 +219,11 @@ class StoreView:
     async def accounts(self) -> Accounts:
         """Count the accounts now; walks an index with every row of the store."""
         return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))
+
+
+def _is_told(run: Run) -> bool:
+    """Whether the end of *run* is on record, by itself or by the run that adopted it."""
+    return run.ended_at is not None or run.adopted_at is not None
 
 
 def is_named(run: Run, name: str) -> bool:

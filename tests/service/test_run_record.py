@@ -15,7 +15,11 @@ from gracekit import (
 from gracekit.errors import (
     UnknownCommitError,
 )
+from gracekit.exits import Verdict
+from gracekit.listings.status import list_exits, look
+from gracekit.listings.store_view import StoreView, verdict_of
 from gracekit.process import Point
+from gracekit.runs.run import Run
 from gracekit.testing.ports import EPOCH_S
 from tests.service.kit import Doors, Fault, World, now, run_row, start_with_work
 from tests.service.left_over import Job
@@ -52,6 +56,36 @@ async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service)
     verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
     assert verdicts == ["drained", "handed_over", "killed", "stop_timeout", None]
     assert world.tally()["adopted_runs"] == 4
+
+
+class EarlierView(StoreView):
+    """Has read the rows of the runs that are not adopted before what follows."""
+
+    async def read(self) -> None:
+        self._earlier = await super().not_adopted()
+
+    async def not_adopted(self, name: str | None = None) -> list[Run]:
+        return self._earlier
+
+
+async def test_a_run_that_ends_after_its_row_was_read_is_shown_by_its_stop_record(
+    world: World, svc: Service
+):
+    """
+    It is found dead then, while what was read has no stop record.
+    """
+    life, other = await world.start(svc), await world.start(svc, instance="b")
+    view = EarlierView(other.engine, other.process, None, world.clock)
+    life.ask_to_stop()
+    await life.hears("drain.started")
+    await view.read()
+    await life.wait_end()
+
+    exits = await list_exits(view)
+    status = await look(view, {}, store="store", accounts=None)
+
+    assert [verdict_of(run) for run in exits] == [Verdict.DRAINED]
+    assert [verdict_of(run) for run in status.exits] == [Verdict.DRAINED]
 
 
 async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: World, svc: Service):
