@@ -131,9 +131,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_time_limit, reverse=True)
 
 
+def pytest_collection() -> None:
+    """Keep the collector from walking what pytest makes of our modules, of which nothing goes."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep the collector from walking thousands of tests again and again."""
     gc.freeze()
+    gc.enable()
 
 
 def _time_limit(item: pytest.Item) -> float:

@@ -19,7 +19,6 @@ from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean, duration
 from gracekit.errors import ConfigError, DependencyError
-from gracekit.leases.epoch import PUT_BACK, lost_store
 from gracekit.life import Liveness
 from gracekit.listings.store_view import (
     Accounts,
@@ -33,6 +32,7 @@ from gracekit.process import Process
 from gracekit.runs.pages import is_known, list_instances, list_services
 from gracekit.runs.run import Run
 from gracekit.store.location import StoreLocation
+from gracekit.store.older import PUT_BACK, lost_store
 
 KNOWN: Final = 50
 """Most instances that the refusal of an unknown one names: those that started last."""

@@ -20,7 +20,7 @@ from gracekit.journal.order_rows import (
     targets_overdue,
     targets_pending,
 )
-from gracekit.journal.outbox import News
+from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.rows import Outcome, from_json, to_json
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT, REMOVE_CONTENT
@@ -162,6 +162,38 @@ def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:
     """A row of the columns `SHOWN` as plain data; `requested` as an object."""
     columns = dict(zip(sql.SHOWN, row, strict=True))
     return columns | {"requested": from_json(columns["requested"])}
+
+
+def as_shown(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as resolvers see it: without arguments and context, which may be secret."""
+    kind = columns["resource_kind"]
+    state = TaskState(columns["state"])
+    is_pending = state is TaskState.PENDING
+    return {
+        "task_id": columns["request_id"],
+        "service": columns["service"],
+        "method": columns["method"],
+        "resource": None if kind is None else f"{kind}:{columns['resource_id']}",
+        "state": columns["state"],
+        "reason": columns["reason"],
+        "detail": columns["detail"] if may_show(state, columns["detail"]) else None,
+        "attempts": columns["attempts"],
+        "version": columns["parkings"],
+        "requested": columns["requested"] if is_pending else None,
+        "parked_at": _text_of(columns["parked_at"]) if is_pending else None,
+        "deadline": _text_of(columns["pending_deadline"]) if is_pending else None,
+        "accepted_at": _text_of(columns["accepted_at"]),
+        "finished_at": _text_of(columns["finished_at"]),
+    }
+
+
+def may_show(state: TaskState, detail: str | None) -> bool:
+    """Whether resolvers may see *detail*; what a handler raised is for its caller alone."""
+    return bool(detail) and state is not TaskState.FAILED
+
+
+def _text_of(wall: float | None) -> str | None:
+    return None if wall is None else utc_text(wall)
 
 
 class ParkedCall(msgspec.Struct, frozen=True, kw_only=True):

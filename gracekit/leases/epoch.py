@@ -13,7 +13,6 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.leases import epoch_sql as sql
@@ -21,11 +20,8 @@ from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
-from gracekit.store.older import EPOCH_BITS, FILE, OLDER, mark_of, read_mark
+from gracekit.store.older import EPOCH_BITS, FILE, LOST, OLDER, mark_of, read_mark
 from gracekit.telemetry.telemetry import Telemetry
-
-LOST: Final = "store_lost"
-"""Incident: a start found a store that is new and empty where another one was."""
 
 Keep = Callable[[str, int], Awaitable[int]]
 
@@ -131,19 +127,3 @@ def _why(mark: int, *, is_copy: bool) -> str:
             "back (docs/backup.md), and start it again"
         )
     return "a newer one was here: what was recorded there is not known; see docs/backup.md"
-
-
-def lost_store(path: Path, directory: Path) -> str:
-    """A sentence if a store existed at *path* where there is none now; otherwise empty.
-
-    Args:
-        path: Of the store.
-        directory: Of the locks of its runs, with the mark.
-    """
-    if not read_mark(directory) or path.exists():  # no mark is seen in a closed one
-        return ""
-    return f"{path} is lost: services have used a store there, as {directory} knows"
-
-
-PUT_BACK: Final = "put the store or its newest backup back, as docs/backup.md tells"
-"""The remedy for a lost store."""

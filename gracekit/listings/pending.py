@@ -12,11 +12,10 @@ import msgspec
 
 from gracekit.clock import age_s
 from gracekit.config.values import duration
-from gracekit.journal.pending import shown_columns
+from gracekit.journal.pending import as_shown, shown_columns
 from gracekit.listings import listings_sql as sql
 from gracekit.listings.api_versions import V1_1
 from gracekit.listings.store_view import StoreView
-from gracekit.request.parked_tasks import shown
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -46,7 +45,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         """As the namespace `gracekit.tasks` shows it, plus `waits_s` and `left_s`."""
         times = {"waits_s": round(self.waits_s, 1), "left_s": round(self.left_s, 1)}
-        return shown(self.columns) | times
+        return as_shown(self.columns) | times
 
 
 class ParkedList(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,8 +28,8 @@ from gracekit.journal.order_rows import (
     state_of,
     target_named,
 )
-from gracekit.journal.outbox import News, utc_text
-from gracekit.journal.pending import PendingRows, add_parked_order
+from gracekit.journal.outbox import News
+from gracekit.journal.pending import PendingRows, add_parked_order, as_shown, may_show
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.outbox import Outbox
@@ -107,8 +107,8 @@ class ParkedTasks:
             raise self._unknown(task_id)
         failure = columns["failure"]
         if failure is None or not self._shows_classes:
-            return shown(columns)
-        return shown(columns) | {"detail": str(failure["exc_class"])[:_LONGEST_CLASS]}
+            return as_shown(columns)
+        return as_shown(columns) | {"detail": str(failure["exc_class"])[:_LONGEST_CLASS]}
 
     async def page(self, *, after: int, limit: int) -> dict[str, Any]:
         """Parked tasks in the order of their acceptance: `{"tasks": [...], "next": ...}`.
@@ -119,7 +119,7 @@ class ParkedTasks:
         """
         limit = min(limit, MAX_PAGE)
         rows = await self._rows.page(after=after, limit=limit + 1)
-        page = _fitting(list(map(shown, rows[:limit])))
+        page = _fitting(list(map(as_shown, rows[:limit])))
         more = len(rows) > len(page)
         return {"tasks": page, "next": rows[len(page) - 1]["id"] if more else None}
 
@@ -281,7 +281,7 @@ class ParkedTasks:
             return self._answer(target, changed=False, state=target.state)
         if target.state in TERMINAL:
             reason = f" ({target.reason})" if target.reason else ""
-            detail = f": {target.detail}" if _may_show(target.state, target.detail) else ""
+            detail = f": {target.detail}" if may_show(target.state, target.detail) else ""
             raise Gone(
                 f"{target} has ended and cannot be {DONE[order.verb]}: it is "
                 f"{target.state.value}{reason}{detail}"
@@ -328,29 +328,6 @@ class ParkedTasks:
         )
 
 
-def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as resolvers see it: without arguments and context, which may be secret."""
-    kind = columns["resource_kind"]
-    state = TaskState(columns["state"])
-    is_pending = state is TaskState.PENDING
-    return {
-        "task_id": columns["request_id"],
-        "service": columns["service"],
-        "method": columns["method"],
-        "resource": None if kind is None else f"{kind}:{columns['resource_id']}",
-        "state": columns["state"],
-        "reason": columns["reason"],
-        "detail": columns["detail"] if _may_show(state, columns["detail"]) else None,
-        "attempts": columns["attempts"],
-        "version": columns["parkings"],
-        "requested": columns["requested"] if is_pending else None,
-        "parked_at": _text_of(columns["parked_at"]) if is_pending else None,
-        "deadline": _text_of(columns["pending_deadline"]) if is_pending else None,
-        "accepted_at": _text_of(columns["accepted_at"]),
-        "finished_at": _text_of(columns["finished_at"]),
-    }
-
-
 def _fitting(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As many of *tasks*, from the first on, as fit into one message; at least one."""
     size = keys = 0
@@ -361,15 +338,6 @@ def _fitting(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if number and (size > PAGE_BYTES or keys > PAGE_KEYS):
             return tasks[:number]
     return tasks
-
-
-def _may_show(state: TaskState, detail: str | None) -> bool:
-    """Whether resolvers may see *detail*; what a handler raised is for its caller alone."""
-    return bool(detail) and state is not TaskState.FAILED
-
-
-def _text_of(wall: float | None) -> str | None:
-    return None if wall is None else utc_text(wall)
 
 
 def _named(resource: tuple[str, str] | None) -> str:

@@ -1,4 +1,4 @@
-"""Whether the store is an older copy: a restored backup, or a file that lost its `-wal`.
+"""Whether the store is an older copy, a restored backup or a file without its `-wal`, or is lost.
 
 The store has a mark that rises at each start and every half minute. The highest mark is also kept
 beside the locks of its runs, so a store with a lower one is an older copy. A copy that
@@ -18,6 +18,10 @@ EPOCH_BITS: Final = 40
 FILE: Final = "mark"
 OLDER: Final = "store_older"
 """Incident: a start found an older copy of the store."""
+LOST: Final = "store_lost"
+"""Incident: a start found a store that is new and empty where another one was."""
+PUT_BACK: Final = "put the store or its newest backup back, as docs/backup.md tells"
+"""The remedy for a lost store."""
 # A parameter instead of the word would keep SQLite from using the index `incident_store_older`.
 _LOOK: Final = """
 SELECT epoch, age, copied_at, (SELECT max(at) FROM incident WHERE what = 'store_older') FROM epoch
@@ -59,3 +63,15 @@ def mark_of(epoch: Value, age: Value) -> int:
     assert isinstance(epoch, int)
     assert isinstance(age, int)
     return epoch << EPOCH_BITS | age
+
+
+def lost_store(path: Path, directory: Path) -> str:
+    """A sentence if a store existed at *path* where there is none now; otherwise empty.
+
+    Args:
+        path: Of the store.
+        directory: Of the locks of its runs, with the mark.
+    """
+    if not read_mark(directory) or path.exists():  # no mark is seen in a closed one
+        return ""
+    return f"{path} is lost: services have used a store there, as {directory} knows"

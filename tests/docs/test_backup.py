@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from gracekit.cli.incidents import KINDS
-from gracekit.leases.epoch import EPOCH_BITS
+from gracekit.store.older import EPOCH_BITS
 from tests.cli.kit import Running, gracekit, write_service
 from tests.docs.pages import Page
 from tests.docs.tables import commands

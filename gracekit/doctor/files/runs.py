@@ -20,13 +20,12 @@ from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
-from gracekit.leases.epoch import LOST, PUT_BACK, lost_store
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.files import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
-from gracekit.store.older import mark_of, read_mark
+from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark
 from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
