@@ -493,6 +493,20 @@ def test_a_service_loads_nothing_that_it_has_no_use_for(tmp_path: Path):
 
 
 @pytest.mark.process
+def test_commands_for_whole_runs_load_nothing_of_a_service():
+    """
+    Scripts and probes call them often, and each call pays for what it loads.
+    """
+    of_a_service = ("gracekit.runtime", "gracekit.leases", "gracekit.request", "opentelemetry")
+    code = (
+        "import gracekit.cli.status, gracekit.cli.drain, gracekit.cli.health; "
+        f"print([n for n in sys.modules if n.startswith({of_a_service!r})])"
+    )
+
+    assert _said_by(code) == "[]"
+
+
+@pytest.mark.process
 def test_import_loads_no_module_of_the_package():
     """
     Each public name loads what it needs when it is used: the command line needs few of them.
