@@ -81,6 +81,7 @@ NOT_LOADED: Final = (
 # What a service on SQLite without a file of settings has no use for, beside those.
 NOT_NEEDED: Final = (
     "aiormq",
+    "anyio",
     "importlib.resources",
     "tempfile",
     "tomllib",
@@ -480,7 +481,7 @@ def test_import_loads_no_broker_and_no_command_line():
 @pytest.mark.process
 def test_a_service_loads_nothing_that_it_has_no_use_for(tmp_path: Path):
     """
-    A start on SQLite loads no module for RabbitMQ, HTTP, files of settings or archives.
+    A start on SQLite loads no module for RabbitMQ, HTTP, threads, files of settings or archives.
     """
     urls = f"store_url='sqlite:///{tmp_path}/store.db', transport_url='sqlite:///{tmp_path}/q.db'"
     useless = {*NOT_LOADED, *NOT_NEEDED}

@@ -7,10 +7,10 @@ This is only the interface. `ground` makes what a run needs before it opens, `op
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from types import TracebackType
-from typing import Self
-
-import anyio
+from typing import Any, Self
 
 from gracekit import background
 from gracekit.admin.api import AdminApi
@@ -125,7 +125,7 @@ class Runtime:
         if self.report is None:
             reason = "the block ended" if error is None else f"the block raised {error!r}"
             self.request_stop(source="user", by="embedder", reason=reason)
-            with anyio.CancelScope(shield=True):  # else a cancelled anyio scope cancels each wait
+            with _shielded():
                 await (await self._opened()).wait_or_force()
 
     async def open(self) -> None:
@@ -257,3 +257,12 @@ class Runtime:
     def _built(self) -> Wired:
         assert self.wired is not None, "open() first"
         return self.wired
+
+
+def _shielded() -> contextlib.AbstractContextManager[Any]:
+    """A block whose waits go on in a cancelled scope of anyio, which would cancel each of them.
+
+    Only a program that has loaded anyio can be in one.
+    """
+    anyio = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
