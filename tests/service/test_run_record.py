@@ -59,7 +59,7 @@ async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service)
 
 
 class EarlierView(StoreView):
-    """Has read the rows of the runs that are not adopted before what follows."""
+    """Lists the runs that are not adopted as `read` has found them, however late it is asked."""
 
     async def read(self) -> None:
         self._earlier = await super().not_adopted()
