@@ -190,8 +190,7 @@ class Threads:
         A function that has begun cannot be stopped: a cancellation takes effect at its return, or
         at once with *abandon*, which leaves the thread behind.
         """
-        # A service whose handlers are coroutines seldom comes here, and starts a fifteenth sooner
-        # without anyio.
+        # A start is a fifteenth sooner without anyio, and few come here before `load`.
         import anyio.to_thread  # noqa: PLC0415
 
         if self._limiter is None:
@@ -199,6 +198,16 @@ class Threads:
         return await anyio.to_thread.run_sync(
             never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
         )
+
+    @staticmethod
+    def load() -> None:
+        """Load what `run` needs, from a coroutine: later an upgrade in place may have removed it.
+
+        Only the first call takes time, about 10 ms.
+        """
+        import anyio.to_thread  # noqa: PLC0415 - see `run`
+
+        anyio.CapacityLimiter(1)  # loads what anyio needs for asyncio
 
 
 class SafePoints(Protocol):

@@ -18,6 +18,7 @@ from gracekit.leases.leases import Leases
 from gracekit.notify import Notify
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
+from gracekit.process import Threads
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import QueueKind, Transport, fanout_queue
@@ -344,6 +345,7 @@ class RunWatch:
             self._telemetry.tell_left_out()
             self._telemetry.look_for_metrics()
             waits_s = await self._clock.wait_tick(self._every_s)
+            Threads.load()
             before, looked_at = looked_at, self._clock.machine()
             self._tell_blocked(looked_at - before - waits_s)
 
