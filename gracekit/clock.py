@@ -13,7 +13,8 @@ import math
 import os
 import random
 import time
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 _EARLY_S: Final = 0.001
 """A timer may end a little before its time; then its tick must not be found again."""
@@ -65,17 +66,28 @@ class Clock:
             self._ticks_from = now
         return self._ticks_from + math.floor(now - self._ticks_from + within_s + _EARLY_S)
 
-    async def wait_tick(self, within_s: float) -> float:
-        """Wait until `tick`; returns how many seconds that is, without any delay."""
+    async def wait_tick(
+        self, within_s: float, *, unless: asyncio.Future[Any] | None = None
+    ) -> float:
+        """Wait until `tick`, or until *unless* is done.
+
+        Returns:
+            How many seconds it is until that tick, without any delay.
+        """
         loop, began_at, at = asyncio.get_running_loop(), self.loop(), self.tick(within_s)
         # Not by `sleep`, which adds the time to a later reading of the clock: only timers that are
         # due at the very same time share a wake-up.
         due = loop.create_future()
         timer = loop.call_at(at, _end, due)
+        wake = partial(_end, due)
+        if unless is not None:
+            unless.add_done_callback(wake)
         try:
             await due
         finally:
             timer.cancel()
+            if unless is not None:
+                unless.remove_done_callback(wake)
         return at - began_at
 
     def jitter(self, seconds: float) -> float:
@@ -83,7 +95,7 @@ class Clock:
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
 
 
-def _end(due: asyncio.Future[None]) -> None:
+def _end(due: asyncio.Future[None], _: asyncio.Future[Any] | None = None) -> None:
     if not due.done():
         due.set_result(None)
 

@@ -24,6 +24,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
@@ -200,10 +201,11 @@ class Threads:
         )
 
     @staticmethod
+    @cache
     def load() -> None:
         """Load what `run` needs, from a coroutine: later an upgrade in place may have removed it.
 
-        Only the first call takes time, about 10 ms.
+        Only the first call does anything, for about 10 ms.
         """
         import anyio.to_thread  # noqa: PLC0415 - see `run`
 

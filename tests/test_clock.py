@@ -83,3 +83,20 @@ def test_a_wait_of_less_than_a_second_is_no_wait_for_a_tick():
         return 1000 * (await clock.wait_tick(0.02)) + clock.loop()
 
     assert round(loop.run(woken_at()), 6) == 21.02
+
+
+def test_a_wait_for_a_tick_ends_with_what_it_waits_beside():
+    """
+    Also with a future that is done already.
+    """
+
+    async def woken_at() -> list[float]:
+        clock, over = VirtualClock(), asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.3, over.set_result, None)
+        wakes = []
+        for _ in range(2):
+            await clock.wait_tick(5.0, unless=over)
+            wakes.append(round(clock.loop(), 6))
+        return wakes
+
+    assert loop.run(woken_at()) == [0.3, 0.3]

@@ -371,14 +371,14 @@ class AmqpConsumer:
         try:
             while True:
                 wait_s = min(STALLED_S, max(0.0, look_at - self._clock.loop()))
-                done, _ = await asyncio.wait({ended}, timeout=wait_s)
-                if done:
+                await self._clock.wait_tick(wait_s, unless=ended)
+                if ended.done():
                     return ended.result()
                 before, unfinished = unfinished, intake.unfinished
                 now = self._clock.loop()
                 if unfinished is None or unfinished != before:
                     since = now
-                elif now - since >= STALLED_S:
+                elif now - since >= 0.8 * STALLED_S:  # a tick may come up to a second earlier
                     return f"nothing more of a message came for {STALLED_S:g} s"
                 if now >= look_at:
                     await self._look(intake)
@@ -387,7 +387,7 @@ class AmqpConsumer:
             ended.cancel()
 
     def _next_look(self) -> float:
-        return self._clock.loop() + self._clock.jitter(LOOK_EVERY_S)
+        return self._clock.tick(self._clock.jitter(LOOK_EVERY_S))
 
     async def _look(self, intake: Intake) -> None:
         for queue in self.queues:
