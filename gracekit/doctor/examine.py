@@ -233,13 +233,15 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
     if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         yield from _in("store", lambda: runs.check_lost(path))
         return
-    known = len(load_migrations(MIGRATIONS))
+    migrations = load_migrations(MIGRATIONS)
 
     def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: database.check_schema(look, known, STORE_TABLES)
+        yield lambda: database.check_schema(look, migrations, STORE_TABLES)
         yield lambda: database.check_integrity(look)
-        if set(STORE_TABLES) <= look.tables():
-            yield lambda: runs.check_epoch(look)
+        if not set(STORE_TABLES) <= look.tables():
+            return
+        yield lambda: runs.check_epoch(look)
+        if look.schema() == len(migrations):  # the others read no other one
             yield lambda: runs.check_living(found)
             yield lambda: runs.check_doubtful(found)
             yield lambda: runs.check_doors(found, _run_directory(settings))
@@ -268,11 +270,11 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
     yield from _in("transport", *_place_checks(path))
     if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         return
-    known = len(load_migrations(QUEUES_SCHEMA))
+    migrations = load_migrations(QUEUES_SCHEMA)
     store = StoreLocation(settings.store_url).identity()
 
     def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: database.check_schema(look, known, QUEUE_TABLES)
+        yield lambda: database.check_schema(look, migrations, QUEUE_TABLES)
         yield lambda: database.check_integrity(look)
         if set(QUEUE_TABLES) <= look.tables():
             yield lambda: queues.check_waiting(look)

@@ -1,7 +1,8 @@
 """Migrations: numbered SQL files, and the number that a database has reached.
 
 `PRAGMA user_version` counts the migrations applied. The missing ones are applied
-in one transaction, so that several processes may start at once.
+in one transaction, so that several processes may start at once. Runs of an older
+gracekit go on beside a migration, unless its text begins with `ALONE`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import apsw
 
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
+from gracekit.life import held_in
 
 MIGRATIONS: Final = "gracekit.store.migrations"
 """The package with the store's schema; the sqlite transport has a separate schema."""
+
+ALONE: Final = "-- Alone:"
+"""A migration whose text begins so is refused while runs of an older gracekit live: they could not
+go on beside it."""
+NAMED: Final = 5
 
 _PURPOSES: Final = (
     ("task", "a store", "of the service's store (GRACEKIT_STORE_URL)"),
@@ -57,7 +65,7 @@ def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Pat
     """Bring a database to the newest schema, or leave it exactly as it was.
 
     Raises:
-        ConfigError: it is a database of gracekit for another purpose.
+        ConfigError: it is a database of gracekit for another purpose, or older runs live beside it.
         SchemaTooNewError: a newer gracekit has migrated it.
         StoreError: a migration failed.
     """
@@ -80,12 +88,42 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
             f"{len(migrations)}; upgrade this process or use another store (to stay with this "
             "version: docs/releases.md, Go back)"
         )
+    if is_alone(migrations, version):
+        _check_alone(path, version, len(migrations))
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:
             connection.execute(text)
         except apsw.SQLError as error:
             raise StoreError(f"migration {number} of {path} failed: {error}") from error
     connection.execute(f"PRAGMA user_version={len(migrations)}")
+
+
+def is_alone(migrations: Sequence[str], version: int) -> bool:
+    """Whether no run of an older gracekit may live when a database of *version* is migrated."""
+    return version > 0 and any(text.startswith(ALONE) for text in migrations[version:])
+
+
+def _check_alone(path: Path | str, version: int, newest: int) -> None:
+    living = living_beside(Path(path))
+    if living:
+        raise ConfigError(
+            f"{path} has schema version {version}, and a start of this gracekit makes it {newest}, "
+            f"with which {named(living)} could not go on: stop all of them, for example by "
+            "SIGTERM, before you start this version (docs/releases.md, Upgrade)"
+        )
+
+
+def living_beside(store: Path) -> list[str]:
+    """The runs that hold their locks, as `service@instance`; of any version of gracekit."""
+    names = held_in(store.with_name(f"{store.name}-runs"))
+    return [unquote(name.removesuffix(".lock")) for name in names if "@" in name]
+
+
+def named(living: Sequence[str]) -> str:
+    """`the living run a@b`, or `the living runs a@b, a@c and 3 more`."""
+    more = len(living) - NAMED
+    listed = ", ".join(living[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"the living {'run' if len(living) == 1 else 'runs'} {listed}"
 
 
 def _check_purpose(connection: apsw.Connection, first: str, path: Path | str) -> None:

@@ -110,7 +110,9 @@ class StoreReader:
         if version < self._schema:
             raise ConfigError(
                 f"{self.path} has schema version {version} and this gracekit reads "
-                f"{self._schema}; start the service once with this gracekit, which migrates it"
+                f"{self._schema}: use the gracekit that wrote it, also for a backup to go back to "
+                "(a service that still runs stops by SIGTERM); the first start of the service with "
+                "this gracekit migrates the store"
             )
 
     async def stop(self) -> None:

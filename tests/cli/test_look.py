@@ -455,7 +455,7 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
 
     assert [a.code for a in (foreign, older, newer)] == [78, 78, 78]
     assert "is not a store of gracekit" in foreign.err
-    assert "start the service once" in older.err
+    assert "use the gracekit that wrote it" in older.err
     assert "schema version 99" in newer.err
     assert tables == 4
 

@@ -18,14 +18,17 @@ from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, Level
 from gracekit.doctor.machine import host, proc
 from gracekit.exits import ExitCode
+from gracekit.life import LifeLock
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.runs.files import instance_lock_name
 from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.doctor.kit import levels, one
 from tests.store.test_places import STRANGER, as_other, needs_root
 
-SCHEMA = len(load_migrations(MIGRATIONS))
-QUEUES = len(load_migrations(QUEUES_SCHEMA))
+TEXTS = load_migrations(MIGRATIONS)
+SCHEMA = len(TEXTS)
+QUEUES = load_migrations(QUEUES_SCHEMA)
 
 
 @pytest.fixture
@@ -233,7 +236,7 @@ def test_a_used_store_is_sound(look):
     """
     found = runs.read_runs(look.path, schema=SCHEMA)
 
-    assert database.check_schema(look, SCHEMA, ("run", "task")).level is Level.OK
+    assert database.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
     assert database.check_integrity(look).level is Level.OK
     assert runs.check_living(found).seen == "none lives; 1 on record"
     assert runs.check_left(look, found, Settings()).level is Level.OK
@@ -265,13 +268,37 @@ def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
 
 @pytest.mark.parametrize(
     ("known", "level"),
-    [(SCHEMA, Level.OK), (SCHEMA - 1, Level.FAIL), (SCHEMA + 1, Level.WARN)],
+    [(TEXTS, Level.OK), (TEXTS[:-1], Level.FAIL), ([*TEXTS, "SELECT 1"], Level.WARN)],
+    ids=["same", "newer", "older"],
 )
 def test_a_newer_schema_fails_and_an_older_one_is_migrated(look, known, level):
     """
     A store that a newer gracekit wrote is refused at start, so it fails here.
     """
     assert database.check_schema(look, known, ("run",)).level is level
+
+
+def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(used, settings):
+    """
+    Its runs cannot be read, but their locks can: one that lives must not pass for gone.
+    """
+    write(used, f"PRAGMA user_version = {SCHEMA - 1}")
+    living = LifeLock(used.with_name("store.db-runs") / instance_lock_name("compute", "old-1"))
+    assert living.acquire()
+
+    seen = examine(Examination(settings=settings))
+    found = [finding for finding in seen if finding.area == "store"]
+    living.release()
+    again = examine(Examination(settings=settings))
+    after = one((finding for finding in again if finding.area == "store"), "schema")
+
+    told = {finding.check for finding in found}
+    assert not {"runs", "open by", "unfinished", "accounts"} & told
+    schema = one(found, "schema")
+    assert schema.level is Level.WARN
+    assert schema.seen.endswith("in use by the living run compute@old-1 of an older gracekit")
+    assert schema.remedy.startswith("stop all of them, for example by SIGTERM; until then a start")
+    assert after.remedy.startswith("nothing to do; the next start migrates it")
 
 
 def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
@@ -285,9 +312,9 @@ def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
     unused.touch()
 
     with database.ReadOnlyDatabase(used) as look:
-        emptied = database.check_schema(look, SCHEMA, ("run", "task"))
+        emptied = database.check_schema(look, TEXTS, ("run", "task"))
     with database.ReadOnlyDatabase(unused) as look:
-        young = database.check_schema(look, SCHEMA, ("run", "task"))
+        young = database.check_schema(look, TEXTS, ("run", "task"))
 
     assert (emptied.level, young.level) == (Level.FAIL, Level.WARN)
     assert "services have used it" in emptied.seen

@@ -12,18 +12,21 @@ import apsw
 import pytest
 
 from gracekit.errors import (
+    ConfigError,
     ConflictError,
     SchemaTooNewError,
     StoreBrokenError,
     StoreError,
     UnknownCommitError,
 )
+from gracekit.life import LifeLock
 from gracekit.process import Point, Process, Side
+from gracekit.runs.files import instance_lock_name
 from gracekit.store import files
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import ALONE, load_migrations
 from gracekit.store.status import StoreState, StoreStatus
 from gracekit.testing.engines import EngineSuite
 
@@ -280,6 +283,59 @@ async def test_missing_migrations_are_applied_to_an_older_database(database):
 
     assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
     await new.stop()
+
+
+@pytest.fixture
+async def old(database) -> Path:
+    """The directory of run locks of a store with the first migration."""
+    engine = SqliteEngine(database, [SCHEMA], process=Process())
+    await engine.start()
+    await engine.commit(put(1))
+    await engine.stop()
+    directory = database.with_name(f"{database.name}-runs")
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+async def test_a_migration_that_older_runs_cannot_go_on_beside_waits_for_their_end(database, old):
+    """
+    A start is refused, names them, and leaves the store as it was; they go on, and may start again.
+    """
+    migrations = [SCHEMA, f"{ALONE} v goes.\nALTER TABLE kv ADD COLUMN extra ANY"]
+    living = LifeLock(old / instance_lock_name("a shop", "api-1"))
+    assert living.acquire()
+    dead = LifeLock(old / instance_lock_name("shop", "dead"))
+    assert dead.acquire()
+    dead.release()
+    new = SqliteEngine(database, migrations, process=Process())
+
+    with pytest.raises(
+        ConfigError, match=r"version 1, .* 2, with which the living run a shop@api-1"
+    ):
+        await new.start()
+    again = SqliteEngine(database, [SCHEMA], process=Process())
+    await again.start()
+    await again.stop()
+    living.release()
+    await new.start()
+
+    assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
+    await new.stop()
+
+
+async def test_other_migrations_are_made_beside_living_runs(database, old):
+    """
+    So processes that share a store can be restarted one after the other.
+    """
+    living = LifeLock(old / instance_lock_name("shop", "api-1"))
+    assert living.acquire()
+
+    new = SqliteEngine(database, [SCHEMA, "ALTER TABLE kv ADD COLUMN extra ANY"], process=Process())
+    await new.start()
+
+    assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
+    await new.stop()
+    living.release()
 
 
 async def test_failed_migration_leaves_the_database_as_it_was(database):

@@ -16,6 +16,7 @@ from gracekit.errors import ConfigError, GracekitError, StoreError
 from gracekit.exits import ExitCode
 from gracekit.store import files
 from gracekit.store.batch import Row, Value
+from gracekit.store.migrate import is_alone, living_beside, named
 
 QUICK_CHECK_S: Final = 5.0
 BUSY_TIMEOUT_S: Final = 2.0
@@ -57,6 +58,10 @@ class ReadOnlyDatabase:
         """Names of its tables."""
         return {str(name) for (name,) in self.rows("SELECT name FROM sqlite_master")}
 
+    def schema(self) -> int:
+        """Version of its schema; 0 for a new database, or another program's."""
+        return int(str(self.rows("PRAGMA user_version")[0][0]))
+
     def columns(self, table: str) -> set[str]:
         """Names of the columns of a table."""
         return {str(name) for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table)}
@@ -88,9 +93,11 @@ def check_library() -> Iterator[Finding]:
         yield ok("SQLite", f"{version}, with apsw {apsw.apsw_version()}")
 
 
-def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> Finding:
-    """Check that the database has *tables*, and compare its schema version with *known*."""
-    version = int(str(look.rows("PRAGMA user_version")[0][0]))
+def check_schema(
+    look: ReadOnlyDatabase, migrations: Sequence[str], tables: Sequence[str]
+) -> Finding:
+    """Check that the database has *tables*, and has had these *migrations* and no others."""
+    version, known = look.schema(), len(migrations)
     present = look.tables()
     if not present and version == 0:
         return _judge_empty(look.path)
@@ -108,12 +115,22 @@ def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> F
             "docs/releases.md, Go back",
         )
     if version < known:
-        return warn(
-            "schema",
-            f"version {version}, and this gracekit writes {known}",
-            "nothing: the next start migrates it; older processes must not be started after that",
-        )
+        return _judge_older(look.path, version, migrations)
     return ok("schema", f"version {version}, the newest known")
+
+
+def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding:
+    seen = f"version {version} (this gracekit writes {len(migrations)})"
+    remedy = "nothing to do"
+    if living := living_beside(path):
+        seen += f", and is in use by {named(living)} of an older gracekit"
+        if is_alone(migrations, version):
+            remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
+    return warn(
+        "schema",
+        seen,
+        f"{remedy}; the next start migrates it; older processes must not be started after that",
+    )
 
 
 def _judge_empty(path: Path) -> Finding:

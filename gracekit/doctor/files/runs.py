@@ -333,8 +333,6 @@ def check_left(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Findin
 
 def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
     """Check that parked tasks have no owner, and that a run can end the overdue ones."""
-    if "outbox" not in look.tables():
-        return  # an older schema
     now = Clock().wall()
     ((parked, overdue, owned),) = (tuple(map(int, map(str, r))) for r in look.rows(_PARKED, now))
     if owned:

@@ -1,3 +1,5 @@
+-- Alone: runs of an older gracekit read and write the columns that are dropped here.
+--
 -- Arguments and context go when their task ends. In its row they would leave a hole there, among
 -- rows that stay on record; here the room is used again by the next request.
 CREATE TABLE content (
