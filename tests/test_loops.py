@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,13 +43,24 @@ def test_only_who_asks_for_another_loop_gets_one():
     assert loop_factory(Settings(loop="auto")) is uvloop.new_event_loop
 
 
-def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str):
+def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str, monkeypatch: pytest.MonkeyPatch):
     """
-    One value serves for machines with uvloop and for those without.
+    One value serves for machines with uvloop and for those without; doctor warns of one that is
+    installed in vain.
     """
+
+    def gone(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
     assert loop_factory(Settings(loop="auto")) is None
-    (found,) = check_loop(Settings(loop="auto"))
-    assert (found.level, found.seen) == (Level.OK, "asyncio; loop = auto")
+    (in_vain,) = check_loop(Settings(loop="auto"))
+    monkeypatch.setattr(metadata, "version", gone)
+    (absent,) = check_loop(Settings(loop="auto"))
+
+    assert in_vain.level is Level.WARN
+    assert in_vain.seen.startswith("asyncio; loop = auto, because gracekit needs ")
+    assert told.partition("needs ")[2] in in_vain.seen
+    assert (absent.level, absent.seen) == (Level.OK, "asyncio; loop = auto")
 
 
 def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(

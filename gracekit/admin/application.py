@@ -100,9 +100,8 @@ class AdminApplication:
         self._find = find
         self._access = access
         self._telemetry = telemetry
-        self._counted = counted
         self._feed = Feed(find)
-        self._exposition: Exposition | None = None
+        self._exposition = None if counted is None else _exposition_of(counted)
         self._acting: set[asyncio.Future[Any]] = set()
 
     def build(self) -> Starlette:
@@ -169,16 +168,12 @@ class AdminApplication:
         return self._route(operation.path, answer, Need.PROBE, method=operation.method)
 
     async def _metrics(self, request: Request, who: str) -> Response:  # noqa: ARG002
-        if self._counted is None:
+        if self._exposition is None:
             raise _RequestError(
                 HTTPStatus.NOT_IMPLEMENTED,
                 "metrics for Prometheus need a package that is missing: "
                 "pip install 'gracekit[prometheus]'",
             )
-        if self._exposition is None:
-            from gracekit.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
-
-            self._exposition = Exposition(self._counted)
         readings = await self._api().readings()
         body, kind = self._exposition.write(readings, accept=request.headers.get("accept", ""))
         return Response(body, media_type=kind, headers=_HEADERS)
@@ -354,3 +349,10 @@ def _error(error: Exception, status: HTTPStatus, message: str = "") -> Response:
 
 def _json(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
     return JSONResponse(dict(body), status_code=status, headers=_HEADERS)
+
+
+def _exposition_of(counted: RunMetrics) -> Exposition:
+    """Loaded at the start, not by the first scrape: by then an upgrade may have removed it."""
+    from gracekit.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
+
+    return Exposition(counted)

@@ -112,11 +112,11 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 
 
 def limit_option(
-    default: int = 50, meaning: str = "At most so many."
+    default: int = 50, meaning: str = "At most so many.", *, name: str = "--limit"
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The option `--limit` of a listing."""
+    """The option `--limit` of a listing, or another one that counts."""
     return click.option(
-        "--limit",
+        name,
         type=click.IntRange(1, _MOST_LISTED),
         default=default,
         show_default=True,

@@ -21,7 +21,7 @@ from gracekit.life import Alive
 from gracekit.listings.pending import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.reports import RunAnswer
 from gracekit.listings.resources import ResourceStatus
-from gracekit.listings.status import GONE_SHOWN, RunStatus, StatusReport, look
+from gracekit.listings.status import GONE_SHOWN, LAST_EXITS, RunStatus, StatusReport, look
 from gracekit.listings.store_view import verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
@@ -36,9 +36,10 @@ _EXIT_HEADERS: Final = (
 
 @click.command()
 @limit_option(GONE_SHOWN, "At most so many instances that ended within an hour and left no task.")
+@limit_option(LAST_EXITS, "At most so many of the last ends.", name="--exits")
 @watch_option
 @common
-def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> None:
+def status(options: CommonOptions, /, *, limit: int, exits: int, every_s: float | None) -> None:
     """Show the runs of a store, and the accounts of its tasks.
 
     Asks each living process, for 2 seconds at most. For all others it reads the
@@ -51,7 +52,7 @@ def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> N
 
     def look_once() -> StatusReport:
         with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, options.instance, limit))
+            return asyncio.run(_look(records, options.instance, limit, exits))
 
     def picture() -> Picture:
         report = look_once()
@@ -65,13 +66,15 @@ def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> N
         click.get_current_context().exit(UNREACHABLE)
 
 
-async def _look(records: StoreRecords, name: str | None, limit: int) -> StatusReport:
+async def _look(records: StoreRecords, name: str | None, limit: int, exits: int) -> StatusReport:
     async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name)
     await records.need(name)
     accounts = await records.accounts()
     store = str(records.location.name)
-    return await look(records, reports, name, store=store, accounts=accounts, limit=limit)
+    return await look(
+        records, reports, name, store=store, accounts=accounts, limit=limit, exits=exits
+    )
 
 
 def _text(report: StatusReport, limit: int) -> str:

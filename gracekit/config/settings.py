@@ -153,7 +153,10 @@ class Settings:
             have caused it: then the task gets further attempts, and is ended after ten times as
             many crashes at the latest. A method's own `max_attempts=` overrides it.
         retention_s: How long ended tasks stay on record, and with them their results and the
-            detection of duplicates.
+            detection of duplicates. An ended request takes about 330 bytes of disk, and its result
+            beside that; the arguments of one that failed are kept, too. Requests a second times
+            seconds of retention times bytes is the size of the store: 100 a second with results of
+            1 KB are about 80 GiB in 7 days. `gracekit doctor` says it for your store.
         retention_after_s: Extra time for which a record is kept when it is older than `retention`.
             Only time in which a run of the service takes requests counts. Reason: while no run
             takes requests, a duplicate of a recorded request may wait in a queue. If the record

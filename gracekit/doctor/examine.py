@@ -232,6 +232,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
     yield from _in("store", *_place_checks(path))
     if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         yield from _in("store", lambda: runs.check_lost(path))
+        yield from _in("store", lambda: retention.check_unused(settings))
         return
     migrations = load_migrations(MIGRATIONS)
 

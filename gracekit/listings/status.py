@@ -75,7 +75,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        return run_as_json(self.run) | {
+        ended = exit_as_json(self.run) if self.judgement.is_dead else run_as_json(self.run)
+        return ended | {
             "alive": self.judgement.is_alive,
             "life": self.judgement.answer.value,
             "life_reason": self.judgement.reason,
@@ -136,6 +137,7 @@ async def look(
     store: str,
     accounts: Accounts | None,
     limit: int = GONE_SHOWN,
+    exits: int = LAST_EXITS,
     unheard: RunReport = NO_REPORT,
 ) -> StatusReport:
     """Read the status of the store, and join it with the reports of its runs.
@@ -149,6 +151,7 @@ async def look(
         accounts: The accounts of the store, passed in because counting them may take long.
         limit: How many instances to show at most, the last to end, that ended lately and left
             nothing. All others are always shown.
+        exits: How many of the last ends to show at most.
         unheard: Used as the report of living runs that are not in *reports*.
     """
     not_adopted = await view.not_adopted(name)
@@ -175,7 +178,7 @@ async def look(
         store=store,
         entries=entries,
         more=bool(beyond),
-        exits=await view.last_ended(dead, name, limit=LAST_EXITS),
+        exits=await view.last_ended(dead, name, limit=exits),
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
         resources=await list_resources(view),

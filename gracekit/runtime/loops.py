@@ -33,6 +33,15 @@ def loop_factory(settings: Settings) -> LoopFactory | None:
         raise
 
 
+def why_no_uvloop() -> str:
+    """What uvloop lacks to be used here, without the setting's name; empty if it can be used."""
+    try:
+        _uvloop()
+    except ConfigError as error:
+        return str(error).partition("; ")[0].removeprefix("loop = uvloop needs ")
+    return ""
+
+
 def loop_name(factory: LoopFactory | None) -> str:
     """`uvloop 0.23.0`, or `asyncio`."""
     return "asyncio" if factory is None else f"uvloop {_uvloop().__version__}"
@@ -49,8 +58,10 @@ def _uvloop() -> Any:
     try:
         package = importlib.import_module("uvloop")
     except ImportError as error:
+        why = str(error).replace(";", ",")  # the remedy begins at the first semicolon
         raise ConfigError(
-            f"loop = uvloop needs the package uvloop, which cannot be imported here; {remedy}"
+            f"loop = uvloop needs the package uvloop, which cannot be imported here ({why}); "
+            f"{remedy}"
         ) from error
     if tuple(map(int, re.findall(r"\d+", package.__version__)[:2])) < OLDEST_UVLOOP:
         least = ".".join(map(str, OLDEST_UVLOOP))

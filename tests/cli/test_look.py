@@ -262,6 +262,7 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
 
     tasks = gracekit(directory, "tasks", "--json").json["tasks"]
     status = gracekit(directory, "status")
+    both = gracekit(directory, "status", "--json").json
     with contextlib.closing(apsw.Connection(str(directory / "gracekit-store.db"))) as store:
         store.execute("UPDATE task SET next_check = ?1 + 3600, waiting_since = ?1", [time.time()])
     waits = gracekit(directory, "tasks").out
@@ -276,6 +277,7 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
     assert "without owner: 1 handed_over" in status.out
     assert "handed_over" in status.out.split("last exits")[1]
     assert "cut short" in status.out.split("last exits")[1]
+    assert [one["verdict"] for one in (*both["runs"], *both["last_exits"])] == ["handed_over"] * 2
 
 
 def test_work_without_a_row_is_listed_too(directory):

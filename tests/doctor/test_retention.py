@@ -13,7 +13,7 @@ from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
 from gracekit.doctor.files import disk
 from gracekit.doctor.files.database import ReadOnlyDatabase
-from gracekit.doctor.files.retention import ROW_BYTES, check_retention
+from gracekit.doctor.files.retention import ROW_BYTES, check_retention, check_unused
 from gracekit.doctor.finding import Finding, Level
 from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 
@@ -57,13 +57,22 @@ def test_a_record_that_is_too_short_tells_what_a_rate_would_need(store: Path):
     empty = checked(store)
     end(store, 2_000, over_s=HOUR_S / 2)
     young = checked(store)
+    row_bytes = round(store.stat().st_size / 2_000)
     end(store, 10, over_s=2 * DAY_S)
     a_second = disk.shown_bytes(7 * DAY_S * ROW_BYTES)
+    as_here = disk.shown_bytes(7 * DAY_S * row_bytes)
 
     assert (empty.level, young.level) == (Level.OK, Level.OK)
     assert empty.seen.startswith("0 requests ended in the last 0s, which is too little")
     assert young.seen.startswith("2,000 requests ended in the last 30m")
-    assert young.seen.endswith(f"one a second keeps about {a_second} in 7d")
+    assert empty.seen.endswith(
+        f"one a second, of {ROW_BYTES} bytes each (a short result, and no arguments kept), keeps "
+        f"about {a_second} in 7d"
+    )
+    assert young.seen.endswith(
+        f"one a second, of {row_bytes} bytes each (as in this file), keeps about {as_here} in 7d"
+    )
+    assert check_unused(Settings()).seen in empty.seen
     assert "requests a day of the last 2d00h" in checked(store).seen
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
+import urllib.request
 
 import apsw
 import pytest
 
 from gracekit import RpcClient
+from tests.admin.test_drains import free_port
 from tests.cli.kit import gracekit
 from tests.process import served, uprooted
 from tests.process.helpers import Site, until
@@ -331,16 +333,20 @@ async def test_a_damaged_note_in_a_lock_file_says_nothing(site: Site, client: Rp
 async def test_a_service_goes_on_and_drains_when_its_environment_is_gone(site: Site) -> None:
     """
     An upgrade in place removes modules under a living service: a plain handler that comes later,
-    `gracekit dump` and a plain hook at the end need threads, which had no use before.
+    `gracekit dump` and a plain hook at the end need threads, which had no use before, and the
+    first scrape needs what writes metrics.
     """
-    service = await site.start_program("uprooted").serving()
+    address = f"127.0.0.1:{free_port()}"
+    service = await site.start_program("uprooted", admin=address).serving()
     async with uprooted.svc.client(site.url) as client:
         assert await client.call(uprooted.lose_environment) is True
         assert await client.call(uprooted.in_thread) is False
     store = f"sqlite:///{site.store}"
     dumped = await asyncio.to_thread(gracekit, site.root, "dump", GRACEKIT_STORE_URL=store)
+    scraped = await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")
 
     assert dumped.code == 0, dumped
+    assert b"gracekit_" in scraped.read()
     assert await service.stop() == 0, service.log
     assert site.seen("on_stop")
     assert "Error" not in service.log

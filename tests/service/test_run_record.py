@@ -88,6 +88,22 @@ async def test_a_run_that_ends_after_its_row_was_read_is_shown_by_its_stop_recor
     assert [verdict_of(run) for run in status.exits] == [Verdict.DRAINED]
 
 
+async def test_as_many_of_the_last_ends_are_shown_as_asked_for(world: World, svc: Service):
+    """
+    The default is enough to see what has just happened, but not a bad night.
+    """
+    for _ in range(7):
+        await (await world.start(svc)).drain()
+    living = await world.start(svc)
+    view = StoreView(living.engine, living.process, None, world.clock)
+
+    usual = await look(view, {}, store="store", accounts=None)
+    asked = await look(view, {}, store="store", accounts=None, exits=50)
+
+    assert (len(usual.exits), len(asked.exits)) == (5, 7)
+    assert asked.exits[:5] == usual.exits
+
+
 async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: World, svc: Service):
     """
     Whether a stop was asked for is not known then; what ends after the restore is judged as ever.

@@ -20,6 +20,8 @@ LONGEST_S: Final = 7 * 86400.0
 """The rate is that of so many seconds at most: a week has busy days and others."""
 ROW_BYTES: Final = 330
 """About so much an ended request with a short result takes, before a record tells it."""
+LEAST_ROWS: Final = 500
+"""So many rows tell what a request takes; in a smaller file empty tables and indexes count more."""
 _DAY_S: Final = 86400.0
 _HOUR_S: Final = 3600.0
 _ENDED: Final = "SELECT count(*), min(finished_at) FROM task WHERE finished_at >= ?"
@@ -35,12 +37,14 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requests: How many have ended in the last *seconds*.
         seconds: How long ago the first of them ended.
+        rows: How many requests are on record.
         row_bytes: What each row takes on disk, with its share of all else.
         file_bytes: Size of the file, with its free pages.
     """
 
     requests: int
     seconds: float
+    rows: int
     row_bytes: float
     file_bytes: int
 
@@ -53,14 +57,13 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 def check_retention(look: ReadOnlyDatabase, settings: Settings) -> Finding:
     """Check that the disk has room for what the retention keeps at the present rate."""
     check, record = "retention", _read(look)
-    kept = format_duration(settings.retention_s)
     if record.requests < LEAST_REQUESTS or record.seconds < LEAST_S:
-        a_second = disk.shown_bytes(settings.retention_s * ROW_BYTES)
         return ok(
             check,
             f"{record.requests:,} requests ended in the last {duration(record.seconds)}, which is "
-            f"too little to tell a rate; one a second keeps about {a_second} in {kept}",
+            f"too little to tell a rate; {_at_one_a_second(settings, record)}",
         )
+    kept = format_duration(settings.retention_s)
     free = disk.free_bytes(look.path)
     bytes_a_second = record.per_second * record.row_bytes
     keeps = bytes_a_second * settings.retention_s
@@ -74,6 +77,23 @@ def check_retention(look: ReadOnlyDatabase, settings: Settings) -> Finding:
     if keeps <= room:
         return ok(check, seen)
     return warn(check, seen, f"{_shorter(room / bytes_a_second)}{disk.LARGER_DISK}")
+
+
+def check_unused(settings: Settings) -> Finding:
+    """Say, before the first start, what the retention will keep at a rate."""
+    return ok("retention", _at_one_a_second(settings))
+
+
+def _at_one_a_second(settings: Settings, record: _Record | None = None) -> str:
+    """`one a second, of 330 bytes each (a short result), keeps about 190.3 MiB in 7d`."""
+    row_bytes, why = ROW_BYTES, "a short result, and no arguments kept"
+    if record is not None and record.rows >= LEAST_ROWS:
+        row_bytes, why = round(record.row_bytes), "as in this file"
+    keeps = disk.shown_bytes(settings.retention_s * row_bytes)
+    return (
+        f"one a second, of {row_bytes} bytes each ({why}), keeps about {keeps} in "
+        f"{format_duration(settings.retention_s)}"
+    )
 
 
 def _shorter(longest_s: float) -> str:
@@ -92,6 +112,7 @@ def _read(look: ReadOnlyDatabase) -> _Record:
     return _Record(
         requests=int(str(ended)),
         seconds=0.0 if first is None else max(0.0, now - float(str(first))),
+        rows=rows,
         row_bytes=used / max(rows, 1),
         file_bytes=size,
     )

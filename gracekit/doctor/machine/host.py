@@ -19,7 +19,7 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.machine import proc
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
-from gracekit.runtime.loops import loop_factory, loop_name
+from gracekit.runtime.loops import loop_factory, loop_name, why_no_uvloop
 
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_TRIED: Final = (3, 14)
@@ -121,9 +121,26 @@ def check_limits() -> Iterator[Finding]:
 def check_loop(settings: Settings) -> Iterator[Finding]:
     """Check that the event loop that the setting `loop` names can be used."""
     try:
-        yield ok("loop", f"{loop_name(loop_factory(settings))}; loop = {settings.loop}")
+        seen = f"{loop_name(loop_factory(settings))}; loop = {settings.loop}"
     except ConfigError as error:
         yield from told("loop", error)
+        return
+    if settings.loop == "auto" and _is_installed("uvloop") and (why := why_no_uvloop()):
+        yield warn(
+            "loop",
+            f"{seen}, because gracekit needs {why}",
+            "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio",
+        )
+    else:
+        yield ok("loop", seen)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:
