@@ -177,6 +177,14 @@ def test_other_durations_are_refused_with_the_spelling(text):
         parse_duration(text)
 
 
+def test_a_duration_that_is_too_long_is_told_from_what_is_none():
+    """
+    Its spelling is right.
+    """
+    with pytest.raises(ConfigError, match="'400000d' is longer than a century; write 25"):
+        parse_duration("400000d")
+
+
 @given(st.integers(0, 10**9).map(lambda ms: ms / 1000))
 def test_a_duration_survives_being_shown(seconds):
     """
@@ -325,7 +333,7 @@ kill_after = "30s"
         (
             JUDGED_TOGETHER + 'log_level = "loud"\nhost = ""\n',
             {},
-            ["'' is not a text", "log_level = 'loud' must", "must be below kill_after = 30s"],
+            ["'' is empty", "log_level = 'loud' must", "must be below kill_after = 30s"],
         ),
     ],
     ids=["unreadable", "unknown", "variables", "rules"],

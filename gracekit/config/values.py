@@ -47,9 +47,10 @@ def parse_duration(value: str | float) -> float:
         ConfigError: it is not a duration, or negative, or above a century.
     """
     seconds = _seconds_in(value)
+    shown = repr(value)[:100]  # it may come from a client of the ops topic, and be long
     if not 0 <= seconds <= _CENTURY_S:
-        shown = repr(value)[:100]  # it may come from a client of the ops topic, and be long
-        raise ConfigError(f"{shown} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
+        what = "longer than a century" if seconds > _CENTURY_S else "not a duration"
+        raise ConfigError(f"{shown} is {what}; write 25, 25s, 500ms, 5m, 1h or 7d")
     return float(seconds)
 
 
@@ -140,7 +141,8 @@ def parse_text(value: object) -> str:
     """Check for a text that is not empty."""
     if isinstance(value, str) and value:
         return value
-    raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
+    what = "empty" if value == "" else "not a text"
+    raise ConfigError(f"{value!r} is {what}; leave the setting out for its default")
 
 
 def parse_words(value: object) -> str:
