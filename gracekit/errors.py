@@ -281,7 +281,7 @@ class MethodTimeoutError(RpcError, TimeoutError):
 
 
 class RunEndedError(RpcError):
-    """An operator's command is meant for a run that has ended; its instance has another run now.
+    """An operator's command is meant for a run that has ended; its instance may have another one.
 
     Look at `gracekit status`, and give the command again if you mean the new run.
     """

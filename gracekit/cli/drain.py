@@ -211,6 +211,12 @@ async def _drain(
     try:
         await _ask(control, watch, asked, wait=wait)
     except GracekitError as error:
+        if wait and isinstance(error, RunEndedError):
+            watch.run, judgement = await records.judge_again(watch.run)
+            if judgement.is_dead:
+                watch.say(str(error))
+                await _conclude(records, watch)
+                return
         is_away = isinstance(error, RunEndedError | DependencyError)
         watch.code = UNREACHABLE if is_away else ERROR
         watch.result["error"] = str(error)

@@ -29,6 +29,7 @@ from gracekit.errors import (
     DeclarationError,
     DependencyError,
     GracekitError,
+    RunEndedError,
     Undeliverable,
     UnknownCommitError,
 )
@@ -190,7 +191,7 @@ def exit_code_of(error: GracekitError) -> int:
     match error:
         case ConfigError() | DeclarationError():
             return ExitCode.CONFIG
-        case DependencyError() | Undeliverable() | CallTimeoutError():
+        case DependencyError() | Undeliverable() | CallTimeoutError() | RunEndedError():
             return UNREACHABLE
         case _:
             return ERROR

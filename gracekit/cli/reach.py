@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -31,14 +32,19 @@ from gracekit.errors import (
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.reports import RunAnswer, RunReport
 from gracekit.listings.store_view import StoreView, label
+from gracekit.process import Process
 from gracekit.runs.files import door_name
-from gracekit.runs.run import Run
+from gracekit.runs.run import Run, judge_run
 
 if TYPE_CHECKING:
     from gracekit.cli.older_runs import OlderRuns
 
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0
+
+ENDS_WITHIN_S: Final = 1.0
+"""A run that closes its door while it is asked ends within this time, if it is about to end."""
+LOOK_S: Final = 0.05
 
 ROUNDS: Final = 3
 """Runs that start while others are asked are asked too, so often."""
@@ -94,10 +100,31 @@ class ControlClient:
 
         Raises:
             DependencyError: it cannot be reached, is not asked, or does not answer in time.
-            RunEndedError: it has ended, and its instance has another run now.
+            RunEndedError: it has ended; its instance may have another run now.
             GracekitError: it refuses; the message says why.
         """
-        args = {"by": who(), **args}
+        try:
+            return await self._ask(run, verb, {"by": who(), **args}, timeout_s)
+        except DependencyError as error:
+            if not await self._is_over(run, closed=isinstance(error.__cause__, ConnectionError)):
+                raise
+            pid = run.identity.pid
+            raise RunEndedError(
+                f"{label(run)} (pid {pid}) ended meanwhile; `gracekit status` says how"
+            ) from error
+
+    async def _is_over(self, run: Run, *, closed: bool) -> bool:
+        """Whether *run* is dead; if it has *closed* the connection, it may be so in a moment."""
+        process, until = Process(), time.monotonic() + (ENDS_WITHIN_S if closed else 0.0)
+        while not judge_run(run, process, self._run_directory).is_dead:
+            if time.monotonic() >= until:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    async def _ask(
+        self, run: Run, verb: str, args: Mapping[str, Any], timeout_s: float
+    ) -> RunAnswer:
         door = self._run_directory / door_name(run.run_id)
         try:
             async with asyncio.timeout(timeout_s):

@@ -214,6 +214,46 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
     assert phases["api-2"] == {"quiet": "quiet", "drain": "draining"}.get(words[0], "serving")
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [
+        (["drain"], 0, "verdict: drained: 0 finished"),
+        (["drain", "--no-wait"], 4, "ended meanwhile; `gracekit status` says how"),
+        (["quiet"], 4, "ended meanwhile"),
+        (["resume"], 4, "ended meanwhile"),
+        (["reconcile"], 4, "ended"),
+        (["dump"], 4, "ended meanwhile"),
+        (["tasks"], 0, "no tasks"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_a_run_that_ends_between_listing_and_asking_is_not_called_silent(
+    directory, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str
+):
+    """
+    Nobody is to send a signal to its pid, which may be another process by now.
+    """
+    listing = StoreRecords.living
+    ended: list[int] = []
+
+    async def living(records: StoreRecords, name: str | None = None) -> list[Run]:
+        runs = await listing(records, name)
+        if not ended and runs:
+            run.process.send_signal(signal.SIGTERM)
+            ended.append(run.wait())
+        return runs
+
+    with Running(directory, "--instance", "api-1") as run:
+        monkeypatch.setattr(StoreRecords, "living", living)
+        store = f"sqlite:///{directory / 'gracekit-store.db'}"
+        answer = CliRunner().invoke(cli, [*words, "--store", store])
+
+    assert ended == [0]
+    assert (answer.exit_code, shown in answer.output) == (code, True), answer.output
+    assert "did not answer" not in answer.output
+    assert "kill -" not in answer.output
+
+
 def test_a_killed_run_leaves_orphans_that_are_listed(directory):
     """
     With no process alive the store tells who was there, how it ended and what it left. Who asks
