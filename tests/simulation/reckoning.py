@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gracekit.phase import ServiceState
-from gracekit.tracker.task import Lane, Verb
+from gracekit.tracker.task import SUSPECTED, Lane, Verb
 from tests.simulation.callers import Sent
 from tests.simulation.truth import Violation
 
@@ -134,8 +134,7 @@ class Reckoning:
         if end[0] == "failed" and not self._may_have_failed(one, row):
             raise Violation(f"P3: {request_id} is FAILED, and nothing failed: {row['failure']}")
         if end == ("errored", "interrupted") and plan.policy == "error":
-            if truth.errored[request_id] < 1:
-                raise Violation(f"P3: errored hook of {request_id} was not called")
+            self._reckon_call(request_id, row)
             return
         self._reckon_hook(one, row)
         rightful = {
@@ -166,8 +165,13 @@ class Reckoning:
         if out is None or (out[0], row["state"]) != ("errored", "errored"):
             return
         has_hook = one.method in self._story.app.methods.values()
-        if has_hook and not self._story.truth.errored[one.plan.request_id]:
-            raise Violation(f"P3: errored hook of {one.plan.request_id} was not called")
+        if has_hook:
+            self._reckon_call(one.plan.request_id, row)
+
+    def _reckon_call(self, request_id: str, row: dict[str, Any]) -> None:
+        """The errored hook was called, or given up: processes died where it was about to be."""
+        if not self._story.truth.errored[request_id] and row["hook_crashes"] < SUSPECTED:
+            raise Violation(f"P3: errored hook of {request_id} was not called")
 
     def _may_have_failed(self, one: Sent, row: dict[str, Any]) -> bool:
         """Its handler raised, timed out, was ordered to fail, or its probe gave it up."""
