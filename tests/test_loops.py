@@ -63,6 +63,19 @@ def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str, monkeypatch: pyt
     assert (absent.level, absent.seen) == (Level.OK, "asyncio; loop = auto")
 
 
+def test_a_package_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    Whatever it raises, such as for a missing library of the system, is in the message.
+    """
+    (tmp_path / "uvloop.py").write_text("raise RuntimeError('no libuv; none')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "uvloop")
+
+    with pytest.raises(ConfigError, match=r"cannot be imported here \(no libuv, none\); pip inst"):
+        loop_factory(Settings(loop="uvloop"))
+    assert loop_factory(Settings(loop="auto")) is None
+
+
 def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(
     told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -57,7 +57,7 @@ def _uvloop() -> Any:
     remedy = "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
     try:
         package = importlib.import_module("uvloop")
-    except ImportError as error:
+    except Exception as error:  # whatever a broken package raises when it is loaded
         why = str(error).replace(";", ",")  # the remedy begins at the first semicolon
         raise ConfigError(
             f"loop = uvloop needs the package uvloop, which cannot be imported here ({why}); "

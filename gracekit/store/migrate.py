@@ -92,7 +92,7 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
         _check_alone(path, version, len(migrations))
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:
-            connection.execute(text)
+            connection.execute(text).fetchall()  # a row would stop it there
         except apsw.SQLError as error:
             raise StoreError(f"migration {number} of {path} failed: {error}") from error
     connection.execute(f"PRAGMA user_version={len(migrations)}")

@@ -54,8 +54,7 @@ class WriteHandler:
         """Empty the WAL, unless another connection prevents it for 1 s; then close."""
         with contextlib.suppress(apsw.Error):
             if self._group.broken is None:
-                self._connection.set_busy_timeout(_CLOSING_TIMEOUT_MS)
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                _empty_wal(self._connection)
             else:
                 # After a disk error pages may be bad: leave them in the WAL, where the next start
                 # verifies their checksums.
@@ -95,12 +94,47 @@ def open_writer(
             real, synchronous=synchronous, busy_timeout_s=busy_timeout_s
         )
         undo.callback(connection.close)
-        migrate(connection, migrations, path=real)
+        with _room_for_migration(connection, migrations, real):
+            migrate(connection, migrations, path=real)
         limit_pages(connection, max_page_count)
         group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
         undo.pop_all()
         writer_lock.give()
     return WriteHandler(connection, writer_lock, group)
+
+
+@contextlib.contextmanager
+def _room_for_migration(
+    connection: apsw.Connection, migrations: Sequence[str], path: Path
+) -> Iterator[None]:
+    """Empty the WAL before and after a migration, which may write as much as the store has.
+
+    Before, because what is in it could not be moved to the file on a disk that is full then. After,
+    also of a failed one, because it would keep its size.
+    """
+    if not 0 < connection.execute("PRAGMA user_version").get < len(migrations):
+        yield
+        return
+    _empty_wal(connection)
+    try:
+        yield
+    except apsw.FullError as error:
+        raise StoreBrokenError(
+            f"{path} could not be migrated to schema version {len(migrations)}: the disk is full, "
+            f"and a migration may need as much room again as the file has ({path.stat().st_size:,} "
+            "bytes); nothing was changed: make room, then start again"
+        ) from error
+    finally:
+        _empty_wal(connection)
+
+
+def _empty_wal(connection: apsw.Connection) -> None:
+    """Move what is in the WAL to the file, unless a reader prevents it for 1 s."""
+    usual_ms: int = connection.execute("PRAGMA busy_timeout").get
+    connection.set_busy_timeout(_CLOSING_TIMEOUT_MS)
+    with contextlib.suppress(apsw.Error):
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    connection.set_busy_timeout(usual_ms)
 
 
 class ReadHandler:

@@ -323,6 +323,38 @@ async def test_a_migration_that_older_runs_cannot_go_on_beside_waits_for_their_e
     await new.stop()
 
 
+GROWS = "CREATE TABLE big AS SELECT randomblob(1000000) AS data"
+
+
+async def test_a_migration_that_fills_the_disk_leaves_it_as_it_was(database, old):
+    """
+    The error says that it needs room; without it the WAL would keep what it had taken, and the
+    older version could not start either.
+    """
+    full = f"PRAGMA max_page_count = 20; {GROWS}"
+    new = SqliteEngine(database, [SCHEMA, full], process=Process())
+
+    with pytest.raises(StoreBrokenError, match=r"could not be migrated .* as much room again as "):
+        await new.start()
+
+    assert [file.stat().st_size for file in database.parent.glob("store.db-wal")] in ([], [0])
+    again = SqliteEngine(database, [SCHEMA], process=Process())
+    await again.start()
+    assert await again.query("SELECT key FROM kv") == [(1,)]
+    await again.stop()
+
+
+async def test_a_migration_leaves_a_small_wal(database, old):
+    """
+    It would be as large as what was written, and doctor would look for a reader that keeps it so.
+    """
+    new = SqliteEngine(database, [SCHEMA, GROWS], process=Process())
+    await new.start()
+
+    assert database.with_name("store.db-wal").stat().st_size == 0
+    await new.stop()
+
+
 async def test_other_migrations_are_made_beside_living_runs(database, old):
     """
     So processes that share a store can be restarted one after the other.

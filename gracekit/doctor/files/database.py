@@ -11,6 +11,7 @@ from typing import Final, Self
 import apsw
 
 from gracekit.config.values import format_duration
+from gracekit.doctor.files import disk
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.errors import ConfigError, GracekitError, StoreError
 from gracekit.exits import ExitCode
@@ -126,6 +127,10 @@ def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding
         seen += f", and is in use by {named(living)} of an older gracekit"
         if is_alone(migrations, version):
             remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
+    seen += (
+        f"; it may take {disk.shown_bytes(path.stat().st_size)} of disk to migrate it, and "
+        f"{disk.shown_bytes(disk.free_bytes(path))} are free"
+    )
     return warn(
         "schema",
         seen,
