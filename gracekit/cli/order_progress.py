@@ -57,7 +57,7 @@ def done_words(
     if order.verb is Verb.RETRY:
         return "retried; " + (_IN_LINE if runs_on else "the next start runs it")
     # The caller of a parked task was answered when it was parked.
-    then = "sends the notification" if parked else "answers its caller"
+    then = "sends the notification" if parked else "answers a caller that waits"
     later = "" if runs_on else f"; the next start {then}"
     return f"{ended_words(order.verb, end)}{later}"
 
