@@ -300,14 +300,17 @@ def held_in(directory: Path) -> list[str]:
 
 
 def _is_held(path: Path) -> bool:
+    """Also if it cannot be seen, as the caller would do harm to whoever holds it."""
     try:
         fd = os.open(path, _TO_LOOK)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         return is_locked(fd)
     except OSError:
-        return False
+        return True
     finally:
         os.close(fd)
 

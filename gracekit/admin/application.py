@@ -351,8 +351,13 @@ def _json(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Respon
     return JSONResponse(dict(body), status_code=status, headers=_HEADERS)
 
 
-def _exposition_of(counted: RunMetrics) -> Exposition:
-    """Loaded at the start, not by the first scrape: by then an upgrade may have removed it."""
-    from gracekit.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
+def _exposition_of(counted: RunMetrics) -> Exposition | None:
+    """None without a package that can be used; each scrape is then told so.
 
+    Loaded at the start, not by the first scrape: by then an upgrade may have removed it.
+    """
+    try:
+        from gracekit.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
+    except ConfigError:
+        return None
     return Exposition(counted)

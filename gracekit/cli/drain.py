@@ -188,7 +188,7 @@ async def _drain_all(
     records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str], *, wait: bool
 ) -> None:
     with burndown(wanted=wait and not any(watch.quiet for watch in watches)) as drawing:
-        async with ControlClient(records.run_directory) as control:
+        async with ControlClient(records) as control:
             for watch in watches:
                 watch.drawing = drawing
             await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
@@ -211,12 +211,10 @@ async def _drain(
     try:
         await _ask(control, watch, asked, wait=wait)
     except GracekitError as error:
-        if wait and isinstance(error, RunEndedError):
-            watch.run, judgement = await records.judge_again(watch.run)
-            if judgement.is_dead:
-                watch.say(str(error))
-                await _conclude(records, watch)
-                return
+        if wait and isinstance(error, RunEndedError) and await _is_gone(records, watch):
+            watch.say(safe(str(error), longest=LONGEST_WHY))
+            await _conclude(records, watch)
+            return
         is_away = isinstance(error, RunEndedError | DependencyError)
         watch.code = UNREACHABLE if is_away else ERROR
         watch.result["error"] = str(error)
@@ -230,6 +228,12 @@ async def _drain(
     else:
         watch.say(f"{label(watch.run)} is draining")
         watch.result["phase"] = ServiceState.DRAINING.value
+
+
+async def _is_gone(records: StoreRecords, watch: DrainWatch) -> bool:
+    """Whether the run has ended, and its instance has no other one, which nobody drains."""
+    watch.run, judgement = await records.judge_again(watch.run)
+    return judgement.is_dead and not await records.living(label(watch.run))
 
 
 async def _ask(

@@ -125,7 +125,7 @@ async def find(
 async def _ask(
     records: StoreRecords, verb: str, runs: Sequence[Run], asked: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], int]]:
-    async with ControlClient(records.run_directory) as control:
+    async with ControlClient(records) as control:
         return await asyncio.gather(*(_ask_one(control, verb, run, asked) for run in runs))
 
 

@@ -32,9 +32,8 @@ from gracekit.errors import (
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.reports import RunAnswer, RunReport
 from gracekit.listings.store_view import StoreView, label
-from gracekit.process import Process
 from gracekit.runs.files import door_name
-from gracekit.runs.run import Run, judge_run
+from gracekit.runs.run import Run
 
 if TYPE_CHECKING:
     from gracekit.cli.older_runs import OlderRuns
@@ -66,11 +65,11 @@ class ControlClient:
     """Asks runs; an async context manager.
 
     Args:
-        run_directory: Where the doors of a store's runs are, as this process sees it.
+        records: The store of the runs, which says whether one has ended.
     """
 
-    def __init__(self, run_directory: Path) -> None:
-        self._run_directory = run_directory
+    def __init__(self, records: StoreRecords) -> None:
+        self._records = records
         self._stack = contextlib.AsyncExitStack()
         self._older: OlderRuns | None = None
 
@@ -108,30 +107,37 @@ class ControlClient:
         except DependencyError as error:
             if not await self._is_over(run, closed=isinstance(error.__cause__, ConnectionError)):
                 raise
-            pid = run.identity.pid
-            raise RunEndedError(
-                f"{label(run)} (pid {pid}) ended meanwhile; `gracekit status` says how"
-            ) from error
+            raise await self._ended(run) from error
 
     async def _is_over(self, run: Run, *, closed: bool) -> bool:
         """Whether *run* is dead; if it has *closed* the connection, it may be so in a moment."""
-        process, until = Process(), time.monotonic() + (ENDS_WITHIN_S if closed else 0.0)
-        while not judge_run(run, process, self._run_directory).is_dead:
-            if time.monotonic() >= until:
-                return False
-            await asyncio.sleep(LOOK_S)
-        return True
+        until = time.monotonic() + (ENDS_WITHIN_S if closed else 0.0)
+        with contextlib.suppress(StoreError):  # the store does not say
+            while not (await self._records.judge_again(run))[1].is_dead:
+                if time.monotonic() >= until:
+                    return False
+                await asyncio.sleep(LOOK_S)
+            return True
+        return False
+
+    async def _ended(self, run: Run) -> RunEndedError:
+        what = f"{label(run)} (pid {run.identity.pid}) ended meanwhile"
+        if await self._records.living(label(run)):
+            what += ", and it runs again: give the command again if you mean the new run"
+        return RunEndedError(f"{what}; `gracekit status` says how it ended")
 
     async def _ask(
         self, run: Run, verb: str, args: Mapping[str, Any], timeout_s: float
     ) -> RunAnswer:
-        door = self._run_directory / door_name(run.run_id)
+        door = self._records.run_directory / door_name(run.run_id)
         try:
             async with asyncio.timeout(timeout_s):
                 return await _ask_by_door(door, Ask(run_id=run.run_id, verb=verb, args=args))
         except TimeoutError as error:
             raise _silent(run, verb, timeout_s) from error
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if await self._is_over(run, closed=False):
+                raise await self._ended(run) from error
             return await self._ask_by_topic(run, verb, args, timeout_s)
         except OSError as error:
             raise DependencyError(
@@ -220,7 +226,7 @@ async def find_task(records: StoreRecords, word: str, instance: str | None) -> C
     """
 
     async def hear_all() -> dict[str, RunReport]:
-        async with ControlClient(records.run_directory) as control:
+        async with ControlClient(records) as control:
             return await control.hear_all(records, instance, every_task=True)
 
     return await find(records, word, instance, hear_all)

@@ -138,7 +138,7 @@ class _Watch:
             GracekitError: the run does not answer, or refuses.
         """
         results: list[Any] = []
-        async with ControlClient(self._records.run_directory) as control:
+        async with ControlClient(self._records) as control:
             report = await control.ask(self.run, "reconcile", self._asked)
             self.has_begun, pass_id = True, report["pass_id"]
             self.has_kinds = report["kinds"] != 0

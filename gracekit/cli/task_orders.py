@@ -274,7 +274,7 @@ class _OrderExecution:
 
     async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
         """Carry the order out, and wait for its effect as long as we may."""
-        async with ControlClient(self._records.run_directory) as control:
+        async with ControlClient(self._records) as control:
             try:
                 if subject.row_id is None:
                     return await self._without_row(control, subject, progress)

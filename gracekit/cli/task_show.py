@@ -62,7 +62,7 @@ async def _look(records: StoreRecords, word: str, instance: str | None) -> TaskR
     subject = await find_task(records, word, instance)
 
     async def hear(run: Run) -> RunReport:
-        async with ControlClient(records.run_directory) as control:
+        async with ControlClient(records) as control:
             named: Any = {"task_id": subject.request_id, "recipient": subject.recipient}
             return await control.hear(run, **named)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ MIGRATIONS: Final = "gracekit.store.migrations"
 
 ALONE: Final = "-- Alone:"
 """A migration whose text begins so is refused while runs of an older gracekit live: they could not
-go on beside it."""
+go on beside it. For a store only: which processes use a file of queues, no lock tells."""
 NAMED: Final = 5
 
 _PURPOSES: Final = (
@@ -34,6 +34,7 @@ _PURPOSES: Final = (
 )
 """What the files of gracekit are for: a table that each has, its name, and which URL names it."""
 
+_RUN_ID: Final = re.compile("[0-9a-f]{32}")
 _NAME: Final = re.compile(r"(\d+)\D.*\.sql")
 
 
@@ -61,8 +62,20 @@ def load_migrations(package: str) -> list[str]:
     return [texts[number] for number in sorted(texts)]
 
 
-def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Path | str) -> None:
+def migrate(
+    connection: apsw.Connection,
+    migrations: Sequence[str],
+    *,
+    path: Path | str,
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
     """Bring a database to the newest schema, or leave it exactly as it was.
+
+    Args:
+        connection: With which it is done, in one transaction.
+        migrations: SQL texts in order.
+        path: Of its file, for messages.
+        before_commit: What this raises undoes the migration.
 
     Raises:
         ConfigError: it is a database of gracekit for another purpose, or older runs live beside it.
@@ -72,6 +85,7 @@ def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Pat
     connection.execute("BEGIN IMMEDIATE")
     try:
         _apply(connection, migrations, path)
+        before_commit()
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(apsw.Error):
@@ -88,8 +102,7 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
             f"{len(migrations)}; upgrade this process or use another store (to stay with this "
             "version: docs/releases.md, Go back)"
         )
-    if is_alone(migrations, version):
-        _check_alone(path, version, len(migrations))
+    check_alone(migrations, version, path)
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:
             connection.execute(text).fetchall()  # a row would stop it there
@@ -103,11 +116,16 @@ def is_alone(migrations: Sequence[str], version: int) -> bool:
     return version > 0 and any(text.startswith(ALONE) for text in migrations[version:])
 
 
-def _check_alone(path: Path | str, version: int, newest: int) -> None:
-    living = living_beside(Path(path))
-    if living:
+def check_alone(migrations: Sequence[str], version: int, path: Path | str) -> None:
+    """Refuse a migration from *version* that no living run of an older gracekit goes on beside.
+
+    Raises:
+        ConfigError: such runs live.
+    """
+    if is_alone(migrations, version) and (living := living_beside(Path(path))):
         raise ConfigError(
-            f"{path} has schema version {version}, and a start of this gracekit makes it {newest}, "
+            f"{path} has schema version {version}, and a start of this gracekit makes it "
+            f"{len(migrations)}, "
             f"with which {named(living)} could not go on: stop all of them, for example by "
             "SIGTERM, before you start this version (docs/releases.md, Upgrade)"
         )
@@ -115,8 +133,9 @@ def _check_alone(path: Path | str, version: int, newest: int) -> None:
 
 def living_beside(store: Path) -> list[str]:
     """The runs that hold their locks, as `service@instance`; of any version of gracekit."""
-    names = held_in(store.with_name(f"{store.name}-runs"))
-    return [unquote(name.removesuffix(".lock")) for name in names if "@" in name]
+    names = [name.removesuffix(".lock") for name in held_in(store.with_name(f"{store.name}-runs"))]
+    # Each run holds two locks: the other one is named for its id.
+    return [unquote(name) for name in names if not _RUN_ID.fullmatch(name)]
 
 
 def named(living: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ its parent is writing. The writer lock is an exception: its engine asks whether 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,7 @@ from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.files import Synchronous
 from gracekit.store.group import DISK_ERRORS, BatchOutcome, GroupCommit, broken_by
-from gracekit.store.migrate import migrate
+from gracekit.store.migrate import check_alone, migrate
 from gracekit.store.writer_lock import WriterLock
 
 Query = tuple[str, Sequence[Value]]
@@ -95,7 +97,8 @@ def open_writer(
         )
         undo.callback(connection.close)
         with _room_for_migration(connection, migrations, real):
-            migrate(connection, migrations, path=real)
+            check_room = partial(_check_room, connection, real)
+            migrate(connection, migrations, path=real, before_commit=check_room)
         limit_pages(connection, max_page_count)
         group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
         undo.pop_all()
@@ -107,34 +110,47 @@ def open_writer(
 def _room_for_migration(
     connection: apsw.Connection, migrations: Sequence[str], path: Path
 ) -> Iterator[None]:
-    """Empty the WAL before and after a migration, which may write as much as the store has.
+    """Empty the WAL before and after a migration, which may write several times what the store has.
 
     Before, because what is in it could not be moved to the file on a disk that is full then. After,
-    also of a failed one, because it would keep its size.
+    also of one for which there was no room, because it would keep its size.
     """
-    if not 0 < connection.execute("PRAGMA user_version").get < len(migrations):
+    version: int = connection.execute("PRAGMA user_version").get
+    if not 0 < version < len(migrations):
         yield
         return
+    check_alone(migrations, version, path)
     _empty_wal(connection)
     try:
         yield
     except apsw.FullError as error:
+        _empty_wal(connection)
         raise StoreBrokenError(
             f"{path} could not be migrated to schema version {len(migrations)}: the disk is full, "
-            f"and a migration may need as much room again as the file has ({path.stat().st_size:,} "
-            "bytes); nothing was changed: make room, then start again"
+            f"and a migration may need up to three times the size of the file "
+            f"({path.stat().st_size:,} bytes); nothing was changed: make room, then start again"
         ) from error
-    finally:
-        _empty_wal(connection)
+    except DISK_ERRORS:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # see `WriteHandler.close`
+        raise
+    _empty_wal(connection)
 
 
 def _empty_wal(connection: apsw.Connection) -> None:
-    """Move what is in the WAL to the file, unless a reader prevents it for 1 s."""
+    """Move what is in the WAL to the file, unless a reader prevents it for 1 s, or a full disk."""
     usual_ms: int = connection.execute("PRAGMA busy_timeout").get
     connection.set_busy_timeout(_CLOSING_TIMEOUT_MS)
-    with contextlib.suppress(apsw.Error):
+    with contextlib.suppress(apsw.BusyError, apsw.FullError):
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     connection.set_busy_timeout(usual_ms)
+
+
+def _check_room(connection: apsw.Connection, path: Path) -> None:
+    """Refuse to commit what the file could not take from the WAL; as a full disk does."""
+    info = os.statvfs(path)
+    pages = connection.execute("PRAGMA page_count").get * connection.execute("PRAGMA page_size").get
+    if pages - path.stat().st_size > info.f_bavail * info.f_frsize:
+        raise apsw.FullError(f"{path} would grow to {pages} bytes")
 
 
 class ReadHandler:

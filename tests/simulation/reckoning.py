@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gracekit.phase import ServiceState
-from gracekit.tracker.task import SUSPECTED, Lane, Verb
+from gracekit.tracker.task import Lane, Verb
 from tests.simulation.callers import Sent
 from tests.simulation.truth import Violation
 
@@ -134,7 +134,7 @@ class Reckoning:
         if end[0] == "failed" and not self._may_have_failed(one, row):
             raise Violation(f"P3: {request_id} is FAILED, and nothing failed: {row['failure']}")
         if end == ("errored", "interrupted") and plan.policy == "error":
-            self._reckon_call(request_id, row)
+            self._reckon_call(request_id)
             return
         self._reckon_hook(one, row)
         rightful = {
@@ -166,12 +166,14 @@ class Reckoning:
             return
         has_hook = one.method in self._story.app.methods.values()
         if has_hook:
-            self._reckon_call(one.plan.request_id, row)
+            self._reckon_call(one.plan.request_id)
 
-    def _reckon_call(self, request_id: str, row: dict[str, Any]) -> None:
+    def _reckon_call(self, request_id: str) -> None:
         """The errored hook was called, or given up: processes died where it was about to be."""
-        if not self._story.truth.errored[request_id] and row["hook_crashes"] < SUSPECTED:
-            raise Violation(f"P3: errored hook of {request_id} was not called")
+        given_up = "SELECT 1 FROM incident WHERE what = 'hook_given_up' AND request_id = ?"
+        if self._story.truth.errored[request_id] or self._story.machine.rows(given_up, request_id):
+            return
+        raise Violation(f"P3: errored hook of {request_id} was not called")
 
     def _may_have_failed(self, one: Sent, row: dict[str, Any]) -> bool:
         """Its handler raised, timed out, was ordered to fail, or its probe gave it up."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -331,17 +333,61 @@ async def test_a_migration_that_fills_the_disk_leaves_it_as_it_was(database, old
     The error says that it needs room; without it the WAL would keep what it had taken, and the
     older version could not start either.
     """
-    full = f"PRAGMA max_page_count = 20; {GROWS}"
+    full = f"{GROWS}; PRAGMA max_page_count = 20; CREATE TABLE more AS SELECT * FROM big"
     new = SqliteEngine(database, [SCHEMA, full], process=Process())
+    command = apsw.Connection(str(database))  # while it is open, the WAL is not removed
+    command.execute("SELECT * FROM kv").fetchall()
 
-    with pytest.raises(StoreBrokenError, match=r"could not be migrated .* as much room again as "):
+    with pytest.raises(StoreBrokenError, match=r"could not be migrated .* up to three times the "):
         await new.start()
 
-    assert [file.stat().st_size for file in database.parent.glob("store.db-wal")] in ([], [0])
+    assert database.with_name("store.db-wal").stat().st_size == 0
+    command.close()
     again = SqliteEngine(database, [SCHEMA], process=Process())
     await again.start()
     assert await again.query("SELECT key FROM kv") == [(1,)]
     await again.stop()
+
+
+async def test_a_migration_whose_file_would_not_fit_is_undone(database, old, monkeypatch):
+    """
+    Its WAL is on the disk by then, but could not be moved to the file: each write would fail, and
+    the older version could not start any more.
+    """
+    before, full = os.statvfs(database), types.SimpleNamespace(f_bavail=0, f_frsize=4096)
+    new = SqliteEngine(database, [SCHEMA, GROWS], process=Process())
+
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(StoreBrokenError, match=r"could not be migrated .* nothing was changed"):
+        await new.start()
+    monkeypatch.setattr(os, "statvfs", lambda _: before)
+    again = SqliteEngine(database, [SCHEMA], process=Process())
+    await again.start()
+    await again.stop()
+    await new.start()
+
+    assert await new.query("SELECT key FROM kv") == [(1,)]
+    await new.stop()
+
+
+async def test_a_refused_migration_holds_nobody_up(database, old):
+    """
+    Older runs go on, so nothing is written, nor waited for, on the way to the refusal.
+    """
+    living = LifeLock(old / instance_lock_name("shop", "api-1"))
+    assert living.acquire()
+    run = SqliteEngine(database, [SCHEMA], process=Process())
+    await run.start()
+    await run.commit(put(2, b"x" * 100_000))
+    wal = database.with_name("store.db-wal").stat().st_size
+    new = SqliteEngine(database, [SCHEMA, f"{ALONE} v.\n{GROWS}"], process=Process())
+
+    with pytest.raises(ConfigError, match="the living run shop@api-1"):
+        await new.start()
+
+    assert database.with_name("store.db-wal").stat().st_size == wal > 100_000
+    await run.stop()
+    living.release()
 
 
 async def test_a_migration_leaves_a_small_wal(database, old):

@@ -128,7 +128,7 @@ def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding
         if is_alone(migrations, version):
             remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
     seen += (
-        f"; it may take {disk.shown_bytes(path.stat().st_size)} of disk to migrate it, and "
+        f"; to migrate it takes up to {disk.shown_bytes(3 * path.stat().st_size)} of disk, and "
         f"{disk.shown_bytes(disk.free_bytes(path))} are free"
     )
     return warn(
