@@ -242,7 +242,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         if not set(STORE_TABLES) <= look.tables():
             return
         yield lambda: runs.check_epoch(look)
-        if look.schema() == len(migrations):  # the others read no other one
+        if look.schema() == len(migrations):  # what follows reads this one alone
             yield lambda: runs.check_living(found)
             yield lambda: runs.check_doubtful(found)
             yield lambda: runs.check_doors(found, _run_directory(settings))

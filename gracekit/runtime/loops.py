@@ -15,6 +15,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 OLDEST_UVLOOP: Final = (0, 21)
 """The extra in pyproject.toml has it too."""
+UVLOOP_REMEDY: Final = "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
 
 
 def loop_factory(settings: Settings) -> LoopFactory | None:
@@ -54,19 +55,18 @@ def running_loop_name() -> str:
 
 def _uvloop() -> Any:
     """The package, if it can be used here; raises ConfigError if it cannot."""
-    remedy = "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
     try:
         package = importlib.import_module("uvloop")
     except Exception as error:  # whatever a broken package raises when it is loaded
         why = str(error).replace(";", ",")  # the remedy begins at the first semicolon
         raise ConfigError(
             f"loop = uvloop needs the package uvloop, which cannot be imported here ({why}); "
-            f"{remedy}"
+            f"{UVLOOP_REMEDY}"
         ) from error
     if tuple(map(int, re.findall(r"\d+", package.__version__)[:2])) < OLDEST_UVLOOP:
         least = ".".join(map(str, OLDEST_UVLOOP))
         raise ConfigError(
             f"loop = uvloop needs uvloop {least} or newer, and {package.__version__} is installed; "
-            f"{remedy}"
+            f"{UVLOOP_REMEDY}"
         )
     return package

@@ -163,6 +163,19 @@ def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
     assert "does not answer" in answer.out or "not reached" in answer.out
 
 
+def after_the_listing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Let something happen once, when a command has listed runs and not asked any."""
+    listing, left = StoreRecords.living, [happens]
+
+    async def living(records: StoreRecords, name: str | None = None) -> list[Run]:
+        runs = await listing(records, name)
+        if runs and left:
+            left.pop()()
+        return runs
+
+    monkeypatch.setattr(StoreRecords, "living", living)
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -182,16 +195,12 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
     verb for the run that has ended does not hit its successor.
     """
     store, successor = f"sqlite:///{directory / 'gracekit-store.db'}", contextlib.ExitStack()
-    listing = StoreRecords.living
     restarted: list[Running] = []
 
-    async def living(records: StoreRecords, name: str | None = None) -> list[Run]:
-        runs = await listing(records, name)
-        if not restarted and runs:
-            run.process.send_signal(signal.SIGTERM)
-            assert run.wait() == 0
-            restarted.append(successor.enter_context(Running(directory, "--instance", "api-1")))
-        return runs
+    def restart() -> None:
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0
+        restarted.append(successor.enter_context(Running(directory, "--instance", "api-1")))
 
     with (
         successor,
@@ -202,7 +211,7 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
         gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
         other.wait_line("at work")
-        monkeypatch.setattr(StoreRecords, "living", living)
+        after_the_listing(monkeypatch, restart)
         answer = CliRunner().invoke(cli, [*words, "--store", store])
         after = gracekit(directory, "status", "--json").json
 
@@ -237,18 +246,14 @@ def test_a_run_that_ends_between_listing_and_asking_is_not_called_silent(
     """
     Nobody is to send a signal to its pid, which may be another process by now.
     """
-    listing = StoreRecords.living
     ended: list[int] = []
 
-    async def living(records: StoreRecords, name: str | None = None) -> list[Run]:
-        runs = await listing(records, name)
-        if not ended and runs:
-            run.process.send_signal(signal.SIGTERM)
-            ended.append(run.wait())
-        return runs
+    def end() -> None:
+        run.process.send_signal(signal.SIGTERM)
+        ended.append(run.wait())
 
     with Running(directory, "--instance", "api-1") as run:
-        monkeypatch.setattr(StoreRecords, "living", living)
+        after_the_listing(monkeypatch, end)
         store = f"sqlite:///{directory / 'gracekit-store.db'}"
         answer = CliRunner().invoke(cli, [*words, "--store", store])
 

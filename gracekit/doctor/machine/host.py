@@ -19,7 +19,7 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.machine import proc
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
-from gracekit.runtime.loops import loop_factory, loop_name, why_no_uvloop
+from gracekit.runtime.loops import UVLOOP_REMEDY, loop_factory, loop_name, why_no_uvloop
 
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_TRIED: Final = (3, 14)
@@ -126,11 +126,7 @@ def check_loop(settings: Settings) -> Iterator[Finding]:
         yield from told("loop", error)
         return
     if settings.loop == "auto" and _is_installed("uvloop") and (why := why_no_uvloop()):
-        yield warn(
-            "loop",
-            f"{seen}, because gracekit needs {why}",
-            "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio",
-        )
+        yield warn("loop", f"{seen}, because gracekit needs {why}", UVLOOP_REMEDY)
     else:
         yield ok("loop", seen)
 
