@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from gracekit.config.settings import Settings
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, Settlement
 from gracekit.service import Service
+from gracekit.store.batch import Batch
+from gracekit.store.engine import Rows
 from gracekit.testing.faults import NoCrash
 from gracekit.testing.machine import Life, Machine
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, PlayedTransport
@@ -22,6 +25,10 @@ class SimEngine(PlayedEngine):
 
     life: Any
     story: Story
+
+    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
+        self.story.note_commit(self.life, batch.point)
+        return super().submit(batch)
 
     def _carry_out(self) -> None:
         try:

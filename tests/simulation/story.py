@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gracekit.errors import GracekitError
 from gracekit.phase import ServiceState
+from gracekit.process import Point
 from gracekit.testing.loop import IterationsExceededError, VirtualLoop
 from gracekit.testing.ports import Died
 from tests.simulation.app import App
@@ -38,6 +39,9 @@ PARKED_ORDERS: Final = 6
 KILLERS: Final = 0.25
 """Share of the seeds in which a request kills its process."""
 QUIET_S: Final = 900.0
+LATE_LEASES: Final = 0.1
+"""Share of the seeds in which the last drains begin while a lease is being taken."""
+LEASE_WITHIN_S: Final = 60.0  # a job runs every 17 s, and a pass at least as often as this
 SLOTS: Final = (["node-1"], ["node-1"], ["node-1", "node-1"], ["node-1", "node-2"])
 MAX_ITERATIONS: Final = 60_000  # most seeds need two thousand
 
@@ -95,6 +99,7 @@ class Story:
         self.served_at: dict[SimLife, float] = {}
         self.machine_is_closed = False
         self.is_over = False
+        self._awaits_lease: tuple[SimLife, asyncio.Event] | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 
     def _draw_killer(self) -> int | None:
@@ -372,13 +377,28 @@ class Story:
         for life in self.machine.lives:
             if not life.process.lives or life.runtime.state is not ServiceState.SERVING:
                 continue
+            await self._ask_at_the_end(life)
             asked = self.loop.time()
-            life.ask_to_stop()
             await asyncio.wait_for(life.over.wait(), 120)
             if life.report is None or life.report.exit_code != 0:
                 raise Violation(f"P4: an idle {life.name} ended with {life.report}")
             if self.loop.time() - asked > 6:
                 raise Violation(f"P4: an idle {life.name} took {self.loop.time() - asked} s")
+
+    async def _ask_at_the_end(self, life: SimLife) -> None:
+        """Ask for a drain: in some seeds while a job or a pass takes a lease of a slow store."""
+        if random.Random(f"{self.seed} last drain").random() < LATE_LEASES:
+            self.swarm.late_step = Point.TAKE_LEASE.value
+            self._awaits_lease = life, asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._awaits_lease[1].wait(), LEASE_WITHIN_S)
+            self._awaits_lease = None
+        life.ask_to_stop()
+
+    def note_commit(self, life: Any, point: Point) -> None:
+        """A process has given its store something to write."""
+        if self._awaits_lease and (life, point) == (self._awaits_lease[0], Point.TAKE_LEASE):
+            self._awaits_lease[1].set()
 
 
 def play(seed: int, app: App) -> Played:

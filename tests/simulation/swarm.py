@@ -10,6 +10,7 @@ from gracekit.testing.faults import Fault, Faults
 
 RATES = (0.002, 0.01, 0.03)
 DELAYS_S = (0.01, 0.3, 2.0, 7.0)
+LATE_S = 0.3
 LAG_RATE = 0.002
 JUMPS_S = (-300.0, -5.0, 5.0, 300.0)
 
@@ -20,6 +21,7 @@ class Swarm(Faults):
     Attributes:
         met: How often each fault happened, by (port, step, kind).
         slow_step: A step that is late more often than others, at the rate `slow_rate`.
+        late_step: A step that is late each time by less than 0.3 s, in the quiet phase too.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -35,8 +37,12 @@ class Swarm(Faults):
         self.met: Counter[tuple[str, str, str]] = Counter()
         self.is_off = False
         self.slow_step, self.slow_rate = "", 0.0
+        self.late_step = ""
 
     def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
+        if self.late_step == step and Fault.DELAY in kinds:
+            self.met[port, step, Fault.DELAY.name] += 1
+            return Fault.DELAY
         if self.is_off:
             return None
         if self.slow_step == step and Fault.DELAY in kinds and self._rng.random() < self.slow_rate:
@@ -52,7 +58,8 @@ class Swarm(Faults):
     def seconds(self, port: str, step: str) -> float:
         if port == "clock":
             return self._rng.choice(JUMPS_S)
-        return self._rng.choice(DELAYS_S) * self._rng.random()
+        longest = LATE_S if self.is_off else self._rng.choice(DELAYS_S)
+        return longest * self._rng.random()
 
     def lag(self) -> float:
         """Seconds that an iteration of the loop comes late: something has blocked it."""
