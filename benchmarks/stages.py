@@ -39,7 +39,12 @@ TABLE: Final[Mapping[str, Sequence[str]]] = {
         "gracekit/dispatcher.py:Dispatcher.take",
         "gracekit/dispatcher.py:Dispatcher._spawn",
     ),
-    "decode": ("gracekit/rpc/oslo_wire.py:decode_request", "benchmarks/brokered.py:opened"),
+    "decode": (
+        "gracekit/rpc/envelope.py:open_message",
+        "gracekit/rpc/oslo_wire.py:request_in",
+        "gracekit/rpc/oslo_wire.py:caller_in",
+        "benchmarks/brokered.py:opened",
+    ),
     "method, arguments, record of the task": (
         "gracekit/request/arrivals.py:",
         "gracekit/rpc/methods.py:",

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 _EARLY_S: Final = 0.001
 """A timer may end a little before its time; then its tick must not be found again."""
+_MOST_LINES: Final = 32
+_KEPT_LINES: Final = 8  # so many lengths keep their timer while nothing waits, for the next wait
 
 
 class Clock:
@@ -93,6 +95,81 @@ class Clock:
     def jitter(self, seconds: float) -> float:
         """*seconds* plus or minus a fifth, so that siblings do not act in step."""
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
+
+
+class SharedTimeouts:
+    """Time-outs of many short waits, which share timers: one for each wait would cost 4 us.
+
+    Waits of the same length end in the order in which they began, so one timer, for the oldest,
+    is enough for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[float, _Line] = {}  # by length in seconds
+
+    def begin(self, scope: asyncio.Timeout, seconds: float) -> float:
+        """Let *scope*, an entered `asyncio.timeout(None)`, expire in *seconds*; see `end`.
+
+        Returns:
+            The loop time at which it does.
+        """
+        until = asyncio.get_running_loop().time() + seconds
+        line = self._lines.get(seconds)
+        if line is None:
+            if len(self._lines) >= _MOST_LINES:
+                scope.reschedule(until)
+                return until
+            line = self._lines[seconds] = _Line()
+        line.add(scope, until)
+        return until
+
+    def end(self, scope: asyncio.Timeout, seconds: float) -> None:
+        """The wait is over; call it as *scope* is left, before the loop goes on."""
+        line = self._lines.get(seconds)
+        if line is None:
+            return
+        line.waits.pop(scope, None)
+        if not line.waits and len(self._lines) > _KEPT_LINES:
+            del self._lines[seconds]
+            line.stop()
+
+    def stop(self) -> None:
+        """Cancel the timers of lengths for which nothing waits."""
+        for seconds, line in list(self._lines.items()):
+            if not line.waits:
+                del self._lines[seconds]
+                line.stop()
+
+
+class _Line:
+    """Waits of one length, the oldest first, each with the loop time of its end."""
+
+    __slots__ = ("_timer", "waits")
+
+    def __init__(self) -> None:
+        self.waits: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, scope: asyncio.Timeout, until: float) -> None:
+        self.waits[scope] = until
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(until, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Let those expire whose time it is, and look again at the end of the next."""
+        self._timer, loop = None, asyncio.get_running_loop()
+        while self.waits:
+            scope, until = next(iter(self.waits.items()))
+            if until > loop.time():
+                self._timer = loop.call_at(until, self._look)
+                return
+            del self.waits[scope]
+            scope.reschedule(until)
 
 
 def _end(due: asyncio.Future[None], _: asyncio.Future[Any] | None = None) -> None:

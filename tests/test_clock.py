@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import uuid
 
-from gracekit.clock import Clock
+import pytest
+
+from gracekit.clock import Clock, SharedTimeouts
 from gracekit.testing import loop
 from gracekit.testing.ports import VirtualClock
 
@@ -100,3 +102,114 @@ def test_a_wait_for_a_tick_ends_with_what_it_waits_beside():
         return wakes
 
     assert loop.run(woken_at()) == [0.3, 0.3]
+
+
+# -- time-outs that share timers --------------------------------------------------------------
+
+
+async def ended_after(shared: SharedTimeouts, seconds: float, work_s: float) -> float | str:
+    """When a wait of *work_s* was over, or "timed out" and when, by the loop's time."""
+    here = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as scope:
+            shared.begin(scope, seconds)
+            await asyncio.sleep(work_s)
+    except TimeoutError:
+        return f"timed out at {here.time():.3f}"
+    finally:
+        shared.end(scope, seconds)
+    return round(here.time(), 3)
+
+
+def timers() -> int:
+    """Timers of the running loop that are not cancelled."""
+    scheduled = asyncio.get_running_loop()._scheduled
+    return sum(not handle.cancelled() for handle in scheduled)
+
+
+def test_waits_with_a_shared_timer_end_each_at_its_own_time():
+    """
+    Whatever began before, and however long that still has.
+    """
+
+    async def all_ends() -> list[float | str]:
+        shared = SharedTimeouts()
+
+        async def later(after_s: float, seconds: float, work_s: float) -> float | str:
+            await asyncio.sleep(after_s)
+            return await ended_after(shared, seconds, work_s)
+
+        waits = [(0, 5, 9), (1, 5, 2), (2, 5, 9), (0.5, 60, 99), (3, 1, 9), (3, 5, 4.9)]
+        return await asyncio.gather(*(later(*wait) for wait in waits))
+
+    assert loop.run(all_ends()) == [
+        "timed out at 5.000",
+        3,
+        "timed out at 7.000",
+        "timed out at 60.500",
+        "timed out at 4.000",
+        7.9,
+    ]
+
+
+def test_a_wait_after_its_timer_has_ended_gets_a_new_one():
+    """
+    The timer of an idle length is not kept for ever.
+    """
+
+    async def ends() -> list[float | str]:
+        shared, found = SharedTimeouts(), list[float | str]()
+        found.append(await ended_after(shared, 5, 1))
+        await asyncio.sleep(20)
+        found.append(timers())
+        found.append(await ended_after(shared, 5, 9))
+        return found
+
+    assert loop.run(ends()) == [1, 0, "timed out at 26.000"]
+
+
+def test_many_waits_of_one_length_have_one_timer():
+    """
+    And none once they are over and told so.
+    """
+
+    async def count() -> tuple[int, int]:
+        shared = SharedTimeouts()
+        over = asyncio.Event()
+
+        async def wait() -> None:
+            async with asyncio.timeout(None) as scope:
+                shared.begin(scope, 60)
+                await over.wait()
+            shared.end(scope, 60)
+
+        tasks = [asyncio.create_task(wait()) for _ in range(100)]
+        await asyncio.sleep(0)
+        meanwhile = timers()
+        over.set()
+        await asyncio.wait(tasks)
+        shared.stop()
+        return meanwhile, timers()
+
+    assert loop.run(count()) == (1, 0)
+
+
+@pytest.mark.parametrize("number", [8, 9, 200])
+def test_waits_of_many_lengths_end_in_time_and_leave_few_timers(number: int):
+    """
+    A program that computes each time-out anew gets what `asyncio.timeout` gives it.
+    """
+
+    async def ends() -> tuple[list[float | str], int, list[float | str]]:
+        shared = SharedTimeouts()
+        lengths = [5 + n / 100 for n in range(number)]
+        over = await asyncio.gather(*(ended_after(shared, one, 1) for one in lengths))
+        left = timers()
+        late = await asyncio.gather(*(ended_after(shared, one, 99) for one in lengths))
+        return over, left, late
+
+    over, left, late = loop.run(ends())
+
+    assert over == [1] * number
+    assert left <= 8
+    assert late == [f"timed out at {6 + n / 100:.3f}" for n in range(number)]

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from msgspec import structs
 
 from gracekit.background import AsyncOnly, need_loop
-from gracekit.clock import Clock
+from gracekit.clock import Clock, SharedTimeouts
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
@@ -25,23 +25,17 @@ from gracekit.errors import (
     InvalidArgumentsError,
     MessageTooLargeError,
     Undeliverable,
-    VersionCapError,
 )
 from gracekit.process import Process
 from gracekit.rpc.ahead import check_open
 from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.failures import rebuild
-from gracekit.rpc.message import (
-    CONTROL_NAMESPACE,
-    LEASE_KEY,
-    ReplyAddress,
-    Request,
-    carried_lease,
-)
+from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions, no_reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
+from gracekit.rpc.requests import name_of, request_of
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.tracing.carrier import outgoing, stamped
 from gracekit.tracing.spans import Tracing
@@ -167,8 +161,8 @@ class RpcClient(ClientView, AsyncOnly):
     """
 
     __slots__ = (
-        "_clock", "_exceptions", "_is_started", "_max_body_bytes", "_owned", "_replies", "_topics",
-        "_tracing", "_transport",
+        "_clock", "_exceptions", "_is_started", "_max_body_bytes", "_owned", "_replies",
+        "_timeouts", "_topics", "_tracing", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -203,6 +197,7 @@ class RpcClient(ClientView, AsyncOnly):
         self._is_started = False
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
+        self._timeouts = SharedTimeouts()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
 
     @property
@@ -226,6 +221,7 @@ class RpcClient(ClientView, AsyncOnly):
     async def stop(self) -> None:
         """End calls that still wait with an RpcError, and disconnect; may be called twice."""
         self._is_started = False
+        self._timeouts.stop()
         await self._replies.stop()
         if self._owned:
             await self._transport.stop()
@@ -268,13 +264,13 @@ class RpcClient(ClientView, AsyncOnly):
                 f"{request.method}() was not sent: its time-out of {options.timeout!r} was over"
             )
         try:
-            async with asyncio.timeout(timeout_s) as scope:
+            async with asyncio.timeout(None) as scope:
+                until = self._timeouts.begin(scope, timeout_s)
                 if options.fail_fast:
                     await self._check_open(options, method)
-                address, future = await self._replies.expect()
-                reply_to = structs.replace(address, knows_pending=options.pending)
-                request = structs.replace(request, reply=reply_to, monitor_timeout_s=monitor_s)
-                await self._send(options, method, request, expires_at=scope.when())
+                address, future = await self._replies.expect(pending=options.pending)
+                request = structs.replace(request, reply=address, monitor_timeout_s=monitor_s)
+                await self._send(options, method, request, expires_at=until)
                 if monitor_s is not None:
                     silence = self._silence(options, method, request)
                     self._replies.monitor(address, monitor_s, silence)
@@ -285,6 +281,7 @@ class RpcClient(ClientView, AsyncOnly):
             queue = self._queue(options, method).name
             raise no_reply(request.method, queue, timeout_s, request.request_id) from error
         finally:
+            self._timeouts.end(scope, timeout_s)
             if address is not None:
                 self._replies.forget(address)
         if reply.failure is not None:
@@ -378,34 +375,13 @@ class RpcClient(ClientView, AsyncOnly):
     def _request(
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        name = _name_of(method)
         if self._owned and not self._is_started:
             raise DependencyError(
-                f"this client is not started, so {name}() was not sent: write `async with "
-                "svc.client(...) as client:` around its calls, or await its start()"
+                f"this client is not started, so {name_of(method)}() was not sent: write `async "
+                "with svc.client(...) as client:` around its calls, or await its start()"
             )
-        if args:
-            raise InvalidArgumentsError(
-                f"{name}() takes its arguments by name; {len(args)} came by position: "
-                f"write {name}, argument=value"
-            )
-        if not isinstance(method, str):
-            _bind(method, kwargs)
-        target = options.target(method)
-        if not options.can_send(target.version):
-            raise VersionCapError(
-                f"{name}() is asked for at {target.version} and version_cap="
-                f"{options.version_cap!r} says that the receiver is older: send what the cap "
-                "allows, or raise it once all receivers are upgraded"
-            )
-        return Request(
-            request_id=options.request_id or self._clock.new_request_id(),
-            method=name,
-            args=kwargs,
-            namespace=target.namespace,
-            version=target.version,
-            context=_with_lease(options.context),
-        )
+        request_id = options.request_id or self._clock.new_request_id()
+        return request_of(options, method, args, kwargs, request_id=request_id)
 
     def _message(self, request: Request, *, expires_at: float | None = None) -> Message:
         trace = outgoing()
@@ -429,40 +405,6 @@ class RpcClient(ClientView, AsyncOnly):
 
     def _queue(self, options: CallOptions, method: AnyMethod) -> Queue:
         return _queue_of(self._topic(options, method), options.host)
-
-
-def _name_of(method: object) -> str:
-    """The name of a method, which is given as a Method or as text.
-
-    Raises:
-        InvalidArgumentsError: it is neither.
-    """
-    match method:
-        case str():
-            return method
-        case Method():
-            return method.name
-    name = getattr(method, "__name__", None)
-    if name is None:
-        raise InvalidArgumentsError(f"{method!r} is no method: pass a service's, or its name")
-    raise InvalidArgumentsError(
-        f"{name}() is a plain function and no method of a service: decorate it with @svc.rpc or "
-        f"@svc.ops, or pass its name, {name!r}"
-    )
-
-
-def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments. If options are among them, the error says where options belong."""
-    try:
-        method.bind(kwargs)
-    except InvalidArgumentsError as error:
-        options = PrepareOptions.__annotations__.keys() - method.signature.parameters
-        given = ", ".join(f"{name}=..." for name in kwargs if name in options)
-        if not given:
-            raise
-        raise InvalidArgumentsError(
-            f"{error}; options of a call are given by client.prepare({given}).call(...)"
-        ) from None
 
 
 def _queue_of(topic: str, host: str | None) -> Queue:
@@ -490,9 +432,3 @@ def check_exceptions(exceptions: object) -> None:
                 f"exceptions[{name!r}] is {kind!r}, not a subclass of Exception; "
                 "map 'module.Class' as the service sends it to a class of yours"
             )
-
-
-def _with_lease(context: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*context*, plus the lease of the task whose handler sends the request, if any."""
-    lease = carried_lease.get()
-    return context if lease is None else {**context, LEASE_KEY: lease}

@@ -159,6 +159,8 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
     Raises:
         UnserialisableError: something in it is of another type.
     """
+    if type(value) is dict and depth < MAX_DEPTH:  # the table below takes longer
+        return _object(value, path, depth + 1)
     match value:
         case None | bool():
             return value
@@ -196,10 +198,12 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
 def _object(value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
     written: dict[str, Any] = {}
     for key, member in value.items():
-        name = _key(key, path)
+        name = key if type(key) is str and key.isascii() else _key(key, path)
         if name in written:
             raise UnserialisableError(f"{path}: two keys are both written as {excerpt(name)}")
-        written[name] = plain(member, f"{path}.{name}", depth)
+        # Most members are short text, for which no path is needed.
+        is_text = type(member) is str and member.isascii()
+        written[name] = member if is_text else plain(member, f"{path}.{name}", depth)
     return written
 
 

@@ -39,10 +39,16 @@ class Replies:
         self._monitors: dict[str, _Monitor] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
-    async def expect(self) -> tuple[ReplyAddress, asyncio.Future[Reply]]:
-        """An address for one call, and the future of its reply; see `forget`."""
-        queue = await self._open()
-        address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id())
+    async def expect(self, *, pending: bool = False) -> tuple[ReplyAddress, asyncio.Future[Reply]]:
+        """An address for one call, and the future of its reply; see `forget`.
+
+        Args:
+            pending: See `ReplyAddress.knows_pending`.
+        """
+        queue = self._queue if self._consumer is not None else None
+        if queue is None:
+            queue = await self._open()
+        address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id(), knows_pending=pending)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[address.msg_id] = future
         return address, future
@@ -106,7 +112,8 @@ class Replies:
             self.ignored += 1
             self._settle(delivery.dead_letter(str(error)))
             return
-        self._settle(delivery.ack())
+        if not delivery.ack_now():
+            self._settle(delivery.ack())
         if not reply.ending:
             if (monitor := self._monitors.get(reply.msg_id)) is not None:
                 monitor.renew()

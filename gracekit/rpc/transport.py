@@ -170,6 +170,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         on_taken: Called once, when a task owns the body or it is settled; its argument is
             whether the message goes back.
         on_settled: Called once, before the transport settles it.
+        ack_at_once: Acks it without a wait; None if the transport has to be waited for.
     """
 
     body: bytes
@@ -183,6 +184,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     sent_to: str = ""
     on_taken: Callable[[bool], None] | None = None
     on_settled: Callable[[], None] | None = None
+    ack_at_once: Callable[[], None] | None = None
     settled: bool = False
 
     def taken(self) -> None:
@@ -198,6 +200,16 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         """Have the transport delete the message."""
         return self._settle_once(Settlement.ACK)
 
+    def ack_now(self) -> bool:
+        """As `ack`, without a coroutine; False, and nothing is done, where that is not possible."""
+        if self.ack_at_once is None:
+            return False
+        if not self.settled:
+            self._begin(Settlement.ACK)
+            self.ack_at_once()
+            self.process.reach(Point.ACK, "after")
+        return True
+
     def give_back(self) -> Coroutine[Any, Any, None]:
         """Put the message back at its old place in the queue, for any consumer."""
         return self._settle_once(Settlement.GIVE_BACK)
@@ -209,13 +221,16 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     async def _settle_once(self, how: Settlement, reason: str = "") -> None:
         if self.settled:
             return
+        self._begin(how)
+        await self.settle(how, reason)
+        self.process.reach(_POINTS[how], "after")
+
+    def _begin(self, how: Settlement) -> None:
         self.settled = True
         self._let_go(goes_back=how is Settlement.GIVE_BACK)
         if self.on_settled is not None:
             self.on_settled()
         self.process.reach(_POINTS[how], "before")
-        await self.settle(how, reason)
-        self.process.reach(_POINTS[how], "after")
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,26 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
+from gracekit.rpc.amqp import intake as intakes
 from gracekit.rpc.amqp.channels import FramedChannel, PlainChannel
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
-from gracekit.rpc.transport import Queue, QueueKind, directed_queue, fanout_queue, shared_queue
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.message import Reply
+from gracekit.rpc.oslo_wire import decode_request, encode_reply
+from gracekit.rpc.transport import (
+    Delivery,
+    Message,
+    Queue,
+    QueueKind,
+    directed_queue,
+    fanout_queue,
+    reply_queue,
+    shared_queue,
+)
 from gracekit.telemetry.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
@@ -245,6 +258,89 @@ async def test_acks_of_one_turn_leave_as_one_frame(
     await open_.ack()
     await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "none unacked")
     assert len(others) == 99
+
+
+async def test_acks_of_replies_leave_together_though_they_come_one_by_one(
+    transport, own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    After 32 of them, a moment after the last one, or when reading ends; the broker keeps none.
+    """
+    monkeypatch.setattr(intakes, "REPLY_ACKS_S", 0.3)
+    frames: list[tuple[int, bool]] = []
+    for kind in (FramedChannel, PlainChannel):
+        monkeypatch.setattr(kind, "ack", _noting(kind.ack, frames))
+    inbox, queue = Inbox(), reply_queue("reply_of_a_client")
+    consumer = await transport.consume([queue], inbox.put, prefetch=100)
+
+    async def come_and_go(number: int) -> None:
+        for n in range(number):
+            await transport.publish(queue, message(str(n)))
+            (delivery,) = await inbox.take(1)
+            assert delivery.ack_now()
+            await delivery.ack()  # a second one does nothing
+
+    await come_and_go(32)
+    assert frames == [(32, True)]
+    await come_and_go(2)
+    assert frames == [(32, True)]
+    await until(lambda: frames[1:] == [(34, True)], "the two acks")
+    await come_and_go(1)
+    await consumer.close()
+
+    assert frames == [(32, True), (34, True), (35, False)]
+    left = (await asyncio.to_thread(own_broker.queues, own_vhost)).get(queue.name)
+    assert left is None or (left.ready, left.unacked) == (0, 0)
+
+
+async def test_a_reply_that_was_not_acked_in_time_is_ignored_when_it_comes_again(
+    own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A connection that is lost while an ack waits for others brings the reply a second time.
+    """
+    monkeypatch.setattr(intakes, "REPLY_ACKS_S", 3600.0)
+    monkeypatch.setattr(intakes, "REPLY_ACKS", 1000)
+    url = own_broker.url_of(own_vhost)
+    async with RpcClient(url, "compute") as client, answering(url, "compute") as asked:
+        assert [await client.call("work", n=n) for n in range(3)] == ["done"] * 3
+        await asyncio.to_thread(own_broker.close_all_connections)
+        await until(lambda: client.ignored_replies == 3, "the three replies again")
+
+        assert await client.prepare(timeout="30s").call("work", n=3) == "done"
+        assert [one["n"] for one in asked] == [0, 1, 2, 3]
+
+
+@contextlib.asynccontextmanager
+async def answering(url: str, topic: str) -> AsyncIterator[list[Any]]:
+    """A server without gracekit's: answers each request with "done", and notes its arguments."""
+    transport, asked = (
+        AmqpTransport(
+            read_url(url, exchange="gracekit", profile="durable"),
+            process=Process(),
+            clock=Clock(),
+            telemetry=Telemetry(),
+        ),
+        list[Any](),
+    )
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(delivery: Delivery) -> None:
+        request = decode_request(delivery.body)
+        assert request.reply is not None
+        asked.append(request.args)
+        reply = Reply(msg_id=request.reply.msg_id, reply_id="1", result="done")
+        await transport.publish(reply_queue(request.reply.queue), Message(body=encode_reply(reply)))
+        await delivery.ack()
+
+    def take(delivery: Delivery) -> None:
+        tasks.add(asyncio.create_task(answer(delivery)))
+
+    await transport.start()
+    await transport.consume([shared_queue(topic)], take, prefetch=10)
+    yield asked
+    await asyncio.wait(tasks)
+    await transport.stop()
 
 
 def _noting(ack: Any, frames: list[tuple[int, bool]]) -> Any:

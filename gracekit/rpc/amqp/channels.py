@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from aiormq.abc import DeliveredMessage
@@ -429,28 +430,36 @@ def _lost() -> DependencyError:
     return DependencyError("publish: the connection to the broker was lost")
 
 
-def _properties(message: Message) -> Basic.Properties:
+def _expiration_ms(message: Message) -> int | None:
     expires = message.expires_in_s
-    if expires is not None and expires > _LONGEST_S:
-        expires = None
+    return None if expires is None or expires > _LONGEST_S else max(0, round(expires * 1000))
+
+
+def _properties(message: Message) -> Basic.Properties:
+    return _properties_of(_expiration_ms(message), message.headers)
+
+
+def _properties_of(
+    expiration_ms: int | None, headers: Mapping[str, str] = MappingProxyType({})
+) -> Basic.Properties:
     return Basic.Properties(
         content_type="application/json",
         content_encoding="utf-8",
         delivery_mode=_PERSISTENT,
-        expiration=None if expires is None else str(max(0, round(expires * 1000))),
-        headers=dict(message.headers) or None,
+        expiration=None if expiration_ms is None else str(expiration_ms),
+        headers=dict(headers) or None,
     )
 
 
 def _packed_properties(message: Message) -> bytes:
     if message.headers:
         return frames.pack_properties(_properties(message))
-    return _packed_by_expiry(message.expires_in_s)
+    return _packed_by_expiration(_expiration_ms(message))
 
 
 @lru_cache(maxsize=256)
-def _packed_by_expiry(expires_in_s: float | None) -> bytes:
-    return frames.pack_properties(_properties(Message(body=b"", expires_in_s=expires_in_s)))
+def _packed_by_expiration(expiration_ms: int | None) -> bytes:
+    return frames.pack_properties(_properties_of(expiration_ms))
 
 
 def _unexpected(*_: object) -> None:

@@ -47,13 +47,14 @@ UNANSWERED: Final = frozenset(
 
 HEAD: Final = struct.Struct(">BHI")
 """Type, channel, size of the payload."""
-HEARTBEAT: Final = HEAD.pack(8, 0, 0) + bytes([END])
+_END: Final = bytes([END])
+HEARTBEAT: Final = HEAD.pack(8, 0, 0) + _END
 
 METHOD_ID: Final = struct.Struct(">I")
 _SETTLED: Final = struct.Struct(">QB")
 _SETTLE: Final = struct.Struct(">BHIIQBB")
 _PUBLISH: Final = struct.Struct(">IH")
-_CONTENT: Final = struct.Struct(">HHQ")
+_CONTENT: Final = struct.Struct(">BHIHHQ")
 _SIZE: Final = struct.Struct(">Q")
 _SETTLE_SIZE: Final = 13
 HEADER_FIXED: Final = 12
@@ -288,17 +289,15 @@ def publish(
     frame_max: int,
 ) -> bytes:
     """A `Basic.Publish` with its content: packed *properties*, frames of *frame_max* bytes."""
-    method = _publish_method(exchange, key, mandatory)
-    content = _CONTENT.pack(60, 0, len(body)) + properties
+    method = _publish_frame(channel, exchange, key, mandatory)
+    size = len(body)
+    content = _CONTENT.pack(HEADER, channel, HEADER_FIXED + len(properties), 60, 0, size)
     most = frame_max - OVERHEAD
-    bodies = [body] if len(body) <= most else _split(body, most)
-    return b"".join(
-        [
-            _frame(METHOD, channel, method),
-            _frame(HEADER, channel, content),
-            *(_frame(BODY, channel, one) for one in bodies if one),
-        ]
-    )
+    if 0 < size <= most:
+        head = HEAD.pack(BODY, channel, size)
+        return b"%b%b%b\xce%b%b\xce" % (method, content, properties, head, body)
+    bodies = [_frame(BODY, channel, body[at : at + most]) for at in range(0, size, most)]
+    return b"".join([method, content, properties, _END, *bodies])
 
 
 def pack_properties(properties: Basic.Properties) -> bytes:
@@ -308,15 +307,9 @@ def pack_properties(properties: Basic.Properties) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _publish_method(exchange: str, key: str, mandatory: bool) -> bytes:  # noqa: FBT001 - a cache takes no keywords for less
-    return b"".join(
-        [
-            _PUBLISH.pack(60 << 16 | 40, 0),
-            _short(exchange),
-            _short(key),
-            bytes([mandatory]),
-        ]
-    )
+def _publish_frame(channel: int, exchange: str, key: str, mandatory: bool) -> bytes:  # noqa: FBT001 - a cache takes no keywords for less
+    method = [_PUBLISH.pack(60 << 16 | 40, 0), _short(exchange), _short(key), bytes([mandatory])]
+    return _frame(METHOD, channel, b"".join(method))
 
 
 def _short(text: str) -> bytes:
@@ -326,7 +319,3 @@ def _short(text: str) -> bytes:
 
 def _frame(kind: int, channel: int, payload: bytes) -> bytes:
     return b"%b%b\xce" % (HEAD.pack(kind, channel, len(payload)), payload)
-
-
-def _split(body: bytes, most: int) -> list[bytes]:
-    return [body[at : at + most] for at in range(0, len(body), most)]

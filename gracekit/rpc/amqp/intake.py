@@ -4,6 +4,7 @@ An intake is one channel with its consumers. A delivery can be settled only on t
 channel that it came on: when that channel is gone, the broker has requeued the
 message. The acks of one iteration of the loop are sent as few frames: one with
 `multiple` for all tags below the lowest unsettled one, and one for each other tag.
+Those of replies to a client wait a little for more, see `REPLY_ACKS_S`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from gracekit.rpc.transport import Delivery, OnDelivery, Queue, QueueKind, Settl
 
 ANSWER_S: Final = 10.0
 """Timeout in seconds of one exchange on the channel."""
+REPLY_ACKS_S: Final = 0.05
+"""Seconds for which the ack of a reply waits for others: each frame that is sent costs client and
+broker a wake-up. If the connection is lost meanwhile, the replies come again and are ignored."""
+REPLY_ACKS: Final = 32
+"""So many acks of replies wait for no more; it is below the prefetch of a client."""
 MOST_DOUBTED: Final = 1000
 """How many strays are remembered until their redelivery; beyond that a stray is accepted at once.
 
@@ -64,6 +70,7 @@ class Intake:
         self._doubted: set[_Stray] = set()  # given back, and expected again
         self._unsettled: dict[int, None] = {}  # delivery tags, in rising order
         self._acked: list[int] = []  # acks that are not sent yet
+        self._of_replies = False
         self._closing = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
@@ -84,6 +91,7 @@ class Intake:
         its deliveries, and a backlog of large messages would prevent a worker from starting.
         """
         each = max(1, prefetch // len(queues))
+        self._of_replies = all(queue.kind is QueueKind.REPLY for queue in queues)
         await bounded(self._channel.amqp.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
         for number, queue in enumerate(sorted(queues, key=_is_shared), 1):
             # Tags of a connection differ in more than one bit: a bit error in a tag never makes
@@ -149,6 +157,7 @@ class Intake:
                 sent_to=key.decode(errors="replace") if is_stray else "",
                 process=self._process,
                 settle=partial(self._settle, tag),
+                ack_at_once=partial(self._ack_reply, tag) if self._of_replies else None,
             )
         )
         self._process.reach(Point.DELIVER, "after")
@@ -166,12 +175,8 @@ class Intake:
     # -- settling ------------------------------------------------------------------------
 
     async def _settle(self, tag: int, how: Settlement, reason: str) -> None:  # noqa: ARG002 - the reason is on record
-        if self._closing or not self._channel.is_open:
-            self._on_stale()
+        if not self._has_settled(tag):
             return
-        self._unsettled.pop(tag, None)
-        if not self._unsettled:
-            self._idle.set()
         if how is Settlement.ACK:
             if not self._acked:
                 asyncio.get_running_loop().call_soon(self._tell)
@@ -181,8 +186,27 @@ class Intake:
         self._channel.nack(tag, requeue=how is Settlement.GIVE_BACK)
         await self._channel.flush()
 
+    def _ack_reply(self, tag: int) -> None:
+        if not self._has_settled(tag):
+            return
+        if not self._acked:
+            asyncio.get_running_loop().call_later(REPLY_ACKS_S, self._tell)
+        self._acked.append(tag)
+        if len(self._acked) >= REPLY_ACKS:
+            self._tell()
+
+    def _has_settled(self, tag: int) -> bool:
+        """Note that a delivery is settled; False if its channel is gone."""
+        if self._closing or not self._channel.is_open:
+            self._on_stale()
+            return False
+        self._unsettled.pop(tag, None)
+        if not self._unsettled:
+            self._idle.set()
+        return True
+
     def _tell(self) -> None:
-        """Send the acks of one iteration of the loop."""
+        """Send the acks that wait."""
         if self._acked and not self._closing:
             acked, self._acked = sorted(self._acked), []
             self._channel.ack(grouped(acked, next(iter(self._unsettled), None)))
@@ -194,6 +218,7 @@ class Intake:
 
         If it does not, the channel is closed: the broker then requeues unsettled deliveries.
         """
+        self._tell()
         self.resume()  # the broker's answer comes after the deliveries on their way
         if self._ended.done():  # it ended with one queue, and may still read its others
             await self.close()
