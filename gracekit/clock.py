@@ -105,6 +105,7 @@ class SharedTimeouts:
     """
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the timers
         self._lines: dict[float, _Line] = {}  # by length in seconds
 
     def begin(self, scope: asyncio.Timeout, seconds: float) -> float:
@@ -113,7 +114,10 @@ class SharedTimeouts:
         Returns:
             The loop time at which it does.
         """
-        until = asyncio.get_running_loop().time() + seconds
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a program may run a second one, and the first has ended
+            self._loop, self._lines = loop, {}
+        until = loop.time() + seconds
         line = self._lines.get(seconds)
         if line is None:
             if len(self._lines) >= _MOST_LINES:

@@ -213,3 +213,14 @@ def test_waits_of_many_lengths_end_in_time_and_leave_few_timers(number: int):
     assert over == [1] * number
     assert left <= 8
     assert late == [f"timed out at {6 + n / 100:.3f}" for n in range(number)]
+
+
+def test_the_timers_of_a_loop_that_has_ended_are_forgotten():
+    """
+    Else a wait on the next loop would have no timer, and never end.
+    """
+    shared = SharedTimeouts()
+
+    ends = [loop.run(ended_after(shared, 5, work_s)) for work_s in (1, 9)]
+
+    assert ends == [1, "timed out at 5.000"]
