@@ -19,7 +19,8 @@ from typing import Any, Final
 _EARLY_S: Final = 0.001
 """A timer may end a little before its time; then its tick must not be found again."""
 _MOST_LINES: Final = 32
-_KEPT_LINES: Final = 8  # so many lengths keep their timer while nothing waits, for the next wait
+_KEPT_LINES: Final = 8
+"""So many lengths of waits keep their timer while nothing waits, for the next wait."""
 
 
 class Clock:
@@ -107,6 +108,7 @@ class SharedTimeouts:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timers
         self._lines: dict[float, _Line] = {}  # by length in seconds
+        self._kept = _KEPT_LINES
 
     def begin(self, scope: asyncio.Timeout, seconds: float) -> float:
         """Let *scope*, an entered `asyncio.timeout(None)`, expire in *seconds*; see `end`.
@@ -124,6 +126,7 @@ class SharedTimeouts:
                 scope.reschedule(until)
                 return until
             line = self._lines[seconds] = _Line()
+            self._kept = _KEPT_LINES
         line.add(scope, until)
         return until
 
@@ -133,12 +136,13 @@ class SharedTimeouts:
         if line is None:
             return
         line.waits.pop(scope, None)
-        if not line.waits and len(self._lines) > _KEPT_LINES:
+        if not line.waits and len(self._lines) > self._kept:
             del self._lines[seconds]
             line.stop()
 
     def stop(self) -> None:
-        """Cancel the timers of lengths for which nothing waits."""
+        """Keep no timer for which nothing waits, now and when the last waits end."""
+        self._kept = 0
         for seconds, line in list(self._lines.items()):
             if not line.waits:
                 del self._lines[seconds]

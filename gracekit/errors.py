@@ -260,7 +260,9 @@ class CallTimeoutError(RpcError, TimeoutError):
     """There was no reply in time; the request may still run, but only if a service has read it.
 
     A request that no service has read by then expires in its queue and never runs. One that was
-    read may run now or after a restart. Call again with the same request id to wait for its result.
+    read may run now or after a restart. If the broker stood still, it takes the request when it
+    goes on, and the time in its queue begins then. Call again with the same request id to wait for
+    its result.
     """
 
 

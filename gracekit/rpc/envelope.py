@@ -170,10 +170,12 @@ def put_context(message: JsonObject, context: Mapping[str, Any]) -> None:
     """Add a context to a message: one `_context_…` key for each of its keys.
 
     Raises:
-        UnserialisableError: a value is no plain data.
+        UnserialisableError: a value is no plain data, a key is neither text nor an integer, or two
+            keys are written alike.
     """
-    for key, value in context.items():
-        message[f"{_CONTEXT}{key}"] = plain(value, f"context.{key}")
+    if context:
+        for key, value in plain(context, "context", 0).items():
+            message[f"{_CONTEXT}{key}"] = value
 
 
 def context_in(message: JsonObject) -> JsonObject:

@@ -32,8 +32,8 @@ def no_reply(method: str, queue: str, timeout_s: float, request_id: str) -> Call
     """The error of a call without a reply; no transport delivers a message that has expired."""
     return CallTimeoutError(
         f"no reply to {method}() from {queue!r} within {timeout_s:g} s: request {request_id} may "
-        "still run if a service has read it, and otherwise it has expired and never runs; call "
-        "again with the same request id for its answer"
+        "still run if a service has read it or the broker takes it late, and otherwise has expired "
+        "and never runs; call again with the same request id for its answer"
     )
 
 
@@ -108,7 +108,9 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
         for name, value in changes.items():
             _check_type(name, value)
-        options = msgspec.structs.replace(self, **changes)
+        # JSON is written from plain text only.
+        texts = {k: str.__str__(v) for k, v in changes.items() if isinstance(v, str)}
+        options = msgspec.structs.replace(self, **{**changes, **texts})
         options.check()
         return msgspec.structs.replace(options, context=MappingProxyType(dict(options.context)))
 

@@ -90,6 +90,7 @@ class Replies:
                 future.set_exception(
                     RpcError("the client was stopped before the reply came; the request may run")
                 )
+                future.exception()  # a call that is still sending never looks at it
         self._waiting.clear()
         if self._settling:
             await asyncio.wait(tuple(self._settling))

@@ -58,7 +58,7 @@ def name_of(method: object) -> str:
     """
     match method:
         case str():
-            return method
+            return str.__str__(method)  # which turns a StrEnum member into a str
         case Method():
             return method.name
     name = getattr(method, "__name__", None)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import gc
 import inspect
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,6 +30,7 @@ from gracekit.errors import (
     Parked,
     RemoteError,
     RpcError,
+    UnconfirmedError,
     Undeliverable,
     UnserialisableError,
     UnsupportedVersionError,
@@ -250,6 +255,77 @@ async def test_a_context_is_copied_when_prepared(client, echo):
     assert echo.requests[0].context == {"user_id": "joe"}
 
 
+class Field(str, enum.Enum):  # noqa: UP042 - the kind that is meant
+    """As programs of before Python 3.11 write it: `str()` of a member is not its text."""
+
+    USER = "user_id"
+    OTHER = "user_id\u00e9"
+
+
+class Text(str):
+    """Text of another class, as frameworks have it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not what it is"
+
+
+@pytest.mark.parametrize(
+    ("context", "arrives"),
+    [
+        (
+            {Field.USER: "ann", Field.OTHER: Field.USER},
+            {"user_id": "ann", "user_id\u00e9": "user_id"},
+        ),
+        ({Text("user_id"): Text("joe")}, {"user_id": "joe"}),
+        ({1: {Field.USER: (1, 2)}}, {"1": {"user_id": [1, 2]}}),
+        (MappingProxyType({"a": "b"}), {"a": "b"}),
+    ],
+)
+async def test_a_context_arrives_like_arguments(client, echo, context, arrives):
+    """
+    Who may get a recorded answer is decided by `user_id`, which must not become `Field.USER`.
+    """
+    await client.prepare(context=context).call("echo")
+
+    assert echo.requests[0].context == arrives
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ({1: "a", "1": "b"}, "context: two keys are both written as '1'"),
+        ({True: "a"}, "context: key True of type bool; keys are text or integers"),
+        ({None: "a"}, "context: key None of type NoneType; keys are text or integers"),
+        ({"\ud800": "a"}, "a key of context: text with a lone surrogate is not Unicode"),
+        ({"a": {"b": object()}}, "context.a.b: object of type object"),
+    ],
+)
+async def test_a_context_that_is_no_plain_data_is_not_sent(client, echo, context, said):
+    """
+    As with arguments: no value is lost without a word.
+    """
+    with pytest.raises(UnserialisableError, match=re.escape(said)):
+        await client.prepare(context=context).call("echo")
+
+    assert echo.requests == []
+
+
+async def test_text_of_another_class_is_sent_as_its_text(client, echo):
+    """
+    A framework's own kind of text names a method, a namespace or a request as plain text does.
+    """
+    prepared = client.prepare(request_id=Text("r"), namespace=Text("late"), version=Text("1.2"))
+
+    await prepared.call(Text("echo"), a=Text("b"))
+
+    (request,) = echo.requests
+    named = (request.request_id, request.method, request.namespace, request.version)
+    assert named == ("r", "echo", "late", "1.2")
+    assert request.args == {"a": "b"}
+
+
 async def test_an_unknown_option_is_refused_with_a_hint(client):
     """
     A mistyped option does not become an argument or vanish.
@@ -345,8 +421,8 @@ async def test_a_call_times_out_after_a_minute(client, echo):
     with pytest.raises(
         CallTimeoutError,
         match=r"no reply to echo\(\) from 'compute' within 60 s: request \w+ may still run if a "
-        r"service has read it, and otherwise it has expired and never runs; call again with the "
-        r"same request id for its answer",
+        r"service has read it or the broker takes it late, and otherwise has expired and never "
+        r"runs; call again with the same request id for its answer",
     ):
         await client.call("echo")
 
@@ -443,6 +519,68 @@ async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
 
     with pytest.raises(RpcError, match="the client was stopped"):
         await calling
+
+
+def live_timers() -> int:
+    scheduled = asyncio.get_running_loop()._scheduled
+    return sum(not handle.cancelled() for handle in scheduled)
+
+
+@pytest.mark.parametrize("ends", ["the client is stopped", "the answer comes"])
+async def test_a_client_that_has_been_stopped_leaves_no_timer(broker, echo, ends):
+    """
+    Also of a call that waited when it was stopped, and would have waited for a day.
+    """
+    transport, echo.is_silent = MemoryTransport(broker, Process()), True
+    await transport.start()
+    before = live_timers()
+    for _ in range(10):
+        client = RpcClient(transport, "compute")
+        await client.start()
+        calling = asyncio.create_task(client.prepare(timeout="1d").call("echo"))
+        while not echo.requests:
+            await asyncio.sleep(0)
+        assert live_timers() > before
+        request = echo.requests.pop()
+        if ends == "the answer comes":
+            await echo.send(request, encode_reply(Reply(msg_id=request.reply.msg_id, reply_id="r")))
+            await calling
+        await client.stop()
+        await asyncio.wait([calling])
+        assert isinstance(calling.exception(), RpcError | None)
+
+    assert live_timers() == before
+    await transport.stop()
+
+
+async def test_a_client_that_is_stopped_while_calls_are_being_sent_says_nothing_else(broker, echo):
+    """
+    Their answers will not be looked at, which is no error for the log.
+    """
+    said: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: said.append(context["message"]))
+
+    class Slow(MemoryTransport):
+        async def publish(self, queue: Queue, message: Message) -> None:
+            await asyncio.sleep(1)
+            raise UnconfirmedError("the transport was stopped")
+
+    transport = Slow(broker, Process())
+    await transport.start()
+    client = RpcClient(transport, "compute")
+    await client.start()
+    calls = [asyncio.create_task(client.call("echo")) for _ in range(3)]
+    await asyncio.sleep(0.5)
+
+    await client.stop()
+    await asyncio.wait(calls)
+
+    assert all(isinstance(call.exception(), UnconfirmedError) for call in calls)
+    del calls
+    gc.collect()
+    assert said == []
+    await transport.stop()
 
 
 # -- a monitored call ------------------------------------------------------------------
