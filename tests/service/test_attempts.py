@@ -399,7 +399,7 @@ async def test_a_thread_is_over_when_it_has_returned(world: World, svc: Service)
     go = threading.Event()
     seen = []
 
-    @svc.rpc(resource="vm", timeout=0.1)
+    @svc.rpc(resource="vm", timeout=1)
     def work(ctx: Context, vm: str) -> None:
         go.wait(30)
         seen.append(ctx.cancelled)
