@@ -18,6 +18,7 @@ import enum
 import gc
 import math
 import os
+import select
 import re
 import signal
 import sys
@@ -138,6 +139,18 @@ class ForkGuard:
                 if isinstance(ready, deque) and ready and ready[-1] is handle:
                     ready.rotate(1)
                     break
+            self._part_epoll()
+
+    def _part_epoll(self) -> None:
+        """On uvloop, put an epoll of its own in the place of the one that it shares.
+
+        uvloop polls once more before it calls anything, and reads what it finds: the child would
+        take a wake-up by a thread from its parent, which no thread could wake up any more.
+        """
+        backend = getattr(self._loop, "_get_backend_id", None)
+        if backend is not None:
+            with select.epoll() as empty:
+                os.dup2(empty.fileno(), backend(), inheritable=False)
 
 
 os.register_at_fork(after_in_child=ForkGuard.divert_child)

@@ -312,8 +312,10 @@ def start_child(how: str) -> int:
 async def forks(ctx: Context, key: str, then: str) -> int:
     """Forks; the child does not leave by `os._exit`, as it should."""
     asyncio.get_running_loop().call_soon(effect, "ready", key)
+    asyncio.get_running_loop().call_soon_threadsafe(effect, "woken", key)
     pid = os.fork()
     if pid:
+        time.sleep(0.3)  # noqa: ASYNC251 - the child may take the wake-up first
         effect("child", key, pid)
         return pid
     match then:
