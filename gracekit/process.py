@@ -18,8 +18,8 @@ import enum
 import gc
 import math
 import os
-import select
 import re
+import select
 import signal
 import sys
 import threading
