@@ -315,7 +315,7 @@ async def forks(ctx: Context, key: str, then: str) -> int:
     asyncio.get_running_loop().call_soon_threadsafe(effect, "woken", key)
     pid = os.fork()
     if pid:
-        time.sleep(0.3)  # noqa: ASYNC251 - the child may take the wake-up first
+        time.sleep(0.3)  # the child may take the wake-up first
         effect("child", key, pid)
         return pid
     match then:
