@@ -299,13 +299,12 @@ async def test_a_reply_that_was_not_acked_in_time_is_ignored_when_it_comes_again
     """
     A connection that is lost while an ack waits for others brings the reply a second time.
     """
-    monkeypatch.setattr(intakes, "REPLY_ACKS_S", 3600.0)
-    monkeypatch.setattr(intakes, "REPLY_ACKS", 1000)
+    monkeypatch.setattr(Intake, "_ack_reply", Intake._has_settled)  # so the acks never leave
     url = own_broker.url_of(own_vhost)
     async with RpcClient(url, "compute") as client, answering(url, "compute") as asked:
         assert [await client.call("work", n=n) for n in range(3)] == ["done"] * 3
         await asyncio.to_thread(own_broker.close_all_connections)
-        await until(lambda: client.ignored_replies == 3, "the three replies again")
+        await until(lambda: client.ignored_replies >= 3, "the three replies again")
 
         assert await client.prepare(timeout="30s").call("work", n=3) == "done"
         assert [one["n"] for one in asked] == [0, 1, 2, 3]
