@@ -404,7 +404,7 @@ class Tidying:
         settings, since = self._settings, self._clock.wall() - DISCARD_S
         noted_at = self._clock.loop()
         while True:
-            await asyncio.sleep(self._clock.jitter(settings.reconcile_every_s))
+            await self._clock.wait_tick(self._clock.jitter(settings.reconcile_every_s))
             with contextlib.suppress(StoreError, DependencyError):
                 since = await self._discard_fanouts(since)
             with contextlib.suppress(StoreError):

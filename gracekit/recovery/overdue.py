@@ -64,11 +64,12 @@ class Overdue:
     async def _pause_s(self) -> float:
         """Seconds until a task is overdue, or until siblings may have parked one that will be."""
         deadline = await self._rows.next_deadline()
+        longest = self._clock.tick(self._look_every_s) - self._clock.loop()
         if deadline is None:
-            return self._look_every_s
+            return longest
         left_s = deadline - self._clock.wall()
         # A task that is overdue already could not be ended; perhaps the store refuses.
-        return min(self._look_every_s, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
+        return min(longest, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
 
     async def _end(self, target: OrderTarget) -> bool:
         """End one task; false if its row has changed meanwhile."""

@@ -47,6 +47,8 @@ from gracekit.tracker.task import Lane
 
 LAST_GIVE_BACK_S: Final = 1.0
 """Seconds for the last release of leases at a stop: the stop must still be recorded in time."""
+BETWEEN_PASSES_S: Final = 0.05
+"""The shortest time between two passes, if nobody asks for the second."""
 CLOCK_SET_S: Final = 1.0
 """The wall clock counts as set if it moved by so many seconds more or less than the loop's time."""
 
@@ -142,7 +144,7 @@ class Reconciler:
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(await self._pause_s()):
+                async with asyncio.timeout_at(await self._next_pass()):
                     await self._wait_rung()
                     continue
             self._trigger.looks_around = True
@@ -153,24 +155,27 @@ class Reconciler:
             await self._trigger.wait()
             self._adoption.look_after_asked()
 
-    async def _pause_s(self) -> float:
-        every = self._clock.jitter(self._settings.reconcile_every_s)
+    async def _next_pass(self) -> float:
+        """The loop time of the next pass, if nothing asks for one; a tick, if no row is due."""
+        last = self._clock.tick(self._clock.jitter(self._settings.reconcile_every_s))
         if self._trigger.is_paused:
-            return every  # `resume` asks for a pass
-        longest = min(every, max(0.05, self._look_by - self._clock.loop()))
+            return last  # `resume` asks for a pass
+        soonest = self._clock.loop() + BETWEEN_PASSES_S
+        last = min(last, max(soonest, self._look_by))
         if (due_s := self._resources.due_in_s()) is not None:
-            longest = min(longest, max(0.05, due_s))
+            last = min(last, max(soonest, self._clock.loop() + due_s))
         if (
             not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
             or self._trigger.is_set
         ):
-            return longest  # nothing would be claimed earlier, even if a row is due
+            return last  # nothing would be claimed earlier, even if a row is due
         with contextlib.suppress(StoreError):
             moment = await self._claims.next_look(self._ends.left_to_siblings())
             if moment is not None:
-                return max(0.05, min(longest, moment - self._clock.wall()))
-        return longest
+                due_at = self._clock.loop() + moment - self._clock.wall()
+                return min(last, max(soonest, due_at))
+        return last
 
     # -- one pass -----------------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Reconciler:
         look = self._trigger.looks_around or self._clock.loop() >= self._look_by
         if look:
             self._trigger.looks_around = False
-            self._look_by = self._clock.loop() + self._settings.reconcile_every_s
+            self._look_by = self._clock.tick(self._settings.reconcile_every_s)
             await self._adoption.adopt_missing(
                 self._settling.is_settled_now, lambda: self._starts.claim_mark
             )

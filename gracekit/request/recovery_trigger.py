@@ -81,7 +81,7 @@ class RecoveryTrigger:
         self._deadline = math.inf
         self._nearer.clear()
         try:
-            async with asyncio.timeout(self._waits_until - now):
+            async with asyncio.timeout_at(self._waits_until):
                 await self._nearer.wait()
         except TimeoutError:
             pass

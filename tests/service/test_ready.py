@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 from pathlib import Path
@@ -382,12 +383,35 @@ async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service
     assert world.rows("SELECT phase FROM run") == [{"phase": "quiet"}]
 
 
+async def test_an_idle_service_wakes_up_once_a_second(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Its beats, its looks, its passes of recovery and its tidying begin at the same moments.
+    """
+    shares = itertools.cycle([0.87, 1.09])
+    monkeypatch.setattr(world.clock, "jitter", lambda seconds: seconds * next(shares))
+    await world.start(svc)
+    await asyncio.sleep(60)
+    event_loop, wakes = asyncio.get_running_loop(), set[float]()
+    turn = event_loop._run_once
+
+    def noted() -> None:
+        turn()
+        wakes.add(event_loop.time())
+
+    monkeypatch.setattr(event_loop, "_run_once", noted)
+    await asyncio.sleep(300)
+
+    assert 299 <= len(wakes) <= 301
+
+
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
         (Members, "beat"),
         (Retention, "abandoned"),
-        (Reconciler, "_pause_s"),
+        (Reconciler, "_next_pass"),
         (PeriodicJobs, "_run_told"),
     ],
 )
