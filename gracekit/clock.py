@@ -127,7 +127,9 @@ class SharedTimeouts:
                 return until
             line = self._lines[seconds] = _Line()
             self._kept = _KEPT_LINES
-        line.add(scope, until)
+        line.waits[scope] = until
+        if line.timer is None:
+            line.timer = loop.call_at(until, line.look)
         return until
 
     def end(self, scope: asyncio.Timeout, seconds: float) -> None:
@@ -139,6 +141,15 @@ class SharedTimeouts:
         if not line.waits and len(self._lines) > self._kept:
             del self._lines[seconds]
             line.stop()
+
+    def hasten(self, seconds: float) -> None:
+        """Let the waits of now expire in *seconds* at the latest, and `stop`."""
+        soon = asyncio.get_running_loop().time() + seconds
+        for line in self._lines.values():
+            for scope, until in line.waits.items():
+                scope.reschedule(min(soon, until))
+            line.waits.clear()
+        self.stop()
 
     def stop(self) -> None:
         """Keep no timer for which nothing waits, now and when the last waits end."""
@@ -152,29 +163,24 @@ class SharedTimeouts:
 class _Line:
     """Waits of one length, the oldest first, each with the loop time of its end."""
 
-    __slots__ = ("_timer", "waits")
+    __slots__ = ("timer", "waits")
 
     def __init__(self) -> None:
         self.waits: dict[asyncio.Timeout, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, scope: asyncio.Timeout, until: float) -> None:
-        self.waits[scope] = until
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(until, self._look)
+        self.timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Let those expire whose time it is, and look again at the end of the next."""
-        self._timer, loop = None, asyncio.get_running_loop()
+        self.timer, loop = None, asyncio.get_running_loop()
         while self.waits:
             scope, until = next(iter(self.waits.items()))
             if until > loop.time():
-                self._timer = loop.call_at(until, self._look)
+                self.timer = loop.call_at(until, self.look)
                 return
             del self.waits[scope]
             scope.reschedule(until)

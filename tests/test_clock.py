@@ -194,6 +194,28 @@ def test_many_waits_of_one_length_have_one_timer():
     assert loop.run(count()) == (1, 0)
 
 
+def test_hastened_waits_end_soon_or_at_their_own_time_if_that_comes_first():
+    """
+    A wait that begins later lasts as long as it asks. No timer is left for what is over.
+    """
+
+    async def ends() -> tuple[list[float | str], float | str, int]:
+        shared = SharedTimeouts()
+        waits = [asyncio.create_task(ended_after(shared, one, 99)) for one in (2.2, 5, 5, 60)]
+        waits.append(asyncio.create_task(ended_after(shared, 5, 2.1)))
+        await asyncio.sleep(2)
+        shared.hasten(0.5)
+        early = await asyncio.gather(*waits)
+        late = await ended_after(shared, 5, 99)
+        shared.stop()
+        return early, late, timers()
+
+    early, late, left = loop.run(ends())
+
+    assert early == [*(f"timed out at {at}" for at in ("2.200", "2.500", "2.500", "2.500")), 2.1]
+    assert (late, left) == ("timed out at 7.500", 0)
+
+
 @pytest.mark.parametrize("number", [8, 9, 200])
 def test_waits_of_many_lengths_end_in_time_and_leave_few_timers(number: int):
     """

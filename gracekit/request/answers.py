@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gracekit import backoff
-from gracekit.clock import Clock
+from gracekit.clock import Clock, SharedTimeouts
 from gracekit.config.choices import ErrorDetails
 from gracekit.errors import (
     DependencyError,
@@ -33,8 +33,7 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Reason, TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
-"""Timeout of one try. Checked once in `SWEEP_S`, so a try may last up to that much longer."""
-SWEEP_S: Final = 1.0
+"""Timeout of one try."""
 LAST_TRY_S: Final = 0.5
 CALLER_WAITS_S: Final = 60.0
 """How long a reply is tried if its caller did not say how long it waits."""
@@ -68,8 +67,7 @@ class Answers:
         self._telemetry = telemetry
         self._clock = clock
         self._stopped = asyncio.Event()
-        self._trying: dict[asyncio.Timeout, float] = {}  # loop time of each timeout, soonest first
-        self._sweep: asyncio.TimerHandle | None = None
+        self._timeouts = SharedTimeouts()
 
     def stop(self) -> None:
         """Repeat no failed try any more, as the process ends; the next start sends what is left.
@@ -77,13 +75,7 @@ class Answers:
         A try that is under way ends within `LAST_TRY_S`.
         """
         self._stopped.set()
-        soon = self._clock.loop() + LAST_TRY_S
-        for scope in self._trying:
-            if not scope.expired():
-                scope.reschedule(min(soon, scope.when() or soon))
-        if self._sweep is not None:  # from now on each try has a timeout of its own
-            self._sweep.cancel()
-            self._sweep = None
+        self._timeouts.hasten(LAST_TRY_S)
 
     async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> SendResult:
         """Publish one reply; it is given up if its queue is gone.
@@ -136,24 +128,15 @@ class Answers:
 
     async def _publish(self, address: Address, body: bytes) -> None:
         self._process.reach(Point.REPLY, "before")
-        # One timer looks after all replies: most leave at once, and a timer for each costs 4 us.
-        async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else None) as scope:
-            self._trying[scope] = self._clock.loop() + REPLY_TIMEOUT_S
-            if self._sweep is None and not self._stopped.is_set():
-                self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._end_overdue)
+        is_last = self._stopped.is_set()
+        async with asyncio.timeout(LAST_TRY_S if is_last else None) as scope:
+            if not is_last:  # no shared timer outlives the stop
+                self._timeouts.begin(scope, REPLY_TIMEOUT_S)
             try:
                 await self._transport.publish(reply_queue(address.queue), Message(body=body))
             finally:
-                del self._trying[scope]
+                self._timeouts.end(scope, REPLY_TIMEOUT_S)
         self._process.reach(Point.REPLY, "after")
-
-    def _end_overdue(self) -> None:
-        now = self._clock.loop()
-        for scope, until in self._trying.items():
-            if until <= now and scope.when() is None:
-                scope.reschedule(now)
-        loop = asyncio.get_running_loop()
-        self._sweep = loop.call_later(SWEEP_S, self._end_overdue) if self._trying else None
 
     async def send_due(
         self, row_id: int, address: Address, outcome: Outcome, *, patient: bool = True
