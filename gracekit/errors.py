@@ -259,18 +259,22 @@ class Draining(RpcError):  # noqa: N818 - named for a state
 class CallTimeoutError(RpcError, TimeoutError):
     """There was no reply in time; the request may still run, but only if a service has read it.
 
-    A request that no service has read by then expires in its queue and never runs. One that was
-    read may run now or after a restart. If the broker stood still, it takes the request when it
-    goes on, and the time in its queue begins then. Call again with the same request id to wait for
-    its result.
+    A request that no service has read by then expires in its queue and never runs. If the broker
+    stood still, it takes the request when it goes on, and the time in its queue begins then. Call
+    again with the same request id to wait for its result.
+
+    Attributes:
+        request_id: Of the call; empty if gracekit's client did not raise the error.
     """
+
+    request_id: str = ""
 
 
 class HeartbeatTimeoutError(CallTimeoutError):
     """There was no heartbeat within `monitor_timeout`; the request may still run.
 
-    It stays in its queue until the `timeout` of the call is over. After that it runs only if a
-    service has read it. Call again with the same request id to wait for its result.
+    If no service has read it, it stays in its queue until the `timeout` of the call is over. Call
+    again with the same request id to wait for its result.
     """
 
 

@@ -111,6 +111,8 @@ class Answers:
 
     def _give_up(self, address: Address, error: Exception) -> SendResult:
         told = str(error) or f"it took over {REPLY_TIMEOUT_S:g} s"
+        if isinstance(error, Undeliverable):
+            told = "there is no such queue: its caller has ended"
         self._telemetry.emit("reply.given_up", queue=address.queue, error=told)
         return SendResult.GIVEN_UP
 

@@ -22,6 +22,7 @@ from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
     DependencyError,
+    HeartbeatTimeoutError,
     InvalidArgumentsError,
     MessageTooLargeError,
     Undeliverable,
@@ -32,7 +33,14 @@ from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
-from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions, no_reply
+from gracekit.rpc.options import (
+    CALL_TIMEOUT_S,
+    AnyMethod,
+    CallOptions,
+    PrepareOptions,
+    Sent,
+    no_reply,
+)
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.requests import name_of, request_of
@@ -161,7 +169,7 @@ class RpcClient(ClientView, AsyncOnly):
     """
 
     __slots__ = (
-        "_clock", "_exceptions", "_is_started", "_max_body_bytes", "_owned", "_replies",
+        "_clock", "_event_loop", "_exceptions", "_max_body_bytes", "_owned", "_replies",
         "_timeouts", "_topics", "_tracing", "_transport",
     )  # fmt: skip
 
@@ -194,7 +202,7 @@ class RpcClient(ClientView, AsyncOnly):
             profile=declare_profile,
             max_body_bytes=max_body_bytes,
         )
-        self._is_started = False
+        self._event_loop: asyncio.AbstractEventLoop | None = None  # in which it was started
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
         self._timeouts = SharedTimeouts()
@@ -209,18 +217,30 @@ class RpcClient(ClientView, AsyncOnly):
         """Connect, if the client was given a URL; may be called twice.
 
         Raises:
-            ConfigError: the file cannot be used, or no event loop of asyncio runs here.
+            ConfigError: the file cannot be used, no event loop of asyncio runs here, or the client
+                was started in another one.
             DependencyError: the transport cannot be reached.
         """
         need_loop()
+        self._check_loop("started")
         self._tracing.look()
-        self._is_started = True
-        if self._owned:
+        self._event_loop = asyncio.get_running_loop()
+        if not self._owned:
+            return
+        try:
             await self._transport.start()
+        except BaseException:
+            self._event_loop = None  # it may be tried again in any loop
+            raise
 
     async def stop(self) -> None:
-        """End calls that still wait with an RpcError, and disconnect; may be called twice."""
-        self._is_started = False
+        """End calls that still wait with an RpcError, and disconnect; may be called twice.
+
+        Raises:
+            ConfigError: the client was started in another event loop.
+        """
+        self._check_loop("stopped")
+        self._event_loop = None
         self._timeouts.stop()
         await self._replies.stop()
         if self._owned:
@@ -258,6 +278,7 @@ class RpcClient(ClientView, AsyncOnly):
     async def _answer_to(self, request: Request, options: CallOptions, method: AnyMethod) -> Any:
         """Send *request* and wait for its answer."""
         address: ReplyAddress | None = None
+        sent = Sent.NO
         timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
         if timeout_s <= 0:
             raise CallTimeoutError(
@@ -270,7 +291,9 @@ class RpcClient(ClientView, AsyncOnly):
                     await self._check_open(options, method)
                 address, future = await self._replies.expect(pending=options.pending)
                 request = structs.replace(request, reply=address, monitor_timeout_s=monitor_s)
+                sent = Sent.UNCONFIRMED
                 await self._send(options, method, request, expires_at=until)
+                sent = Sent.QUEUED
                 if monitor_s is not None:
                     silence = self._silence(options, method, request)
                     self._replies.monitor(address, monitor_s, silence)
@@ -279,7 +302,7 @@ class RpcClient(ClientView, AsyncOnly):
             if not scope.expired():
                 raise
             queue = self._queue(options, method).name
-            raise no_reply(request.method, queue, timeout_s, request.request_id) from error
+            raise no_reply(request.method, queue, timeout_s, request.request_id, sent) from error
         finally:
             self._timeouts.end(scope, timeout_s)
             if address is not None:
@@ -288,13 +311,18 @@ class RpcClient(ClientView, AsyncOnly):
             raise rebuild(reply.failure, self._exceptions)
         return reply.result
 
-    def _silence(self, options: CallOptions, method: AnyMethod, request: Request) -> str:
-        return (
+    def _silence(
+        self, options: CallOptions, method: AnyMethod, request: Request
+    ) -> HeartbeatTimeoutError:
+        error = HeartbeatTimeoutError(
             f"no heartbeat from {self._queue(options, method).name!r} about {request.method}() "
-            f"within {request.monitor_timeout_s:g} s (monitor_timeout, not the total time-out of "
-            f"{options.timeout_s:g} s): nobody has taken it yet, or its server is gone; request "
-            f"{request.request_id} may still run, after that time-out only if a service has read it"
+            f"within {request.monitor_timeout_s:g} s (monitor_timeout; the time-out of "
+            f"{options.timeout_s:g} s is not over): its server is gone, or nobody has taken it "
+            f"yet; request {request.request_id} may still run; call again with the same request id "
+            "for its answer"
         )
+        error.request_id = request.request_id
+        return error
 
     async def _cast(
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -375,13 +403,34 @@ class RpcClient(ClientView, AsyncOnly):
     def _request(
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        if self._owned and not self._is_started:
-            raise DependencyError(
-                f"this client is not started, so {name_of(method)}() was not sent: write `async "
-                "with svc.client(...) as client:` around its calls, or await its start()"
-            )
+        if self._owned:
+            self._check_started(method)
         request_id = options.request_id or self._clock.new_request_id()
         return request_of(options, method, args, kwargs, request_id=request_id)
+
+    def _check_started(self, method: AnyMethod) -> None:
+        """Check that a client with a connection of its own may send in this loop."""
+        if self._event_loop is asyncio.get_running_loop():
+            return
+        if self._event_loop is None:
+            raise DependencyError(
+                f"this client is not started, or is stopped, so {name_of(method)}() was not sent: "
+                "write `async with svc.client(...) as client:` around its calls, or await its "
+                "start()"
+            )
+        self._check_loop(f"asked to send {name_of(method)}()")
+
+    def _check_loop(self, asked: str) -> None:
+        home = self._event_loop
+        if home is None or home is asyncio.get_running_loop() or not self._owned:
+            return
+        over = ", which is closed" if home.is_closed() else ""
+        raise ConfigError(
+            f"this client was started in another event loop{over}, and cannot be {asked} in this "
+            "one: open a client for each loop with `async with svc.client(...)`, or make all its "
+            "calls in its own loop, from other threads through a portal (docs/embedding.md, 'A "
+            "program without an event loop')"
+        )
 
     def _message(self, request: Request, *, expires_at: float | None = None) -> Message:
         trace = outgoing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,13 +29,30 @@ _TRUTHS: Final = frozenset({"ops", "fail_fast", "pending"})
 AnyMethod = Method[..., Any] | str
 
 
-def no_reply(method: str, queue: str, timeout_s: float, request_id: str) -> CallTimeoutError:
-    """The error of a call without a reply; no transport delivers a message that has expired."""
-    return CallTimeoutError(
-        f"no reply to {method}() from {queue!r} within {timeout_s:g} s: request {request_id} may "
-        "still run if a service has read it or the broker takes it late, and otherwise has expired "
-        "and never runs; call again with the same request id for its answer"
+class Sent(enum.Enum):
+    """How far the request of a call has come, in words for its caller."""
+
+    NO = "was not sent; call again when broker and service are back"
+    UNCONFIRMED = (
+        "is not confirmed by the broker, so it may be in the queue, or not; call again with the "
+        "same request id for its answer"
     )
+    QUEUED = (
+        "runs on if a service has read it; if none has, it has expired and never runs; call again "
+        "with the same request id for its answer"
+    )
+
+
+def no_reply(
+    method: str, queue: str, timeout_s: float, request_id: str, sent: Sent
+) -> CallTimeoutError:
+    """The error of a call without a reply; no transport delivers a message that has expired."""
+    error = CallTimeoutError(
+        f"no reply to {method}() from {queue!r} within {timeout_s:g} s: request {request_id} "
+        f"{sent.value}"
+    )
+    error.request_id = request_id
+    return error
 
 
 class PrepareOptions(TypedDict, total=False):

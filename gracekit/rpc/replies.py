@@ -60,13 +60,15 @@ class Replies:
         heard = self._hearing[address.msg_id] = asyncio.Queue()
         return address, heard
 
-    def monitor(self, address: ReplyAddress, timeout_s: float, silence: str) -> None:
+    def monitor(
+        self, address: ReplyAddress, timeout_s: float, silence: HeartbeatTimeoutError
+    ) -> None:
         """Fail a waiting call with HeartbeatTimeoutError if no heartbeat comes in time.
 
         Args:
             address: The call's address, from `expect`.
             timeout_s: Seconds from now, and from each heartbeat.
-            silence: Message of the error.
+            silence: What then ends the call.
         """
         future = self._waiting.get(address.msg_id)
         if future is not None:
@@ -136,7 +138,9 @@ class Replies:
 class _Monitor:
     """Fails a call whose server sends no heartbeats. A heartbeat only stores a time, no timer."""
 
-    def __init__(self, future: asyncio.Future[Reply], timeout_s: float, silence: str) -> None:
+    def __init__(
+        self, future: asyncio.Future[Reply], timeout_s: float, silence: HeartbeatTimeoutError
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._future = future
         self._timeout_s = timeout_s
@@ -157,4 +161,4 @@ class _Monitor:
         if due > self._loop.time():
             self._timer = self._loop.call_at(due, self._look)
         elif not self._future.done():
-            self._future.set_exception(HeartbeatTimeoutError(self._silence))
+            self._future.set_exception(self._silence)

@@ -27,6 +27,7 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
 from gracekit.testing.loop import VirtualLoop, owner
 from gracekit.testing.ports import (
+    Died,
     PlayedEngine,
     PlayedProcess,
     PlayedTransport,
@@ -276,6 +277,9 @@ class Machine:
             await self.settle()
             if all(task.done() for task, who in self._owners.items() if isinstance(who, Life)):
                 break
+        for task in self._owners:
+            if task.done() and isinstance(task._exception, Died):  # noqa: SLF001 - as below
+                task.exception()  # else asyncio logs it, when it collects the task some time
         self.disk.close()
 
     async def settle(self) -> None:

@@ -380,6 +380,40 @@ async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
     assert own_broker.queues(own_vhost)["compute"].ready == 2
 
 
+async def test_what_an_alarm_keeps_from_being_sent_is_not_called_a_lost_connection(
+    own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    The first message may be in the queue; of later ones nothing is sent, and the error says why.
+    """
+    sender = AmqpTransport(
+        read_url(
+            f"{own_broker.url_of(own_vhost)}?publish_timeout=2s",
+            exchange="gracekit",
+            profile="durable",
+        ),
+        process=Process(),
+        clock=Clock(),
+        telemetry=Telemetry(),
+    )
+    await sender.start()
+    try:
+        await sender.declare([QUEUE])
+        await sender.publish(QUEUE, message("before"))
+        await asyncio.to_thread(own_broker.set_alarm)
+        with pytest.raises(UnconfirmedError):
+            await sender.publish(QUEUE, message("a"))
+        for key in ("b", "c"):
+            with pytest.raises(DependencyError, match="the broker took no message within 2 s, and"):
+                await sender.publish(QUEUE, message(key))
+        await asyncio.to_thread(own_broker.clear_alarm)
+        await sender.publish(QUEUE, message("after"))
+    finally:
+        await sender.stop()
+
+    assert own_broker.queues(own_vhost)["compute"].ready in {2, 3}
+
+
 async def test_a_publish_says_whether_it_may_have_been_carried_out(
     transport, own_broker: Broker
 ) -> None:

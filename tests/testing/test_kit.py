@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import signal
 import threading
@@ -35,6 +36,7 @@ from gracekit.testing import (
     TaskState,
     run,
 )
+from tests.service.kit import World
 from tests.testing.virtual import virtual
 
 Copy = Method[[str], str]
@@ -1145,3 +1147,25 @@ async def test_verbs_at_the_wrong_time_are_refused(svc, copy):
         await one.drain()
         with pytest.raises(AssertionError, match="ended in order"):
             await one.wait_crashed()
+
+
+@pytest.mark.looptime
+async def test_a_death_is_not_logged_after_its_machine_is_closed(
+    svc: Service, caplog: pytest.LogCaptureFixture
+):
+    """
+    By then another test may run, whatever it does.
+    """
+    world = World()
+    life = await world.start(svc)
+
+    async def dies() -> None:
+        life.process.die("in a background task")
+
+    task = asyncio.create_task(dies())
+    await asyncio.wait({task})
+    await world.close()
+    del task
+    gc.collect()
+
+    assert "never retrieved" not in caplog.text

@@ -252,6 +252,12 @@ class Publisher:
                 f"the broker did not confirm a message to {key!r} {bound}: it may be in the queue, "
                 "or not; send it again under the same request id"
             )
+        if self._link.is_up:
+            return DependencyError(
+                f"the broker took no message {bound}, and nothing was sent to {key!r}: it is "
+                "connected and stands still, or a memory or disk alarm blocks it "
+                "(rabbitmq-diagnostics alarms); send it again when it goes on"
+            )
         return DependencyError(
             f"there was no connection to the broker {bound}, and nothing was sent to {key!r}; "
             "send it again when the broker is back"
