@@ -1,9 +1,8 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
-Each class's docstring says what happened and what to do; docs/errors.md is made of them. Messages
-add the values. Six classes are named for a state in which nothing has failed: `Draining`, `Gone`,
-`LeaseHeld`, `NoCapacity`, `Parked` and `Undeliverable`. Callers expect them and do something else
-then. The names of all others end in `Error`.
+Each class's docstring says what happened and what to do; docs/errors.md is made of them. Six
+classes are named for a state in which nothing has failed: `Draining`, `Gone`, `LeaseHeld`,
+`NoCapacity`, `Parked` and `Undeliverable`. Callers expect them. All other names end in `Error`.
 """
 
 from __future__ import annotations
@@ -174,7 +173,8 @@ class AlreadyRunningError(GracekitError):
 class RpcError(GracekitError):
     """A request or its reply went wrong: the base of all errors of calls.
 
-    If a client is stopped, calls that still wait raise this error itself; their requests may run.
+    If a client is stopped, calls that wait for an answer raise this error itself; those requests
+    may run. What is still being sent raises DependencyError or UnconfirmedError.
     """
 
 

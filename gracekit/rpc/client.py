@@ -110,6 +110,11 @@ class ClientView:
                 capacity and the call was made without `pending`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
+            DependencyError: the broker cannot be reached, or takes nothing; nothing was sent.
+            UnconfirmedError: the broker did not confirm the request, which may be in its queue.
+            ConfigError: the client was started in another event loop.
+            RpcError: why the service refused the request or interrupted it, as one of its classes
+                (docs/errors.md). Itself: the client was stopped while the call waited.
             RemoteError: the handler raised a class that is not registered here;
                 registered, builtin and gracekit classes are raised as themselves.
         """
@@ -128,6 +133,7 @@ class ClientView:
         Raises:
             Undeliverable: no service ever read this topic.
             Draining: as with `call`, with `fail_fast` only.
+            DependencyError, UnconfirmedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
         """
@@ -141,6 +147,7 @@ class ClientView:
         """Send a request to every instance that runs now; possibly to none.
 
         Raises:
+            DependencyError, UnconfirmedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take, or a
                 prepared `host` or `fail_fast`.

@@ -28,14 +28,13 @@ def test_the_table_lists_every_option():
 
 
 @pytest.mark.process
-def test_the_program_of_the_page_prints_what_the_page_says(tmp_path: Path):
+def test_the_programs_of_the_page_print_what_the_page_says(tmp_path: Path):
     """
-    A reader can copy it.
+    A reader can copy them.
     """
-    (program,) = PAGE.files
     PAGE.write_to(tmp_path)
 
-    assert run(tmp_path, program) == PAGE.outputs[0]
+    assert [run(tmp_path, program) for program in PAGE.files] == PAGE.outputs
 
 
 def test_ops_method_called_by_name_needs_the_option_to_be_answered_in_a_drain():

@@ -765,7 +765,7 @@ async def test_an_unread_monitored_call_ends_with_its_monitor(world: World, svc:
     await (await world.start(svc)).drain()
     client = await world.client(svc)
 
-    with pytest.raises(CallTimeoutError, match="not the total time-out of 60 s"):
+    with pytest.raises(CallTimeoutError, match="the time-out of 60 s is not over"):
         await client.prepare(monitor_timeout=10).call("work")
 
     assert world.broker.waiting("compute") == 1
