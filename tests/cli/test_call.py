@@ -94,12 +94,12 @@ def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
 
 def test_no_answer_in_time_is_unreachable(directory, service):
     """
-    Exit 4, and a word that the request may still run.
+    Exit 4, and a word on what becomes of the request.
     """
     answer = gracekit(directory, "call", "compute", "work", "vm=slow", "--timeout", "200ms")
 
     assert answer.code == 4
-    assert "may still run" in answer.err
+    assert "runs on if a service has read it" in answer.err
 
 
 def test_a_missing_transport_is_named_and_not_made(tmp_path: Path):
