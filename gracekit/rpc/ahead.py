@@ -11,8 +11,8 @@ import asyncio
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.errors import Draining, Undeliverable
-from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, ReplyAddress, Request
+from gracekit.errors import Draining, RpcError, Undeliverable
+from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Reply, ReplyAddress, Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Transport, directed_queue, shared_queue
@@ -44,6 +44,7 @@ async def check_open(
 
     Raises:
         Draining: every server that answered has closed its intake.
+        RpcError: the client was stopped meanwhile.
     """
     closed: dict[str, str] = {}
     limit_s = min(ASK_S, within_s / 2)
@@ -52,11 +53,11 @@ async def check_open(
         async with asyncio.timeout(limit_s):
             queue = directed_queue(ops_topic, host) if host else shared_queue(ops_topic)
             await transport.publish(queue, _question(clock, address, limit_s))
-            if _is_no_reason((await heard.get()).result, closed, host):
+            if _is_no_reason(await _answer(heard), closed, host):
                 return
             async with asyncio.timeout(SIBLINGS_S):
                 await transport.publish_fanout(ops_topic, _question(clock, address, SIBLINGS_S))
-                while not _is_no_reason((await heard.get()).result, closed, host):
+                while not _is_no_reason(await _answer(heard), closed, host):
                     pass
                 return
     except (TimeoutError, Undeliverable):
@@ -69,6 +70,13 @@ async def check_open(
             f"new requests are not taken by {listed}, and nothing was sent: "
             "ask another host, or again when it is back"
         )
+
+
+async def _answer(heard: asyncio.Queue[Reply | None]) -> Any:
+    reply = await heard.get()
+    if reply is None:
+        raise RpcError("the client was stopped, and nothing was sent: call again by another client")
+    return reply.result
 
 
 def _question(clock: Clock, address: ReplyAddress, expires_in_s: float) -> Message:

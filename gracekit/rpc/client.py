@@ -19,9 +19,7 @@ from gracekit.background import AsyncOnly, need_loop
 from gracekit.clock import Clock, SharedTimeouts
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
-    CallTimeoutError,
     ConfigError,
-    DependencyError,
     HeartbeatTimeoutError,
     InvalidArgumentsError,
     MessageTooLargeError,
@@ -29,6 +27,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.rpc.ahead import check_open
+from gracekit.rpc.client_life import ClientLife
 from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
@@ -40,6 +39,7 @@ from gracekit.rpc.options import (
     PrepareOptions,
     Sent,
     no_reply,
+    too_late,
 )
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
@@ -176,8 +176,8 @@ class RpcClient(ClientView, AsyncOnly):
     """
 
     __slots__ = (
-        "_clock", "_event_loop", "_exceptions", "_max_body_bytes", "_owned", "_replies",
-        "_timeouts", "_topics", "_tracing", "_transport",
+        "_clock", "_exceptions", "_life", "_max_body_bytes", "_replies", "_timeouts", "_topics",
+        "_tracing", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -200,7 +200,6 @@ class RpcClient(ClientView, AsyncOnly):
         self._clock = clock or Clock()
         self._tracing = Tracing()
         self._tracing.look()
-        self._owned = isinstance(transport, str)
         self._transport = given_or_opened(
             transport,
             process=process,
@@ -209,11 +208,12 @@ class RpcClient(ClientView, AsyncOnly):
             profile=declare_profile,
             max_body_bytes=max_body_bytes,
         )
-        self._event_loop: asyncio.AbstractEventLoop | None = None  # in which it was started
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
         self._timeouts = SharedTimeouts()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
+        owned = isinstance(transport, str)
+        self._life = ClientLife(self._transport.start, self._end) if owned else None
 
     @property
     def ignored_replies(self) -> int:
@@ -229,29 +229,30 @@ class RpcClient(ClientView, AsyncOnly):
             DependencyError: the transport cannot be reached.
         """
         need_loop()
-        self._check_loop("started")
         self._tracing.look()
-        self._event_loop = asyncio.get_running_loop()
-        if not self._owned:
-            return
-        try:
-            await self._transport.start()
-        except BaseException:
-            self._event_loop = None  # it may be tried again in any loop
-            raise
+        if self._life is not None:
+            await self._life.start()
 
     async def stop(self) -> None:
         """End calls that still wait with an RpcError, and disconnect; may be called twice.
 
+        If it is cancelled, it goes on in the background.
+
         Raises:
             ConfigError: the client was started in another event loop.
         """
-        self._check_loop("stopped")
-        self._event_loop = None
+        if self._life is not None:
+            await self._life.stop()
+        else:
+            await self._end_calls()
+
+    async def _end_calls(self) -> None:
         self._timeouts.stop()
         await self._replies.stop()
-        if self._owned:
-            await self._transport.stop()
+
+    async def _end(self) -> None:
+        await self._end_calls()
+        await self._transport.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -288,9 +289,7 @@ class RpcClient(ClientView, AsyncOnly):
         sent = Sent.NO
         timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
         if timeout_s <= 0:
-            raise CallTimeoutError(
-                f"{request.method}() was not sent: its time-out of {options.timeout!r} was over"
-            )
+            raise too_late(request.method, options.timeout, request.request_id)
         try:
             async with asyncio.timeout(None) as scope:
                 until = self._timeouts.begin(scope, timeout_s)
@@ -410,34 +409,10 @@ class RpcClient(ClientView, AsyncOnly):
     def _request(
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        if self._owned:
-            self._check_started(method)
+        if self._life is not None:
+            self._life.check(name_of(method))
         request_id = options.request_id or self._clock.new_request_id()
         return request_of(options, method, args, kwargs, request_id=request_id)
-
-    def _check_started(self, method: AnyMethod) -> None:
-        """Check that a client with a connection of its own may send in this loop."""
-        if self._event_loop is asyncio.get_running_loop():
-            return
-        if self._event_loop is None:
-            raise DependencyError(
-                f"this client is not started, or is stopped, so {name_of(method)}() was not sent: "
-                "write `async with svc.client(...) as client:` around its calls, or await its "
-                "start()"
-            )
-        self._check_loop(f"asked to send {name_of(method)}()")
-
-    def _check_loop(self, asked: str) -> None:
-        home = self._event_loop
-        if home is None or home is asyncio.get_running_loop() or not self._owned:
-            return
-        over = ", which is closed" if home.is_closed() else ""
-        raise ConfigError(
-            f"this client was started in another event loop{over}, and cannot be {asked} in this "
-            "one: open a client for each loop with `async with svc.client(...)`, or make all its "
-            "calls in its own loop, from other threads through a portal (docs/embedding.md, 'A "
-            "program without an event loop')"
-        )
 
     def _message(self, request: Request, *, expires_at: float | None = None) -> Message:
         trace = outgoing()

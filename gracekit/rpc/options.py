@@ -32,7 +32,7 @@ AnyMethod = Method[..., Any] | str
 class Sent(enum.Enum):
     """How far the request of a call has come, in words for its caller."""
 
-    NO = "was not sent; call again when broker and service are back"
+    NO = "was not sent, as its time was over before; call again, and give it more time"
     UNCONFIRMED = (
         "is not confirmed by the broker, so it may be in the queue, or not; call again with the "
         "same request id for its answer"
@@ -51,6 +51,13 @@ def no_reply(
         f"no reply to {method}() from {queue!r} within {timeout_s:g} s: request {request_id} "
         f"{sent.value}"
     )
+    error.request_id = request_id
+    return error
+
+
+def too_late(method: str, timeout: object, request_id: str) -> CallTimeoutError:
+    """The error of a call whose time was over before it was made."""
+    error = CallTimeoutError(f"{method}() was not sent: its time-out of {timeout!r} was over")
     error.request_id = request_id
     return error
 

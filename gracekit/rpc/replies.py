@@ -35,7 +35,7 @@ class Replies:
         self._queue: Queue | None = None
         self._consumer: Consumer | None = None
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
-        self._hearing: dict[str, asyncio.Queue[Reply]] = {}
+        self._hearing: dict[str, asyncio.Queue[Reply | None]] = {}
         self._monitors: dict[str, _Monitor] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -53,8 +53,11 @@ class Replies:
         self._waiting[address.msg_id] = future
         return address, future
 
-    async def hear(self) -> tuple[ReplyAddress, asyncio.Queue[Reply]]:
-        """An address for a question with several answers, and the queue of these; see `forget`."""
+    async def hear(self) -> tuple[ReplyAddress, asyncio.Queue[Reply | None]]:
+        """An address for a question with several answers, and the queue of these; see `forget`.
+
+        None in the queue means that the client was stopped.
+        """
         queue = await self._open()
         address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id())
         heard = self._hearing[address.msg_id] = asyncio.Queue()
@@ -82,7 +85,9 @@ class Replies:
             monitor.stop()
 
     async def stop(self) -> None:
-        """Stop reading replies; waiting calls fail with RpcError."""
+        """Stop reading replies; waiting calls and questions fail with RpcError."""
+        for heard in self._hearing.values():
+            heard.put_nowait(None)
         async with self._opening:
             consumer, self._consumer, self._queue = self._consumer, None, None
         if consumer is not None:

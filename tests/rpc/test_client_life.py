@@ -1,0 +1,236 @@
+"""Starts and stops of a client that has a connection of its own, and which loop may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gracekit.clock import Clock
+from gracekit.errors import ConfigError, DependencyError, RpcError
+from gracekit.process import Process
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.transport import Delivery, shared_queue
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> RpcClient:
+    """Not started; a service has read its topic."""
+    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    asyncio.run(_declare(url))
+    return RpcClient(url, "compute")
+
+
+async def _declare(url: str) -> None:
+    transport = open_transport(url, process=Process(), clock=Clock())
+    await transport.start()
+    await transport.declare([shared_queue("compute")])
+    await transport.stop()
+
+
+async def sends(client: RpcClient) -> None:
+    await client.cast("echo")
+
+
+async def uses(client: RpcClient) -> None:
+    async with client:
+        await sends(client)
+
+
+async def leftovers() -> list[str]:
+    """Tasks beside this one, and threads of engines, if they do not end soon."""
+    found: list[str] = []
+    for _ in range(200):
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        threads = (one.name for one in threading.enumerate() if ".db-" in one.name)
+        found = [*(task.get_name() for task in tasks), *threads]
+        if not found:
+            break
+        await asyncio.sleep(0.01)
+    return found
+
+
+WAYS: dict[str, Callable[[RpcClient], Coroutine[Any, Any, Any]]] = {
+    "call": lambda client: client.prepare(timeout=1).call("echo"),
+    "cast": lambda client: client.cast("echo"),
+    "fanout": lambda client: client.fanout("echo"),
+    "start": lambda client: client.start(),
+    "stop": lambda client: client.stop(),
+}
+
+
+# -- which loop -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_is_refused_in_a_loop_that_has_not_started_it(client: RpcClient, way: str):
+    """
+    Nothing is sent, and the loop that has started it may go on.
+    """
+
+    async def main() -> BaseException | None:
+        async with client:
+            wrong = await asyncio.gather(
+                asyncio.to_thread(lambda: asyncio.run(WAYS[way](client))), return_exceptions=True
+            )
+            await sends(client)
+            return wrong[0]
+
+    wrong = asyncio.run(main())
+
+    assert isinstance(wrong, ConfigError)
+    assert "in another event loop, and cannot be " in str(wrong)
+
+
+def test_a_client_of_a_loop_that_has_ended_says_so(client: RpcClient):
+    """
+    Stopped there, it may be started in the next one.
+    """
+    for _ in range(2):
+        asyncio.run(uses(client))
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(client.start())
+    loop.run_until_complete(client._transport.stop())  # as the test leaves nothing
+    loop.close()
+
+    with pytest.raises(ConfigError, match="another event loop, which is closed, and cannot be ask"):
+        asyncio.run(sends(client))
+
+
+def test_a_start_that_failed_may_be_tried_again_in_another_loop(tmp_path: Path):
+    """
+    A program that runs its calls one by one tries again when the file is there.
+    """
+    place = tmp_path / "not" / "yet"
+    client = RpcClient(f"sqlite:///{place / 'queues.db'}", "compute")
+    with pytest.raises(ConfigError, match="not/yet"):
+        asyncio.run(client.start())
+    place.mkdir(parents=True)
+    asyncio.run(_declare(f"sqlite:///{place / 'queues.db'}"))
+
+    asyncio.run(uses(client))
+
+
+# -- starts and stops that are cancelled, or overlap ------------------------------------------
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_a_stop_that_is_cancelled_goes_on(client: RpcClient, turns: int):
+    """
+    Once it has ended, another loop may start the client.
+    """
+
+    async def main() -> list[str]:
+        await client.start()
+        await sends(client)
+        stop = asyncio.create_task(client.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.wait({stop})
+        with pytest.raises(DependencyError, match="is not started, or is stopped"):
+            await client.cast("echo")
+        return await leftovers()
+
+    assert asyncio.run(main()) == []
+
+    asyncio.run(uses(client))
+
+
+def test_a_client_that_a_cancel_scope_of_anyio_ends_leaves_nothing(client: RpcClient):
+    """
+    Such a scope cancels each wait in it, also those of a stop.
+    """
+
+    async def main() -> list[str]:
+        for _ in range(3):
+            with anyio.move_on_after(0.05):
+                async with client:
+                    await sends(client)
+                    await anyio.sleep(10)
+        return await leftovers()
+
+    assert anyio.run(main) == []
+
+
+@pytest.mark.parametrize("last", ["start", "stop"])
+def test_the_last_of_a_start_and_a_stop_that_overlap_counts(client: RpcClient, last: str):
+    """
+    A start waits until the stop is over, and a stop until the client has started.
+    """
+
+    async def main() -> list[str]:
+        steps = {"stop": client.stop, "start": client.start}
+        if last == "start":
+            await client.start()
+        first = steps["stop" if last == "start" else "start"]
+        await asyncio.gather(first(), steps[last]())
+        if last == "start":
+            await sends(client)
+        else:
+            with pytest.raises(DependencyError):
+                await sends(client)
+        await client.stop()
+        return await leftovers()
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_start_beside_one_that_is_cancelled_starts_the_client(client: RpcClient):
+    """
+    It returns only if the client is started.
+    """
+
+    async def main() -> list[BaseException | None]:
+        first, second = (asyncio.create_task(client.start()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        ended = await asyncio.gather(first, second, return_exceptions=True)
+        await sends(client)
+        await client.stop()
+        return ended
+
+    cancelled, started = asyncio.run(main())
+
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert started is None
+
+
+# -- what a stop ends -------------------------------------------------------------------------
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("way", ["call", "cast"])
+async def test_a_stop_ends_what_still_asks_whether_the_service_takes_requests(way: str):
+    """
+    With `fail_fast`; nothing is sent later, when the question would have been over.
+    """
+    broker, heard = MemoryBroker(), list[Delivery]()
+    service, transport = (MemoryTransport(broker, Process()) for _ in range(2))
+    await service.start()
+    await transport.start()
+    for topic in ("compute", "compute-ops"):
+        queue = shared_queue(topic)
+        await service.declare([queue])
+        await service.consume([queue], heard.append, prefetch=10)
+    client = RpcClient(transport, "compute")
+    await client.start()
+    asking = asyncio.create_task(partial(getattr(client.prepare(fail_fast=True), way), "echo")())
+    await asyncio.sleep(0.5)
+
+    await client.stop()
+    with pytest.raises(RpcError, match="the client was stopped, and nothing was sent"):
+        await asking
+    await asyncio.sleep(60)
+
+    assert [delivery.queue.topic for delivery in heard] == ["compute-ops"]
+    await transport.stop()
+    await service.stop()
