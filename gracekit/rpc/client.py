@@ -212,8 +212,16 @@ class RpcClient(ClientView, AsyncOnly):
         self._max_body_bytes = max_body_bytes
         self._timeouts = SharedTimeouts()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
-        owned = isinstance(transport, str)
-        self._life = ClientLife(self._transport.start, self._end) if owned else None
+        self._life = (
+            ClientLife(
+                self._transport.start,
+                self._end,
+                who="client",
+                way="async with svc.client(...) as client",
+            )
+            if isinstance(transport, str)
+            else None
+        )
 
     @property
     def ignored_replies(self) -> int:

@@ -1,4 +1,4 @@
-"""The life of a client that has a connection of its own: from a start to a stop, in one event loop.
+"""The life of a client or listener with a connection of its own: in one event loop, to its stop.
 
 Locks, timers and sockets of a loop do not work in another one. So another loop is refused before
 it can break anything.
@@ -22,12 +22,17 @@ class ClientLife:
     Args:
         begin: Connects. If it fails, the next start calls it again.
         end: Disconnects, and ends what waits.
+        who: Its kind, in error texts.
+        way: How it is opened, in error texts.
     """
 
-    def __init__(self, begin: Step, end: Step) -> None:
+    def __init__(self, begin: Step, end: Step, *, who: str, way: str) -> None:
         self._begin = begin
         self._end = end
+        self._who = who
+        self._way = way
         self._home: _Home | None = None  # where it was started; None before, and after a stop
+        self._has_failed = False  # a start, after which nobody has stopped it
 
     async def start(self) -> None:
         """Begin, unless it has begun.
@@ -36,7 +41,7 @@ class ClientLife:
             ConfigError: it was started in another event loop, and not stopped there.
         """
         while True:
-            self._check_loop("started")
+            self.check_loop("started")
             home = self._home = self._home or _Home()
             if home.ending is not None:
                 with contextlib.suppress(Exception):  # told to who stopped it
@@ -53,7 +58,9 @@ class ClientLife:
             await self._begin()
         except BaseException:
             self._home = None  # it may be tried again in any loop
+            self._has_failed = True
             raise
+        self._has_failed = False
         home.is_open = True
 
     async def stop(self) -> None:
@@ -62,9 +69,12 @@ class ClientLife:
         Raises:
             ConfigError: it was started in another event loop.
         """
-        self._check_loop("stopped")
+        self.check_loop("stopped")
         home = self._home
         if home is None:
+            if self._has_failed:
+                self._has_failed = False
+                await self._end()
             return
         if home.ending is None or home.ending.cancelled():
             home.ending = asyncio.create_task(self._close(home), name="gracekit-client-stop")
@@ -91,22 +101,27 @@ class ClientLife:
         home = self._home
         if home is not None and home.ending is None and home.loop is asyncio.get_running_loop():
             return
-        self._check_loop(f"asked to send {what}()")
+        self.check_loop(f"asked to send {what}()")
         raise DependencyError(
-            f"this client is not started, or is stopped, so {what}() was not sent: write `async "
-            "with svc.client(...) as client:` around its calls, or await its start()"
+            f"this {self._who} is not started, or is stopped, so {what}() was not sent: write "
+            f"`{self._way}:` around its calls, or await its start()"
         )
 
-    def _check_loop(self, asked: str) -> None:
+    def check_loop(self, asked: str) -> None:
+        """Check that no other loop has started it, before it is *asked* to do something here.
+
+        Raises:
+            ConfigError: one has.
+        """
         home = self._home
         if home is None or home.loop is asyncio.get_running_loop():
             return
         over = ", which is closed" if home.loop.is_closed() else ""
         raise ConfigError(
-            f"this client was started in another event loop{over}, and cannot be {asked} in this "
-            "one: open a client for each loop with `async with svc.client(...)`, or make all its "
-            "calls in its own loop, from other threads through a portal (docs/embedding.md, 'A "
-            "program without an event loop')"
+            f"this {self._who} was started in another event loop{over}, and cannot be {asked} in "
+            f"this one: open one for each loop with `{self._way}`, or use it in its own loop only, "
+            "from other threads through a portal (docs/embedding.md, 'A program without an event "
+            "loop')"
         )
 
 

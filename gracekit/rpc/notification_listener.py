@@ -34,6 +34,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Process
+from gracekit.rpc.client_life import ClientLife
 from gracekit.rpc.connect import given_or_opened, written_url
 from gracekit.rpc.envelope import MAX_BODY_BYTES, check_size
 from gracekit.rpc.notifications import PRIORITIES, Notification, decode_notification
@@ -124,7 +125,6 @@ class NotificationListener(AsyncOnly):
         self._prefetch = _checked_prefetch(prefetch)
         self._max_body_bytes = max_body_bytes
         self._telemetry = Telemetry()
-        self._owned = isinstance(transport, str)
         self._place = f" in {written_url(transport)}" if isinstance(transport, str) else ""
         self._transport = given_or_opened(
             transport,
@@ -134,7 +134,7 @@ class NotificationListener(AsyncOnly):
             profile=declare_profile,
             max_body_bytes=max_body_bytes,
         )
-        self._transport.on_broken(self._end)
+        self._transport.on_broken(self._break)
         self._broken: StoreBrokenError | None = None
         self._is_started = False
         self._was_started = False
@@ -145,6 +145,16 @@ class NotificationListener(AsyncOnly):
         self._in_hand: Delivery | None = None  # the one in the loop's body
         self._news = asyncio.Event()
         self._is_asked = False
+        self._life = (
+            ClientLife(
+                self._begin_connected,
+                self._end_connected,
+                who="NotificationListener",
+                way="async with NotificationListener(...) as listener",
+            )
+            if isinstance(transport, str)
+            else None
+        )
 
     # -- life -----------------------------------------------------------------
 
@@ -154,12 +164,21 @@ class NotificationListener(AsyncOnly):
         If no service has created the file of queues yet, the loop waits for it.
 
         Raises:
-            ConfigError: the file or the queues cannot be used, or no event loop of asyncio runs.
+            ConfigError: the file or the queues cannot be used, no event loop of asyncio runs, or
+                the listener was started in another one.
             DependencyError: the transport cannot be reached.
         """
         need_loop()
-        if self._owned:
-            await self._transport.start()
+        if self._life is not None:
+            await self._life.start()
+        else:
+            await self._begin()
+
+    async def _begin_connected(self) -> None:
+        await self._transport.start()
+        await self._begin()
+
+    async def _begin(self) -> None:
         self._is_started = self._was_started = True
         try:
             await self._open()
@@ -170,8 +189,24 @@ class NotificationListener(AsyncOnly):
         """Stop reading, and give back all unacknowledged notifications; may be called twice.
 
         A loop that waits for the next notification ends. The notification in a loop's body is
-        given back too, and will be delivered again.
+        given back too, and will be delivered again. If the stop is cancelled, it goes on in the
+        background.
+
+        Raises:
+            ConfigError: the listener was started in another event loop.
         """
+        if self._life is not None:
+            await self._life.stop()
+        else:
+            await self._end()
+
+    async def _end_connected(self) -> None:
+        try:
+            await self._end()
+        finally:
+            await self._transport.stop()
+
+    async def _end(self) -> None:
         self._is_started = False
         self._news.set()
         async with self._opening:
@@ -181,8 +216,6 @@ class NotificationListener(AsyncOnly):
                 await consumer.cancel()
         finally:
             await self._give_back_all()
-            if self._owned:
-                await self._transport.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -212,7 +245,10 @@ class NotificationListener(AsyncOnly):
             RuntimeError: the listener was never started, or another task waits for a notification
                 of it.
             StoreBrokenError: this process can no longer use the transport.
+            ConfigError: the listener was started in another event loop.
         """
+        if self._life is not None:
+            self._life.check_loop("read")
         if not self._was_started:
             raise RuntimeError(
                 "this NotificationListener is not started, so it reads nothing: write "
@@ -309,7 +345,7 @@ class NotificationListener(AsyncOnly):
         self._waiting.append(delivery)
         self._news.set()
 
-    def _end(self, error: StoreBrokenError) -> None:
+    def _break(self, error: StoreBrokenError) -> None:
         self._broken = error
         self._news.set()
 

@@ -18,6 +18,7 @@ from gracekit.process import Process
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.notification_listener import NotificationListener
 from gracekit.rpc.transport import Delivery, shared_queue
 
 
@@ -70,6 +71,12 @@ WAYS: dict[str, Callable[[RpcClient], Coroutine[Any, Any, Any]]] = {
 # -- which loop -------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def listener(client: RpcClient, tmp_path: Path) -> NotificationListener:
+    """Not started."""
+    return NotificationListener(f"sqlite:///{tmp_path / 'queues.db'}", "news")
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_is_refused_in_a_loop_that_has_not_started_it(client: RpcClient, way: str):
     """
@@ -88,6 +95,26 @@ def test_a_client_is_refused_in_a_loop_that_has_not_started_it(client: RpcClient
 
     assert isinstance(wrong, ConfigError)
     assert "in another event loop, and cannot be " in str(wrong)
+
+
+@pytest.mark.parametrize("way", ["start", "stop", "__anext__"])
+def test_a_listener_is_refused_in_a_loop_that_has_not_started_it(
+    listener: NotificationListener, way: str
+):
+    """
+    As a client is.
+    """
+
+    async def used() -> None:
+        await getattr(listener, way)()
+
+    async def main() -> list[str]:
+        async with listener:
+            with pytest.raises(ConfigError, match="this NotificationListener was started in anoth"):
+                await asyncio.to_thread(lambda: asyncio.run(used()))
+        return await leftovers()
+
+    assert asyncio.run(main()) == []
 
 
 def test_a_client_of_a_loop_that_has_ended_says_so(client: RpcClient):
@@ -159,6 +186,51 @@ def test_a_client_that_a_cancel_scope_of_anyio_ends_leaves_nothing(client: RpcCl
         return await leftovers()
 
     assert anyio.run(main) == []
+
+
+def test_a_listener_that_a_cancel_scope_of_anyio_ends_leaves_nothing(
+    listener: NotificationListener,
+):
+    """
+    Its loop waits for the next notification meanwhile.
+    """
+
+    async def main() -> list[str]:
+        for _ in range(3):
+            with anyio.move_on_after(0.05):
+                async with listener:
+                    await anext(listener)
+        return await leftovers()
+
+    assert anyio.run(main) == []
+
+
+@pytest.mark.parametrize("kind", ["client", "listener"])
+def test_a_stop_after_a_start_that_failed_leaves_nothing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """
+    Whatever the start had come to.
+    """
+    one = request.getfixturevalue(kind)
+    start = one._transport.start
+
+    async def starts_and_fails() -> None:
+        await start()
+        await one._transport.declare([shared_queue("compute")])
+        raise DependencyError("at the end")
+
+    async def main() -> list[str]:
+        with pytest.raises(DependencyError, match="at the end"):
+            await one.start()
+        await one.stop()
+        return await leftovers()
+
+    monkeypatch.setattr(one._transport, "start", starts_and_fails)
+    if kind == "client":
+        monkeypatch.setattr(one._life, "_begin", starts_and_fails)
+
+    assert asyncio.run(main()) == []
 
 
 @pytest.mark.parametrize("last", ["start", "stop"])
