@@ -18,7 +18,7 @@ from gracekit.errors import (
 )
 from gracekit.rpc.client import ClientView
 from gracekit.rpc.methods import Method
-from tests.simulation.app import SETTLE_S
+from tests.simulation.app import SETTLE_S, STYLES
 from tests.simulation.truth import AROUND, Plan, violate
 
 if TYPE_CHECKING:
@@ -195,6 +195,38 @@ class Callers:
         except Exception as error:  # noqa: BLE001 - an answer too
             story.judged(story.parked.check_answer, one, error)
         story.ends["asked again"] += 1
+
+    # -- the last drains ------------------------------------------------------------------
+
+    async def busy_the_ops_lane(self, host: str) -> None:
+        """Send an ops request of 3 s, and behind it in its lane work of 8 s that holds a drain.
+
+        If only one may run, the work begins while a drain waits for an idle ops lane, and that wait
+        is over (5 s) before the work is.
+        """
+        look, work = self._story.app.ops[0], self._story.app.methods["retry", False, STYLES[0]]
+        for method, policy, items, item_s in ((look, "ops", 1, 3.0), (work, "retry", 2, 4.0)):
+            plan = Plan(
+                request_id=f"last-{policy}-{len(self._story.sent)}",
+                policy=policy,
+                items=items,
+                item_s=item_s,
+                raises=False,
+                stubborn_s=0,
+                settle_s=SETTLE_S,
+                seed=self._story.seed,
+            )
+            one = Sent(
+                plan=plan,
+                method=method,
+                args={"n": 0},
+                options={"request_id": plan.request_id, "host": host, "ops": True},
+                is_call=False,
+            )
+            self._story.truth.plans[plan.request_id] = plan
+            self._story.sent[plan.request_id] = one
+            self._story.spawn(self._send(self._clients[0], one, 0.0))
+            await asyncio.sleep(0.5)
 
     # -- on the wire ----------------------------------------------------------------------
 

@@ -41,6 +41,12 @@ KILLERS: Final = 0.25
 QUIET_S: Final = 900.0
 LATE_LEASES: Final = 0.1
 """Share of the seeds in which the last drains begin while a lease is being taken."""
+BUSY_OPS: Final = 0.2
+"""Share of the seeds in which the last drains, if they may last, begin with a busy ops lane."""
+IDLE_S: Final = 6.0
+"""Within which an idle process ends."""
+ENOUGH_S: Final = 22.0
+"""Within which one ends whose ops lane is busy, also with what a sibling has left to it."""
 LEASE_WITHIN_S: Final = 60.0  # a job runs every 17 s, and a pass at least as often as this
 SLOTS: Final = (["node-1"], ["node-1"], ["node-1", "node-1"], ["node-1", "node-2"])
 MAX_ITERATIONS: Final = 60_000  # most seeds need two thousand
@@ -99,6 +105,7 @@ class Story:
         self.served_at: dict[SimLife, float] = {}
         self.machine_is_closed = False
         self.is_over = False
+        self._has_one_ops_slot = False
         self._awaits_lease: tuple[SimLife, asyncio.Event] | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -213,6 +220,8 @@ class Story:
     def _settings(self) -> dict[str, Any]:
         pick = self.rng.choice
         drain = pick([1.0, 5.0, 12.0, 30.0])
+        late = random.Random(f"{self.seed} last drain").random() > 1 - BUSY_OPS
+        self._has_one_ops_slot = late and drain > ENOUGH_S
         return {
             "drain_timeout_s": drain,
             "kill_after_s": None,
@@ -227,6 +236,7 @@ class Story:
             "retention_after_s": 600.0,
             **self._settings_of_rules(),
             **self.capacity.settings(),
+            **({"ops_max_running": 1} if self._has_one_ops_slot else {}),
         }
 
     def _settings_of_rules(self) -> dict[str, Any]:
@@ -377,23 +387,30 @@ class Story:
         for life in self.machine.lives:
             if not life.process.lives or life.runtime.state is not ServiceState.SERVING:
                 continue
-            await self._ask_at_the_end(life)
+            longest_s = await self._ask_at_the_end(life)
             asked = self.loop.time()
             await asyncio.wait_for(life.over.wait(), 120)
             if life.report is None or life.report.exit_code != 0:
                 raise Violation(f"P4: an idle {life.name} ended with {life.report}")
-            if self.loop.time() - asked > 6:
+            if self.loop.time() - asked > longest_s:
                 raise Violation(f"P4: an idle {life.name} took {self.loop.time() - asked} s")
 
-    async def _ask_at_the_end(self, life: SimLife) -> None:
-        """Ask for a drain: in some seeds while a job or a pass takes a lease of a slow store."""
+    async def _ask_at_the_end(self, life: SimLife) -> float:
+        """Ask for a drain; return how long it may take, in seconds.
+
+        In some seeds it begins while a job or a pass takes a lease of a slow store. In others an
+        ops request runs, and work that holds the drain waits for its slot.
+        """
         if random.Random(f"{self.seed} last drain").random() < LATE_LEASES:
             self.swarm.late_step = Point.TAKE_LEASE.value
             self._awaits_lease = life, asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._awaits_lease[1].wait(), LEASE_WITHIN_S)
             self._awaits_lease = None
+        elif self._has_one_ops_slot:
+            await self.callers.busy_the_ops_lane(life.runtime.settings.host)
         life.ask_to_stop()
+        return ENOUGH_S if self._has_one_ops_slot else IDLE_S
 
     def note_commit(self, life: Any, point: Point) -> None:
         """A process has given its store something to write."""
