@@ -13,7 +13,7 @@ from typing import Any
 
 from gracekit.errors import ConfigError, DependencyError
 
-Step = Callable[[], Awaitable[None]]
+ClientStep = Callable[[], Awaitable[None]]
 
 
 class ClientLife:
@@ -26,7 +26,7 @@ class ClientLife:
         way: How it is opened, in error texts.
     """
 
-    def __init__(self, begin: Step, end: Step, *, who: str, way: str) -> None:
+    def __init__(self, begin: ClientStep, end: ClientStep, *, who: str, way: str) -> None:
         self._begin = begin
         self._end = end
         self._who = who

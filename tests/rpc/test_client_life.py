@@ -47,11 +47,11 @@ async def uses(client: RpcClient) -> None:
 
 
 async def leftovers() -> list[str]:
-    """Tasks beside this one, and threads of engines, if they do not end soon."""
+    """Tasks beside this one, and threads of this test's engines, if they do not end soon."""
     found: list[str] = []
     for _ in range(200):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        threads = (one.name for one in threading.enumerate() if ".db-" in one.name)
+        threads = (one.name for one in threading.enumerate() if one.name.startswith("queues.db-"))
         found = [*(task.get_name() for task in tasks), *threads]
         if not found:
             break
