@@ -25,7 +25,7 @@ from gracekit.rpc.transport import Delivery, shared_queue
 @pytest.fixture
 def client(tmp_path: Path) -> RpcClient:
     """Not started; a service has read its topic."""
-    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    url = f"sqlite:///{tmp_path / 'of_life.db'}"
     asyncio.run(_declare(url))
     return RpcClient(url, "compute")
 
@@ -51,7 +51,7 @@ async def leftovers() -> list[str]:
     found: list[str] = []
     for _ in range(200):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        threads = (one.name for one in threading.enumerate() if one.name.startswith("queues.db-"))
+        threads = (one.name for one in threading.enumerate() if one.name.startswith("of_life.db-"))
         found = [*(task.get_name() for task in tasks), *threads]
         if not found:
             break
@@ -74,7 +74,7 @@ WAYS: dict[str, Callable[[RpcClient], Coroutine[Any, Any, Any]]] = {
 @pytest.fixture
 def listener(client: RpcClient, tmp_path: Path) -> NotificationListener:
     """Not started."""
-    return NotificationListener(f"sqlite:///{tmp_path / 'queues.db'}", "news")
+    return NotificationListener(f"sqlite:///{tmp_path / 'of_life.db'}", "news")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -137,11 +137,11 @@ def test_a_start_that_failed_may_be_tried_again_in_another_loop(tmp_path: Path):
     A program that runs its calls one by one tries again when the file is there.
     """
     place = tmp_path / "not" / "yet"
-    client = RpcClient(f"sqlite:///{place / 'queues.db'}", "compute")
+    client = RpcClient(f"sqlite:///{place / 'of_life.db'}", "compute")
     with pytest.raises(ConfigError, match="not/yet"):
         asyncio.run(client.start())
     place.mkdir(parents=True)
-    asyncio.run(_declare(f"sqlite:///{place / 'queues.db'}"))
+    asyncio.run(_declare(f"sqlite:///{place / 'of_life.db'}"))
 
     asyncio.run(uses(client))
 
