@@ -44,7 +44,7 @@ class ClientLife:
             self.check_loop("started")
             home = self._home = self._home or _Home()
             if home.ending is not None:
-                with contextlib.suppress(Exception):  # told to who stopped it
+                with contextlib.suppress(Exception):  # whoever stopped it gets the error
                     await self.stop()
                 continue
             async with home.turn:

@@ -350,6 +350,15 @@ def _noting(ack: Any, frames: list[tuple[int, bool]]) -> Any:
     return noted
 
 
+def _made(url: str) -> AmqpTransport:
+    return AmqpTransport(
+        read_url(url, exchange="gracekit", profile="durable"),
+        process=Process(),
+        clock=Clock(),
+        telemetry=Telemetry(),
+    )
+
+
 @pytest.mark.parametrize("frames", FRAMES)
 async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
     own_broker: Broker, own_vhost: str, frames: str
@@ -357,13 +366,7 @@ async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
     """
     The broker has it and will confirm it: it is waited for, and not sent again.
     """
-    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=60s&frames={frames}"
-    patient = AmqpTransport(
-        read_url(url, exchange="gracekit", profile="durable"),
-        process=Process(),
-        clock=Clock(),
-        telemetry=Telemetry(),
-    )
+    patient = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=60s&frames={frames}")
     await patient.start()
     try:
         await patient.declare([QUEUE])
@@ -386,16 +389,7 @@ async def test_what_an_alarm_keeps_from_being_sent_is_not_called_a_lost_connecti
     """
     The first message may be in the queue; of later ones nothing is sent, and the error says why.
     """
-    sender = AmqpTransport(
-        read_url(
-            f"{own_broker.url_of(own_vhost)}?publish_timeout=2s",
-            exchange="gracekit",
-            profile="durable",
-        ),
-        process=Process(),
-        clock=Clock(),
-        telemetry=Telemetry(),
-    )
+    sender = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=2s")
     await sender.start()
     try:
         await sender.declare([QUEUE])
