@@ -129,7 +129,10 @@ def cast(
         view = _prepare(client, request_id=request_id, **target)
         await (view.fanout(method, **args) if fanout else view.cast(method, **args))
 
-    asyncio.run(_with_client(options.settings, topic, send))
+    try:
+        asyncio.run(_with_client(options.settings, topic, send))
+    except GracekitError as error:
+        _tell_failure(error, request_id, as_json=options.as_json)
     shown = {"request_id": request_id, "fanout": fanout}
     click.echo(verbatim_json(shown) if options.as_json else safe(request_id))
 

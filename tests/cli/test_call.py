@@ -92,6 +92,21 @@ def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
     assert fanned.json["fanout"] is True
 
 
+def test_a_cast_that_is_not_kept_says_so_as_a_call_does(directory):
+    """
+    With the error's class, which `docs/errors.md` explains, and the request id to send again.
+    """
+    nobody = ("cast", "compute", "echo", "--host", "nobody-reads-here", "--id", "order-9")
+    plain = gracekit(directory, *nobody)
+    answer = gracekit(directory, *nobody, "--json")
+
+    assert (plain.code, plain.out, answer.code) == (4, "", 4)
+    assert plain.err.startswith("Error: Undeliverable: no service ever declared ")
+    assert answer.json["request_id"] == "order-9"
+    assert answer.json["error"]["class"] == "Undeliverable"
+    assert answer.json["error"]["message"].startswith("no service ever declared ")
+
+
 def test_no_answer_in_time_is_unreachable(directory, service):
     """
     Exit 4, and a word on what becomes of the request.

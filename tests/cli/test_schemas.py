@@ -15,7 +15,7 @@ from tests.cli.parked import PARKING, left_parked, running
 from tests.cli.test_statuses import commands
 
 SCHEMAS: Final = ROOT / "docs" / "schemas" / "commands.json"
-SHARED: Final = {"state", "live task", "run status", "drain report"}
+SHARED: Final = {"state", "live task", "run status", "drain report", "sending error"}
 
 
 def closed(schema: Any) -> Any:
@@ -91,6 +91,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("cast", "compute", "work", "vm=vm-1", "--id", "order-1")
         run.wait_line("at work 'vm-1'")
         says("cast", "compute", "work", "vm=vm-1", "--id", "order-2")
+        says("cast", "compute", "work", "vm=vm-1", "--host", "nobody-reads-here")
         says("call", "compute", "hold", "vm=vm-7")
         says("cast", "compute", "peek", "--id", "peek-1")
         run.wait_line("peeking")
