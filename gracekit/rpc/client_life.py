@@ -1,14 +1,16 @@
 """The life of a client or listener with a connection of its own: in one event loop, to its stop.
 
-Locks, timers and sockets of a loop do not work in another one. So another loop is refused before
-it can break anything.
+Locks, timers and sockets of a loop do not work in another one, and a fork shares the sockets of
+its parent. So both are refused before they can break anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from gracekit.errors import ConfigError, DependencyError
@@ -32,64 +34,77 @@ class ClientLife:
         self._who = who
         self._way = way
         self._home: _Home | None = None  # where it was started; None before, and after a stop
-        self._has_failed = False  # a start, after which nobody has stopped it
+        self._stops = 0  # how often a stop was asked for
 
     async def start(self) -> None:
-        """Begin, unless it has begun.
+        """Begin, unless it has begun. If that fails or is cancelled, end what has begun.
 
         Raises:
-            ConfigError: it was started in another event loop, and not stopped there.
+            ConfigError: it was started in another event loop or process, and not stopped there.
+            DependencyError: it was stopped while this start waited for another start or stop.
         """
+        stops = self._stops
         while True:
             self.check_loop("started")
+            if self._stops != stops:
+                raise DependencyError(f"this {self._who} was stopped before it had started")
             home = self._home = self._home or _Home()
             if home.ending is not None:
                 with contextlib.suppress(Exception):  # whoever stopped it gets the error
-                    await self.stop()
+                    await asyncio.shield(self._ending(home))
                 continue
-            async with home.turn:
-                if home is self._home and home.ending is None:
-                    if not home.is_open:
+            try:
+                async with home.turn:
+                    if home.ending is None:
                         await self._open(home)
-                    return
+                        return
+            except Exception:
+                with contextlib.suppress(Exception):  # the first error says more
+                    await asyncio.shield(self._ending(home))
+                raise
+            if home.is_open:
+                return  # an earlier start had opened it, and it has been stopped since
 
     async def _open(self, home: _Home) -> None:
+        if home.is_open:
+            return
         try:
             await self._begin()
         except BaseException:
-            self._home = None  # it may be tried again in any loop
-            self._has_failed = True
+            self._ending(home)
             raise
-        self._has_failed = False
         home.is_open = True
 
     async def stop(self) -> None:
         """End, if it has begun. If this is cancelled, the end goes on in a task of its own.
 
         Raises:
-            ConfigError: it was started in another event loop.
+            ConfigError: it was started in another event loop or process.
         """
         self.check_loop("stopped")
+        self._stops += 1
         home = self._home
-        if home is None:
-            if self._has_failed:
-                self._has_failed = False
-                await self._end()
-            return
+        if home is not None:
+            await asyncio.shield(self._ending(home))
+
+    def _ending(self, home: _Home) -> asyncio.Task[Any]:
+        """The task that ends *home*, which is started if there is none."""
         if home.ending is None or home.ending.cancelled():
             home.ending = asyncio.create_task(self._close(home), name="gracekit-client-stop")
-        await asyncio.shield(home.ending)
+            home.ending.add_done_callback(partial(self._forget, home))
+        return home.ending
 
     async def _close(self, home: _Home) -> None:
         async with home.turn:
-            if home is not self._home:
-                return  # its start has failed
-            try:
-                await self._end()
-            except Exception:
-                self._home = None
-                raise
-            self._home = None  # not if it was cancelled half-way, as its loop ends
+            await self._end()
+
+    def _forget(self, home: _Home, ending: asyncio.Task[Any]) -> None:
+        if not ending.cancelled():
+            ending.exception()  # after a start that failed or was cancelled nobody may look
+        elif home.is_open:
+            return  # its loop has ended first; a start that failed may be tried in another one
+        if self._home is home:
+            self._home = None
 
     def check(self, what: str) -> None:
         """Check that it has begun in this loop, before *what* is sent.
@@ -99,7 +114,7 @@ class ClientLife:
             ConfigError: it was started in another event loop.
         """
         home = self._home
-        if home is not None and home.ending is None and home.loop is asyncio.get_running_loop():
+        if home is not None and home.ending is None and home.is_here():
             return
         self.check_loop(f"asked to send {what}()")
         raise DependencyError(
@@ -108,14 +123,20 @@ class ClientLife:
         )
 
     def check_loop(self, asked: str) -> None:
-        """Check that no other loop has started it, before it is *asked* to do something here.
+        """Check that no other loop or process has started it, before it is *asked* to do something.
 
         Raises:
             ConfigError: one has.
         """
         home = self._home
-        if home is None or home.loop is asyncio.get_running_loop():
+        if home is None or home.is_here():
             return
+        if home.pid != os.getpid():
+            raise ConfigError(
+                f"this {self._who} was started in process {home.pid}, of which this one is a fork, "
+                f"and cannot be {asked} here, as both would use one connection: open one in each "
+                f"process, after the fork, with `{self._way}`"
+            )
         over = ", which is closed" if home.loop.is_closed() else ""
         raise ConfigError(
             f"this {self._who} was started in another event loop{over}, and cannot be {asked} in "
@@ -126,12 +147,22 @@ class ClientLife:
 
 
 class _Home:
-    """One life, in the event loop that runs now."""
+    """One life, in the event loop and process that run now.
 
-    __slots__ = ("ending", "is_open", "loop", "turn")
+    Attributes:
+        is_open: Whether it has begun, also after its end.
+        ending: Ends it; also begun if its start has failed.
+    """
+
+    __slots__ = ("ending", "is_open", "loop", "pid", "turn")
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
         self.turn = asyncio.Lock()
         self.is_open = False
         self.ending: asyncio.Task[Any] | None = None
+
+    def is_here(self) -> bool:
+        """Whether the caller runs in its loop and process."""
+        return self.loop is asyncio.get_running_loop() and self.pid == os.getpid()

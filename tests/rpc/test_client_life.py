@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -66,6 +67,9 @@ WAYS: dict[str, Callable[[RpcClient], Coroutine[Any, Any, Any]]] = {
     "start": lambda client: client.start(),
     "stop": lambda client: client.stop(),
 }
+
+
+OVERTAKEN: Final = "this client was stopped before it had started"
 
 
 # -- which loop -------------------------------------------------------------------------------
@@ -130,6 +134,33 @@ def test_a_client_of_a_loop_that_has_ended_says_so(client: RpcClient):
 
     with pytest.raises(ConfigError, match="another event loop, which is closed, and cannot be ask"):
         asyncio.run(sends(client))
+
+
+@pytest.mark.process
+def test_a_fork_is_refused_that_runs_the_loop_of_its_parent(client: RpcClient):
+    """
+    Both would use one connection.
+    """
+    with asyncio.Runner() as runner:
+        runner.run(client.start())
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            said = "was not refused"
+            try:
+                runner.get_loop().run_until_complete(sends(client))
+            except ConfigError as error:
+                said = str(error)
+            finally:
+                os.write(writer, said.encode())
+                os._exit(0)
+        os.close(writer)
+        with open(reader, encoding="utf-8") as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        runner.run(sends(client))
+        runner.run(client.stop())
+
+    assert f"was started in process {os.getpid()}, of which this one is a fork" in said
 
 
 def test_a_start_that_failed_may_be_tried_again_in_another_loop(tmp_path: Path):
@@ -205,32 +236,43 @@ def test_a_listener_that_a_cancel_scope_of_anyio_ends_leaves_nothing(
     assert anyio.run(main) == []
 
 
+@pytest.mark.parametrize("end", ["fails", "hangs"])
 @pytest.mark.parametrize("kind", ["client", "listener"])
-def test_a_stop_after_a_start_that_failed_leaves_nothing(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_start_that_fails_or_is_cancelled_leaves_nothing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
 ):
     """
-    Whatever the start had come to.
+    Whatever it had come to: after a failed `async with` nobody stops the client.
     """
     one = request.getfixturevalue(kind)
     start = one._transport.start
 
-    async def starts_and_fails() -> None:
+    async def starts_in_part() -> None:
         await start()
         await one._transport.declare([shared_queue("compute")])
+        if end == "hangs":
+            await asyncio.Event().wait()
         raise DependencyError("at the end")
 
     async def main() -> list[str]:
-        with pytest.raises(DependencyError, match="at the end"):
-            await one.start()
-        await one.stop()
+        with pytest.raises(DependencyError if end == "fails" else TimeoutError):
+            async with asyncio.timeout(0.2), one:
+                pass
         return await leftovers()
 
-    monkeypatch.setattr(one._transport, "start", starts_and_fails)
-    if kind == "client":
-        monkeypatch.setattr(one._life, "_begin", starts_and_fails)
+    monkeypatch.setattr(one._transport, "start", starts_in_part)
+    monkeypatch.setattr(one._life, "_begin", starts_in_part)
 
     assert asyncio.run(main()) == []
+    monkeypatch.undo()
+    one._life._begin = one._transport.start
+    assert asyncio.run(_starts_and_stops(one)) == []
+
+
+async def _starts_and_stops(one: RpcClient | NotificationListener) -> list[str]:
+    async with one:
+        pass
+    return await leftovers()
 
 
 @pytest.mark.parametrize("last", ["start", "stop"])
@@ -254,6 +296,46 @@ def test_the_last_of_a_start_and_a_stop_that_overlap_counts(client: RpcClient, l
         return await leftovers()
 
     assert asyncio.run(main()) == []
+
+
+def test_a_stop_counts_that_comes_after_a_start_that_waits(client: RpcClient):
+    """
+    The start that waited for another one does not open the client again.
+    """
+
+    async def main() -> list[str]:
+        steps = (client.start, client.start, client.stop, client.start, client.stop, client.stop)
+        ended = await asyncio.gather(*(step() for step in steps), return_exceptions=True)
+        assert [str(one) for one in ended if one is not None] == [OVERTAKEN]
+        with pytest.raises(DependencyError, match="not started"):
+            await sends(client)
+        return await leftovers()
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_start_that_is_stopped_while_it_waits_for_one_that_fails_says_so(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    It neither connects after the stop, nor returns as if it had connected.
+    """
+
+    async def fails() -> None:
+        await asyncio.sleep(0.01)
+        raise DependencyError("away")
+
+    async def main() -> list[BaseException | None]:
+        steps = (client.start, client.start, client.stop)
+        return await asyncio.gather(*(step() for step in steps), return_exceptions=True)
+
+    monkeypatch.setattr(client._life, "_begin", fails)
+
+    away, stopped, end = asyncio.run(main())
+
+    assert str(away) == "away"
+    assert str(stopped) == OVERTAKEN
+    assert end is None
 
 
 def test_a_start_beside_one_that_is_cancelled_starts_the_client(client: RpcClient):
