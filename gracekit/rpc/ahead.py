@@ -48,9 +48,10 @@ async def check_open(
     """
     closed: dict[str, str] = {}
     limit_s = min(ASK_S, within_s / 2)
-    address, heard = await replies.hear()
+    address: ReplyAddress | None = None
     try:
         async with asyncio.timeout(limit_s):
+            address, heard = await replies.hear()
             queue = directed_queue(ops_topic, host) if host else shared_queue(ops_topic)
             await transport.publish(queue, _question(clock, address, limit_s))
             if _is_no_reason(await _answer(heard), closed, host):
@@ -63,7 +64,8 @@ async def check_open(
     except (TimeoutError, Undeliverable):
         pass  # no server answered, or no further one
     finally:
-        replies.forget(address)
+        if address is not None:
+            replies.forget(address)
     if closed:
         listed = ", ".join(f"{instance} ({state})" for instance, state in sorted(closed.items()))
         raise Draining(

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.errors import BadMessageError, HeartbeatTimeoutError, RpcError
+from gracekit.errors import BadMessageError, DependencyError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.message import Reply, ReplyAddress
 from gracekit.rpc.oslo_wire import check_size, decode_reply
 from gracekit.rpc.transport import REPLY, Consumer, Delivery, Queue, Transport, reply_queue
@@ -31,7 +31,7 @@ class Replies:
         self._transport = transport
         self._clock = clock
         self._max_body_bytes = max_body_bytes
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None  # one for all calls that wait for it
         self._queue: Queue | None = None
         self._consumer: Consumer | None = None
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
@@ -88,8 +88,10 @@ class Replies:
         """Stop reading replies; waiting calls and questions fail with RpcError."""
         for heard in self._hearing.values():
             heard.put_nowait(None)
-        async with self._opening:
-            consumer, self._consumer, self._queue = self._consumer, None, None
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        consumer, self._consumer, self._queue = self._consumer, None, None
         if consumer is not None:
             await consumer.cancel()
         for future in self._waiting.values():
@@ -103,14 +105,37 @@ class Replies:
             await asyncio.wait(tuple(self._settling))
 
     async def _open(self) -> Queue:
-        async with self._opening:
-            if self._queue is None:  # kept if the opening below fails
-                self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
-            if self._consumer is None:
-                self._consumer = await self._transport.consume(
-                    [self._queue], self._on_delivery, prefetch=_PREFETCH
-                )
-            return self._queue
+        if self._queue is None:  # kept if the opening below fails
+            self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
+        if self._consumer is None:
+            await self._wait_open(self._queue)
+        return self._queue
+
+    async def _wait_open(self, queue: Queue) -> None:
+        """Wait until the queue is read; that goes on if this is cancelled, as others may wait."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._consume(queue), name="gracekit-reply-queue")
+            self._opening.add_done_callback(self._end_opening)
+        opening, task = self._opening, asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if not opening.cancelled() or (task is not None and task.cancelling() > cancels):
+                raise
+            raise DependencyError(
+                "the client was stopped before it had a reply queue, and nothing was sent"
+            ) from None
+
+    async def _consume(self, queue: Queue) -> None:
+        self._consumer = await self._transport.consume(
+            [queue], self._on_delivery, prefetch=_PREFETCH
+        )
+
+    def _end_opening(self, opening: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # if all calls that waited were cancelled, nobody looks
 
     def _on_delivery(self, delivery: Delivery) -> None:
         try:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiormq
@@ -15,7 +15,13 @@ import pytest
 
 from gracekit import backoff
 from gracekit.clock import Clock
-from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
+from gracekit.errors import (
+    CallTimeoutError,
+    ConfigError,
+    DependencyError,
+    UnconfirmedError,
+    Undeliverable,
+)
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as intakes
@@ -42,6 +48,7 @@ from gracekit.telemetry.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
 from tests.rabbit.erlang import binary
+from tests.rabbit.proxy import Proxy
 from tests.rpc.kit import Inbox, message
 
 QUEUE = shared_queue("compute")
@@ -308,6 +315,81 @@ async def test_a_reply_that_was_not_acked_in_time_is_ignored_when_it_comes_again
 
         assert await client.prepare(timeout="30s").call("work", n=3) == "done"
         assert [one["n"] for one in asked] == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def proxy(shared_broker: Broker) -> Iterator[Proxy]:
+    with Proxy(shared_broker.port) as made:
+        yield made
+
+
+def _away(proxy: Proxy) -> None:
+    proxy.refuse()
+    proxy.cut()
+
+
+async def test_the_first_call_of_a_client_waits_for_a_broker_that_is_away(
+    shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
+) -> None:
+    """
+    As later calls and casts do. It is the first that needs the connection for replies, and one that
+    gives up takes nothing from the others.
+    """
+    url = shared_broker.url_of(rabbit_vhost, port=proxy.port)
+    async with (
+        answering(shared_broker.url_of(rabbit_vhost), "compute") as asked,
+        RpcClient(url, "compute") as client,
+    ):
+        _away(proxy)
+        views = [
+            client.prepare(timeout=30),
+            client.prepare(timeout=30, fail_fast=True),
+            client.prepare(timeout=30, monitor_timeout=30),
+        ]
+        calls = [asyncio.create_task(view.call("work", n=n)) for n, view in enumerate(views)]
+        with pytest.raises(CallTimeoutError, match="was not sent"):
+            await client.prepare(timeout=1).call("work", n=9)
+        proxy.heal()
+
+        assert await asyncio.gather(*calls) == ["done", "done", "done"]
+    assert sorted(one["n"] for one in asked) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("trouble", [_away, Proxy.swallow], ids=["away", "silent"])
+async def test_a_first_call_that_waits_in_vain_says_that_nothing_was_sent(
+    shared_broker: Broker, rabbit_vhost: str, proxy: Proxy, trouble: Callable[[Proxy], None]
+) -> None:
+    """
+    After the time of a publish, for however many calls.
+    """
+    url = f"{shared_broker.url_of(rabbit_vhost, port=proxy.port)}?publish_timeout=2s"
+    async with RpcClient(url, "compute") as client:
+        trouble(proxy)
+        began = time.monotonic()
+        calls = [client.call("work", n=n) for n in range(3)]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        took_s = time.monotonic() - began
+        proxy.heal()
+
+    assert [type(one) for one in ended] == [DependencyError] * 3
+    assert "no reply queue could be opened within 2 s, and nothing was sent: " in str(ended[0])
+    assert took_s < 5  # of three times two, if each began to wait when the one before had ended
+
+
+async def test_a_stop_ends_a_first_call_that_waits_for_the_broker(
+    shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
+) -> None:
+    """
+    It does not wait until the call gives up.
+    """
+    async with RpcClient(shared_broker.url_of(rabbit_vhost, port=proxy.port), "compute") as client:
+        _away(proxy)
+        calling = asyncio.create_task(client.call("work"))
+        await asyncio.sleep(0.5)
+
+    async with asyncio.timeout(5):
+        with pytest.raises(DependencyError, match="the client was stopped before it had a reply"):
+            await calling
 
 
 @contextlib.asynccontextmanager

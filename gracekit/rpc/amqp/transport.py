@@ -311,10 +311,38 @@ class AmqpTransport:
     ) -> AmqpConsumer:
         """See `Transport.consume`.
 
+        A reply queue is opened when a call needs it. If the broker is away then, this waits for it,
+        as a publish does.
+
         Raises:
             ConfigError: the broker refuses the profile's declaration.
             DependencyError: the broker cannot do it now.
         """
+        consume = partial(self._consume, queues, on_delivery, prefetch=prefetch)
+        is_of_calls = all(queue.kind is QueueKind.REPLY for queue in queues)
+        return await (self._patiently(consume) if is_of_calls else consume())
+
+    async def _patiently(self, consume: Callable[[], Awaitable[AmqpConsumer]]) -> AmqpConsumer:
+        timeout_s, why = self.broker.publish_timeout_s, "the broker did not answer"
+        pauses = backoff.CONNECTION.pauses(self._clock)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._check_started()
+                    try:
+                        return await consume()
+                    except DependencyError as error:
+                        why = str(error)
+                    await asyncio.sleep(next(pauses))
+        except TimeoutError:
+            raise DependencyError(
+                f"no reply queue could be opened within {timeout_s:g} s, and nothing was sent: "
+                f"{why}; send it again when the broker is back"
+            ) from None
+
+    async def _consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> AmqpConsumer:
         self._check_started()
         await self._reading.start()
         consumer = AmqpConsumer(
