@@ -175,7 +175,12 @@ class RpcError(GracekitError):
 
     If a client is stopped, calls that wait for an answer raise this error itself; those requests
     may run. What is still being sent raises DependencyError or UnconfirmedError.
+
+    Attributes:
+        request_id: Of a request that may run; empty if gracekit's client did not raise the error.
     """
+
+    request_id: str = ""
 
 
 class BadMessageError(RpcError):
@@ -241,8 +246,8 @@ class Undeliverable(RpcError):  # noqa: N818 - named for a state
 class UnconfirmedError(RpcError, TimeoutError):
     """The broker did not confirm a message in time; it may be in the queue, or not.
 
-    Send it again under the same request id. The service then runs it once, unless its method is
-    `requeue`.
+    Send it again under the same request id, which the error has as `request_id`. The service then
+    runs it once, unless its method is `requeue`.
     """
 
 
@@ -261,13 +266,8 @@ class CallTimeoutError(RpcError, TimeoutError):
 
     A request that no service has read by then expires in its queue and never runs. If the broker
     stood still, it takes the request when it goes on, and the time in its queue begins then. Call
-    again with the same request id to wait for its result.
-
-    Attributes:
-        request_id: Of the call; empty if gracekit's client did not raise the error.
+    again with the same `request_id`, which is set in each case, to wait for its result.
     """
-
-    request_id: str = ""
 
 
 class HeartbeatTimeoutError(CallTimeoutError):

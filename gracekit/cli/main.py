@@ -30,6 +30,7 @@ from gracekit.errors import (
     DependencyError,
     GracekitError,
     RunEndedError,
+    UnconfirmedError,
     Undeliverable,
     UnknownCommitError,
 )
@@ -191,7 +192,9 @@ def exit_code_of(error: GracekitError) -> int:
     match error:
         case ConfigError() | DeclarationError():
             return ExitCode.CONFIG
-        case DependencyError() | Undeliverable() | CallTimeoutError() | RunEndedError():
+        case DependencyError() | Undeliverable() | UnconfirmedError():
+            return UNREACHABLE
+        case CallTimeoutError() | RunEndedError():
             return UNREACHABLE
         case _:
             return ERROR

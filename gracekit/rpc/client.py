@@ -23,6 +23,8 @@ from gracekit.errors import (
     HeartbeatTimeoutError,
     InvalidArgumentsError,
     MessageTooLargeError,
+    RpcError,
+    UnconfirmedError,
     Undeliverable,
 )
 from gracekit.process import Process
@@ -38,6 +40,7 @@ from gracekit.rpc.options import (
     CallOptions,
     PrepareOptions,
     Sent,
+    named,
     no_reply,
     too_late,
 )
@@ -111,10 +114,13 @@ class ClientView:
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
             DependencyError: the broker cannot be reached, or takes nothing; nothing was sent.
-            UnconfirmedError: the broker did not confirm the request, which may be in its queue.
-            ConfigError: the client was started in another event loop.
+            UnconfirmedError: the broker did not confirm the request, which may be in its queue;
+                `request_id` has its id.
+            StoreLockedError: another program kept the file of queues locked; nothing was sent.
+            ConfigError: the client was started in another event loop or process.
             RpcError: why the service refused the request or interrupted it, as one of its classes
-                (docs/errors.md). Itself: the client was stopped while the call waited.
+                (docs/errors.md). Itself: the client was stopped while the call waited for the
+                answer to `request_id`.
             RemoteError: the handler raised a class that is not registered here;
                 registered, builtin and gracekit classes are raised as themselves.
         """
@@ -133,7 +139,7 @@ class ClientView:
         Raises:
             Undeliverable: no service ever read this topic.
             Draining: as with `call`, with `fail_fast` only.
-            DependencyError, UnconfirmedError, ConfigError: as with `call`.
+            DependencyError, UnconfirmedError, StoreLockedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
         """
@@ -147,7 +153,8 @@ class ClientView:
         """Send a request to every instance that runs now; possibly to none.
 
         Raises:
-            DependencyError, UnconfirmedError, ConfigError: as with `call`.
+            Undeliverable: no service has made the file of queues yet.
+            DependencyError, UnconfirmedError, StoreLockedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take, or a
                 prepared `host` or `fail_fast`.
@@ -233,8 +240,9 @@ class RpcClient(ClientView, AsyncOnly):
 
         Raises:
             ConfigError: the file cannot be used, no event loop of asyncio runs here, or the client
-                was started in another one.
+                was started in another one, or in a process of which this one is a fork.
             DependencyError: the transport cannot be reached.
+            StoreLockedError: another program kept the file of queues locked.
         """
         need_loop()
         self._tracing.look()
@@ -311,7 +319,12 @@ class RpcClient(ClientView, AsyncOnly):
                 if monitor_s is not None:
                     silence = self._silence(options, method, request)
                     self._replies.monitor(address, monitor_s, silence)
-                reply = await future
+                try:
+                    reply = await future
+                except RpcError as error:  # the client was stopped, or there was no heartbeat
+                    raise named(error, request.request_id) from None
+        except UnconfirmedError as error:
+            raise named(error, request.request_id) from None
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -345,7 +358,10 @@ class RpcClient(ClientView, AsyncOnly):
         with self._sending("cast", request, options, method):
             if options.fail_fast:
                 await self._check_open(options, method)
-            await self._send(options, method, request, expires_at=None)
+            try:
+                await self._send(options, method, request, expires_at=None)
+            except UnconfirmedError as error:
+                raise named(error, request.request_id) from None
         return request.request_id
 
     async def _fanout(
@@ -363,7 +379,10 @@ class RpcClient(ClientView, AsyncOnly):
         request = self._request(options, method, args, kwargs)
         topic = self._topic(options, method)
         with self._sending("fanout", request, options, method):
-            await self._transport.publish_fanout(topic, self._message(request))
+            try:
+                await self._transport.publish_fanout(topic, self._message(request))
+            except UnconfirmedError as error:
+                raise named(error, request.request_id) from None
 
     async def _send(
         self, options: CallOptions, method: AnyMethod, request: Request, *, expires_at: float | None

@@ -41,7 +41,13 @@ _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyTyp
 )
 
 # Not rebuilt: they cannot be built from plain arguments, or break the coroutine that raises them.
-_NOT_REBUILT: Final = (ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError)
+# Or they say what became of a client's own request. From a handler they mean that of another one,
+# which the handler has made: who takes it for its own might send a request twice.
+_NOT_REBUILT: Final = (
+    *(ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError),
+    *(errors.DependencyError, errors.Undeliverable),
+    *(errors.UnconfirmedError, errors.CallTimeoutError),
+)
 
 
 def _exceptions_of(module: object, prefix: str) -> dict[str, type[Exception]]:

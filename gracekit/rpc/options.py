@@ -6,12 +6,12 @@ import enum
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, TypeVar
 
 import msgspec
 
 from gracekit.config.values import did_you_mean, parse_duration
-from gracekit.errors import CallTimeoutError, ConfigError
+from gracekit.errors import CallTimeoutError, ConfigError, RpcError
 from gracekit.rpc.methods import Method, MethodTarget
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.rpc.versions import serves
@@ -27,6 +27,9 @@ _TEXTS: Final = frozenset({"host", "version", "namespace", "request_id"})
 _TRUTHS: Final = frozenset({"ops", "fail_fast", "pending"})
 
 AnyMethod = Method[..., Any] | str
+
+
+RpcErrorT = TypeVar("RpcErrorT", bound=RpcError)
 
 
 class Sent(enum.Enum):
@@ -53,6 +56,15 @@ def no_reply(
     )
     error.request_id = request_id
     return error
+
+
+def named(error: RpcErrorT, request_id: str) -> RpcErrorT:
+    """*error*, after which a request may run, with its id; once only."""
+    if error.request_id:
+        return error
+    made = type(error)(f"{error}: {request_id}")
+    made.request_id = request_id
+    return made
 
 
 def too_late(method: str, timeout: object, request_id: str) -> CallTimeoutError:

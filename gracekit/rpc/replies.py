@@ -97,7 +97,10 @@ class Replies:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
-                    RpcError("the client was stopped before the reply came; the request may run")
+                    RpcError(
+                        "the client was stopped before the reply came, so the request may run; "
+                        "call again with the same request id"
+                    )
                 )
                 future.exception()  # a call that is still sending never looks at it
         self._waiting.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -105,6 +105,32 @@ def test_a_cast_that_is_not_kept_says_so_as_a_call_does(directory):
     assert answer.json["request_id"] == "order-9"
     assert answer.json["error"]["class"] == "Undeliverable"
     assert answer.json["error"]["message"].startswith("no service ever declared ")
+
+
+@pytest.mark.parametrize("command", ["call", "cast"])
+def test_an_empty_id_is_refused(directory, command: str):
+    """
+    `--id "$UNSET"` of a script would make each repetition a request of its own.
+    """
+    answer = gracekit(directory, command, "compute", "echo", "--id", "")
+
+    assert (answer.code, answer.out) == (78, ""), answer
+    assert "request_id must have 1 to 255 characters" in answer.err
+
+
+def test_ctrl_c_names_the_request_which_runs_on(directory, service):
+    """
+    With its id the same command asks for the result.
+    """
+    words = ("call", "compute", "work", "vm=ctrl-c", "--id", "order-7")
+    with Started(directory, *words, terminal=True) as call:
+        service.wait_line("at work 'ctrl-c'")
+        call.type("\x03")
+        code, said = call.wait(), call.rest()
+
+    assert code == 130
+    assert "interrupted; request order-7 may run, or run on: the same command with --id" in said
+    assert "Traceback" not in said
 
 
 def test_no_answer_in_time_is_unreachable(directory, service):

@@ -68,9 +68,14 @@ def test_a_subclass_that_is_not_public_is_explained_by_its_base():
 @pytest.mark.parametrize("name", pages.error_classes())
 def test_a_caller_gets_the_class_that_a_handler_has_raised(name: str):
     """
-    But for the two that the page names.
+    But for those that the page names.
     """
-    others = {"InvalidArgumentsError": TypeError, "ConflictError": gracekit.RemoteError}
+    of_a_sender = (
+        *("DependencyError", "Undeliverable", "UnconfirmedError"),
+        *("CallTimeoutError", "HeartbeatTimeoutError"),
+    )
+    others = dict.fromkeys(("ConflictError", *of_a_sender), gracekit.RemoteError)
+    others["InvalidArgumentsError"] = TypeError
 
     got = rebuild(failure_of(pages.an_error(name)), {})
 

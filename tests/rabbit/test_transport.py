@@ -408,10 +408,10 @@ async def answering(url: str, topic: str) -> AsyncIterator[list[Any]]:
 
     async def answer(delivery: Delivery) -> None:
         request = decode_request(delivery.body)
-        assert request.reply is not None
         asked.append(request.args)
-        reply = Reply(msg_id=request.reply.msg_id, reply_id="1", result="done")
-        await transport.publish(reply_queue(request.reply.queue), Message(body=encode_reply(reply)))
+        if (to := request.reply) is not None:
+            reply = Reply(msg_id=to.msg_id, reply_id="1", result="done")
+            await transport.publish(reply_queue(to.queue), Message(body=encode_reply(reply)))
         await delivery.ack()
 
     def take(delivery: Delivery) -> None:
@@ -488,6 +488,25 @@ async def test_what_an_alarm_keeps_from_being_sent_is_not_called_a_lost_connecti
         await sender.stop()
 
     assert own_broker.queues(own_vhost)["compute"].ready in {2, 3}
+
+
+@pytest.mark.parametrize("way", ["call", "cast", "fanout"])
+async def test_an_unconfirmed_request_has_its_id_for_the_next_try(
+    own_broker: Broker, own_vhost: str, way: str
+) -> None:
+    """
+    It may run; under another id it could run twice.
+    """
+    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=2s"
+    async with answering(own_broker.url_of(own_vhost), "compute"), RpcClient(url, "compute") as one:
+        await one.call("work")
+        await one.fanout("work")  # its channel is open, too
+        await asyncio.to_thread(own_broker.set_alarm)
+        with pytest.raises(UnconfirmedError, match=r": order-1$") as given:
+            await getattr(one.prepare(request_id="order-1"), way)("work")
+        await asyncio.to_thread(own_broker.clear_alarm)
+
+    assert given.value.request_id == "order-1"
 
 
 async def test_a_publish_says_whether_it_may_have_been_carried_out(

@@ -545,8 +545,10 @@ async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
 
     await client.stop()
 
-    with pytest.raises(RpcError, match="the client was stopped"):
+    with pytest.raises(RpcError, match="the client was stopped") as stopped:
         await calling
+    assert stopped.value.request_id == echo.requests[0].request_id
+    assert str(stopped.value).endswith(f"with the same request id: {stopped.value.request_id}")
 
 
 def live_timers() -> int:

@@ -154,7 +154,7 @@ def test_a_fork_is_refused_that_runs_the_loop_of_its_parent(client: RpcClient):
                 os.write(writer, said.encode())
                 os._exit(0)
         os.close(writer)
-        with open(reader, encoding="utf-8") as pipe:
+        with os.fdopen(reader) as pipe:
             said = pipe.read()
         os.waitpid(pid, 0)
         runner.run(sends(client))

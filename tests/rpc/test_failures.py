@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from gracekit import errors
 from gracekit.errors import (
     Draining,
     Gone,
@@ -126,6 +127,30 @@ def test_known_names_become_our_classes(module, name, kind):
     Oslo's two refusals and gracekit's own errors can be caught as such.
     """
     assert type(rebuild(failure(module, name), {})) is kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DependencyError",
+        "Undeliverable",
+        "UnconfirmedError",
+        "CallTimeoutError",
+        "HeartbeatTimeoutError",
+    ],
+)
+def test_what_a_client_says_of_its_own_request_is_never_that_of_a_handler(name: str):
+    """
+    "Nothing was sent" of a request that the handler has made would be taken for the caller's own,
+    which has run.
+    """
+    sent = failure_of(getattr(errors, name)("nothing was sent"))
+
+    error = rebuild(sent, {})
+
+    assert isinstance(error, RemoteError)
+    assert (error.exc_class, error.exc_module) == (name, "gracekit.errors")
+    assert str(error) == f"{name}: nothing was sent"
 
 
 def test_registered_classes_are_rebuilt():
