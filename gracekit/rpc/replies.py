@@ -85,15 +85,21 @@ class Replies:
             monitor.stop()
 
     async def stop(self) -> None:
-        """Stop reading replies; waiting calls and questions fail with RpcError."""
-        for heard in self._hearing.values():
-            heard.put_nowait(None)
+        """Stop reading replies; waiting calls and questions fail with RpcError, at once."""
+        self._end_waits()
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
         consumer, self._consumer, self._queue = self._consumer, None, None
         if consumer is not None:
             await consumer.cancel()
+        self._end_waits()  # of what was asked meanwhile
+        if self._settling:
+            await asyncio.wait(tuple(self._settling))
+
+    def _end_waits(self) -> None:
+        for heard in self._hearing.values():
+            heard.put_nowait(None)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
@@ -104,8 +110,6 @@ class Replies:
                 )
                 future.exception()  # a call that is still sending never looks at it
         self._waiting.clear()
-        if self._settling:
-            await asyncio.wait(tuple(self._settling))
 
     async def _open(self) -> Queue:
         if self._queue is None:  # kept if the opening below fails

@@ -551,6 +551,34 @@ async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
     assert str(stopped.value).endswith(f"with the same request id: {stopped.value.request_id}")
 
 
+async def test_a_stop_ends_waiting_calls_before_it_waits_for_the_broker(
+    client, echo, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A broker that stands still confirms the end of the reply queue late, if at all.
+    """
+    echo.is_silent = True
+    calling = asyncio.create_task(client.call("echo"))
+    while not echo.requests:
+        await asyncio.sleep(0)
+    consumer, confirmed = client._replies._consumer, asyncio.Event()
+    cancel = consumer.cancel
+
+    async def late() -> None:
+        await confirmed.wait()
+        await cancel()
+
+    monkeypatch.setattr(consumer, "cancel", late)
+
+    stopping = asyncio.create_task(client.stop())
+    with pytest.raises(RpcError, match="the client was stopped"):
+        await calling
+
+    assert not stopping.done()
+    confirmed.set()
+    await stopping
+
+
 def live_timers() -> int:
     scheduled = asyncio.get_running_loop()._scheduled
     return sum(not handle.cancelled() for handle in scheduled)
