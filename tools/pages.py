@@ -297,6 +297,7 @@ RAISED_BY_CLIENTS: Final = frozenset(
         *("ConfigError", "DependencyError", "RpcError", "Undeliverable", "UnconfirmedError"),
         *("VersionCapError", "CallTimeoutError", "HeartbeatTimeoutError", "Draining"),
         *("MessageTooLargeError", "InvalidArgumentsError", "UnserialisableError"),
+        "StoreLockedError",
     }
 )
 """What a client raises by itself, without an answer."""

@@ -45,7 +45,7 @@ _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyTyp
 # which the handler has made: who takes it for its own might send a request twice.
 _NOT_REBUILT: Final = (
     *(ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError),
-    *(errors.DependencyError, errors.Undeliverable),
+    *(errors.DependencyError, errors.Undeliverable, errors.StoreLockedError),
     *(errors.UnconfirmedError, errors.CallTimeoutError),
 )
 

@@ -71,7 +71,7 @@ def test_a_caller_gets_the_class_that_a_handler_has_raised(name: str):
     But for those that the page names.
     """
     of_a_sender = (
-        *("DependencyError", "Undeliverable", "UnconfirmedError"),
+        *("DependencyError", "StoreLockedError", "Undeliverable", "UnconfirmedError"),
         *("CallTimeoutError", "HeartbeatTimeoutError"),
     )
     others = dict.fromkeys(("ConflictError", *of_a_sender), gracekit.RemoteError)

@@ -133,6 +133,7 @@ def test_known_names_become_our_classes(module, name, kind):
     "name",
     [
         "DependencyError",
+        "StoreLockedError",
         "Undeliverable",
         "UnconfirmedError",
         "CallTimeoutError",
