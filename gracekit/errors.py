@@ -177,7 +177,7 @@ class RpcError(GracekitError):
     may run. What is still being sent raises DependencyError or UnconfirmedError.
 
     Attributes:
-        request_id: Of a request that may run; empty if gracekit's client did not raise the error.
+        request_id: Of the request, if the client has raised this because it may run; else empty.
     """
 
     request_id: str = ""
@@ -266,7 +266,7 @@ class CallTimeoutError(RpcError, TimeoutError):
 
     A request that no service has read by then expires in its queue and never runs. If the broker
     stood still, it takes the request when it goes on, and the time in its queue begins then. Call
-    again with the same `request_id`, which is set in each case, to wait for its result.
+    again with the same `request_id`, which is set even if nothing was sent.
     """
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gracekit.cli.main import DETACHED, ERROR, end, exit_code_of, tell
+from gracekit.cli.main import ERROR, end, exit_code_of, tell
 from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.order_progress import ASKED
 from gracekit.cli.text import json_text, safe, verbatim_json
@@ -80,10 +80,10 @@ def call(
     with its --id to get the result.
 
     Exit status: 0 done, 1 the handler raised (class and message are shown), 3 the
-    task waits for capacity, 4 no answer, 2 usage, 78 configuration, 130 detached.
+    task waits for capacity, 4 no answer, 2 usage, 78 configuration.
     """
     args = arguments(words, args_text)
-    request_id = Clock().new_request_id() if request_id is None else request_id
+    request_id = _given_or_new(request_id)
 
     async def send(client: RpcClient) -> Any:
         view = _prepare(client, request_id=request_id, timeout=timeout, pending=True, **target)
@@ -92,7 +92,8 @@ def call(
     try:
         result = asyncio.run(_with_client(options.settings, topic, send))
     except KeyboardInterrupt:
-        _tell_interrupted(request_id, "asks for its result")
+        _tell_interrupted(request_id)
+        raise
     except Parked as parked:
         _tell_parked(parked, request_id, as_json=options.as_json)
     except Exception as error:  # noqa: BLE001 - a remote one may be any builtin
@@ -123,7 +124,7 @@ def cast(
     it when it starts. VALUE is as for `gracekit call`.
     """
     args = arguments(words, args_text)
-    request_id = Clock().new_request_id() if request_id is None else request_id
+    request_id = _given_or_new(request_id)
     if fanout and target["host"] is not None:
         raise click.UsageError("--fanout goes to every host; leave out --host, or --fanout")
 
@@ -134,11 +135,18 @@ def cast(
     try:
         asyncio.run(_with_client(options.settings, topic, send))
     except KeyboardInterrupt:
-        _tell_interrupted(request_id, "sends it once more, and it runs once")
+        _tell_interrupted(request_id)
+        raise
     except GracekitError as error:
         _tell_failure(error, request_id, as_json=options.as_json)
     shown = {"request_id": request_id, "fanout": fanout}
     click.echo(verbatim_json(shown) if options.as_json else safe(request_id))
+
+
+def _given_or_new(request_id: str | None) -> str:
+    if request_id == "":
+        raise click.UsageError("--id is empty: give one, or leave --id out to get a new one")
+    return Clock().new_request_id() if request_id is None else request_id
 
 
 def _prepare(client: RpcClient, **options: Any) -> ClientView:
@@ -226,15 +234,14 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _tell_interrupted(request_id: str, use: str) -> NoReturn:
-    """Ctrl-C: what is sent is not taken back. *use* is what its id is good for."""
+def _tell_interrupted(request_id: str) -> None:
+    """That a request which may have been sent is not taken back, and what its id is."""
     shown = safe(shlex.quote(request_id))
     tell(
-        f"interrupted; request {shown} may run, or run on: the same command with --id {shown} "
-        f"{use}",
+        f"interrupted; request {shown} may run, or run on. The same command with --id {shown} is "
+        "the same request",
         prefix="\n",
     )
-    raise click.exceptions.Exit(DETACHED)
 
 
 def _tell_parked(parked: Parked, request_id: str, *, as_json: bool) -> NoReturn:

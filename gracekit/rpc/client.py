@@ -40,7 +40,7 @@ from gracekit.rpc.options import (
     CallOptions,
     PrepareOptions,
     Sent,
-    named,
+    add_id,
     no_reply,
     too_late,
 )
@@ -255,7 +255,7 @@ class RpcClient(ClientView, AsyncOnly):
         If it is cancelled, it goes on in the background.
 
         Raises:
-            ConfigError: the client was started in another event loop.
+            ConfigError: the client was started in another event loop or process.
         """
         if self._life is not None:
             await self._life.stop()
@@ -322,9 +322,11 @@ class RpcClient(ClientView, AsyncOnly):
                 try:
                     reply = await future
                 except RpcError as error:  # the client was stopped, or there was no heartbeat
-                    raise named(error, request.request_id) from None
+                    add_id(error, request.request_id)
+                    raise
         except UnconfirmedError as error:
-            raise named(error, request.request_id) from None
+            add_id(error, request.request_id)
+            raise
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -361,7 +363,8 @@ class RpcClient(ClientView, AsyncOnly):
             try:
                 await self._send(options, method, request, expires_at=None)
             except UnconfirmedError as error:
-                raise named(error, request.request_id) from None
+                add_id(error, request.request_id)
+                raise
         return request.request_id
 
     async def _fanout(
@@ -382,7 +385,8 @@ class RpcClient(ClientView, AsyncOnly):
             try:
                 await self._transport.publish_fanout(topic, self._message(request))
             except UnconfirmedError as error:
-                raise named(error, request.request_id) from None
+                add_id(error, request.request_id)
+                raise
 
     async def _send(
         self, options: CallOptions, method: AnyMethod, request: Request, *, expires_at: float | None

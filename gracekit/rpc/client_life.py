@@ -41,7 +41,7 @@ class ClientLife:
 
         Raises:
             ConfigError: it was started in another event loop or process, and not stopped there.
-            DependencyError: it was stopped while this start waited for another start or stop.
+            DependencyError: it was stopped while this start waited for another one, or for a stop.
         """
         stops = self._stops
         while True:
@@ -51,7 +51,7 @@ class ClientLife:
             home = self._home = self._home or _Home()
             if home.is_ending():
                 with contextlib.suppress(Exception):  # whoever stopped it gets the error
-                    await asyncio.shield(self._ending(home))
+                    await self._wait_end(home)
                 continue
             try:
                 async with home.turn:
@@ -60,10 +60,8 @@ class ClientLife:
                         return
             except Exception:
                 with contextlib.suppress(Exception):  # the first error says more
-                    await asyncio.shield(self._ending(home))
+                    await self._wait_end(home)
                 raise
-            if home.is_open:
-                return  # an earlier start had opened it, and it has been stopped since
 
     async def _open(self, home: _Home) -> None:
         if home.is_open:
@@ -85,7 +83,15 @@ class ClientLife:
         self._stops += 1
         home = self._home
         if home is not None:
-            await asyncio.shield(self._ending(home))
+            await self._wait_end(home)
+
+    async def _wait_end(self, home: _Home) -> None:
+        ending = self._ending(home)
+        try:
+            await asyncio.shield(ending)
+        finally:
+            if ending.done():
+                self._forget(home, ending)  # its callback may be still to come
 
     def _ending(self, home: _Home) -> asyncio.Task[Any]:
         """The task that ends *home*, which is started if there is none."""
@@ -99,10 +105,9 @@ class ClientLife:
             await self._end()
 
     def _forget(self, home: _Home, ending: asyncio.Task[Any]) -> None:
-        if not ending.cancelled():
-            ending.exception()  # after a start that failed or was cancelled nobody may look
-        elif home.is_open:
-            return  # its loop has ended first; a start that failed may be tried in another one
+        if ending.cancelled():
+            return  # its loop has ended before all was closed
+        ending.exception()  # after a start that failed or was cancelled nobody may look
         if self._home is home:
             self._home = None
 
@@ -111,7 +116,7 @@ class ClientLife:
 
         Raises:
             DependencyError: it is not started, or is stopped.
-            ConfigError: it was started in another event loop.
+            ConfigError: it was started in another event loop or process.
         """
         home = self._home
         if home is not None and not home.is_ending() and home.is_here():
@@ -150,7 +155,7 @@ class _Home:
     """One life, in the event loop and process that run now.
 
     Attributes:
-        is_open: Whether it has begun, also after its end.
+        is_open: Whether it has begun; stays so after its end.
         ending: Ends it; also begun if its start has failed.
     """
 

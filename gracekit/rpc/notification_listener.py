@@ -184,6 +184,9 @@ class NotificationListener(AsyncOnly):
             await self._open()
         except Undeliverable as error:
             self._doubt(str(error))
+        except BaseException:
+            self._was_started = False
+            raise
 
     async def stop(self) -> None:
         """Stop reading, and give back all unacknowledged notifications; may be called twice.
@@ -193,7 +196,7 @@ class NotificationListener(AsyncOnly):
         background.
 
         Raises:
-            ConfigError: the listener was started in another event loop.
+            ConfigError: the listener was started in another event loop or process.
         """
         if self._life is not None:
             await self._life.stop()
@@ -245,7 +248,7 @@ class NotificationListener(AsyncOnly):
             RuntimeError: the listener was never started, or another task waits for a notification
                 of it.
             StoreBrokenError: this process can no longer use the transport.
-            ConfigError: the listener was started in another event loop.
+            ConfigError: the listener was started in another event loop or process.
         """
         if self._life is not None:
             self._life.check_loop("read")

@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -27,9 +27,6 @@ _TEXTS: Final = frozenset({"host", "version", "namespace", "request_id"})
 _TRUTHS: Final = frozenset({"ops", "fail_fast", "pending"})
 
 AnyMethod = Method[..., Any] | str
-
-
-RpcErrorT = TypeVar("RpcErrorT", bound=RpcError)
 
 
 class Sent(enum.Enum):
@@ -58,13 +55,11 @@ def no_reply(
     return error
 
 
-def named(error: RpcErrorT, request_id: str) -> RpcErrorT:
-    """*error*, after which a request may run, with its id; once only."""
-    if error.request_id:
-        return error
-    made = type(error)(f"{error}: {request_id}")
-    made.request_id = request_id
-    return made
+def add_id(error: RpcError, request_id: str) -> None:
+    """Name the request in *error*, after which it may run, unless that has been done."""
+    if not error.request_id:
+        error.args = (f"{error}: {request_id}",)
+        error.request_id = request_id
 
 
 def too_late(method: str, timeout: object, request_id: str) -> CallTimeoutError:

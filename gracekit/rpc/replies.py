@@ -38,6 +38,7 @@ class Replies:
         self._hearing: dict[str, asyncio.Queue[Reply | None]] = {}
         self._monitors: dict[str, _Monitor] = {}
         self._settling: set[asyncio.Task[None]] = set()
+        self._stops = 0  # stops that are under way
 
     async def expect(self, *, pending: bool = False) -> tuple[ReplyAddress, asyncio.Future[Reply]]:
         """An address for one call, and the future of its reply; see `forget`.
@@ -86,16 +87,20 @@ class Replies:
 
     async def stop(self) -> None:
         """Stop reading replies; waiting calls and questions fail with RpcError, at once."""
-        self._end_waits()
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
-        consumer, self._consumer, self._queue = self._consumer, None, None
-        if consumer is not None:
-            await consumer.cancel()
-        self._end_waits()  # of what was asked meanwhile
-        if self._settling:
-            await asyncio.wait(tuple(self._settling))
+        self._stops += 1
+        try:
+            self._end_waits()
+            if self._opening is not None:
+                self._opening.cancel()
+                await asyncio.wait({self._opening})
+            consumer, self._consumer, self._queue = self._consumer, None, None
+            if consumer is not None:
+                await consumer.cancel()
+            self._end_waits()  # of calls that had come in between
+            if self._settling:
+                await asyncio.wait(tuple(self._settling))
+        finally:
+            self._stops -= 1
 
     def _end_waits(self) -> None:
         for heard in self._hearing.values():
@@ -112,16 +117,16 @@ class Replies:
         self._waiting.clear()
 
     async def _open(self) -> Queue:
-        if self._queue is None:  # kept if the opening below fails
-            self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
-        if self._consumer is None:
-            await self._wait_open(self._queue)
+        if not self._stops and self._consumer is None:
+            await self._wait_open()
+        if self._stops or self._queue is None:
+            raise _stopped()
         return self._queue
 
-    async def _wait_open(self, queue: Queue) -> None:
+    async def _wait_open(self) -> None:
         """Wait until the queue is read; that goes on if this is cancelled, as others may wait."""
         if self._opening is None:
-            self._opening = asyncio.create_task(self._consume(queue), name="gracekit-reply-queue")
+            self._opening = asyncio.create_task(self._consume(), name="gracekit-reply-queue")
             self._opening.add_done_callback(self._end_opening)
         opening, task = self._opening, asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
@@ -130,13 +135,13 @@ class Replies:
         except asyncio.CancelledError:
             if not opening.cancelled() or (task is not None and task.cancelling() > cancels):
                 raise
-            raise DependencyError(
-                "the client was stopped before it had a reply queue, and nothing was sent"
-            ) from None
+            raise _stopped() from None
 
-    async def _consume(self, queue: Queue) -> None:
+    async def _consume(self) -> None:
+        if self._queue is None:  # kept if the next line fails
+            self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
         self._consumer = await self._transport.consume(
-            [queue], self._on_delivery, prefetch=_PREFETCH
+            [self._queue], self._on_delivery, prefetch=_PREFETCH
         )
 
     def _end_opening(self, opening: asyncio.Task[None]) -> None:
@@ -170,6 +175,12 @@ class Replies:
         task = asyncio.create_task(settlement)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+
+def _stopped() -> DependencyError:
+    return DependencyError(
+        "the client was stopped before it had a reply queue, and nothing was sent"
+    )
 
 
 class _Monitor:

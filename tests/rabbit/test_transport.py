@@ -392,6 +392,23 @@ async def test_a_stop_ends_a_first_call_that_waits_for_the_broker(
             await calling
 
 
+async def test_a_service_that_looks_for_other_readers_does_not_wait_for_the_broker(
+    shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
+) -> None:
+    """
+    Its start is refused at once, and the supervisor decides.
+    """
+    transport = _made(shared_broker.url_of(rabbit_vhost, port=proxy.port))
+    await transport.start()
+    try:
+        _away(proxy)
+        async with asyncio.timeout(5):
+            with pytest.raises(DependencyError, match="cannot be reached"):
+                await transport.announce([QUEUE], store="sqlite:///s.db", label="a")
+    finally:
+        await transport.stop()
+
+
 @contextlib.asynccontextmanager
 async def answering(url: str, topic: str) -> AsyncIterator[list[Any]]:
     """A server without gracekit's: answers each request with "done", and notes its arguments."""

@@ -579,6 +579,33 @@ async def test_a_stop_ends_waiting_calls_before_it_waits_for_the_broker(
     await stopping
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stop_at_any_moment_of_a_first_call_ends_it(
+    client, echo, monkeypatch: pytest.MonkeyPatch, turns: int
+):
+    """
+    Also just as its reply queue has been opened.
+    """
+    echo.is_silent = True
+    consume = client._transport.consume
+
+    async def later(*given: Any, **more: Any) -> Any:
+        await asyncio.sleep(0)
+        return await consume(*given, **more)
+
+    monkeypatch.setattr(client._transport, "consume", later)
+    calling = asyncio.create_task(client.call("echo"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+    await client.stop()
+
+    if turns:
+        with pytest.raises((DependencyError, RpcError), match="the client was stopped before"):
+            await calling
+    calling.cancel()
+
+
 def live_timers() -> int:
     scheduled = asyncio.get_running_loop()._scheduled
     return sum(not handle.cancelled() for handle in scheduled)

@@ -300,13 +300,13 @@ def test_the_last_of_a_start_and_a_stop_that_overlap_counts(client: RpcClient, l
 
 def test_a_stop_counts_that_comes_after_a_start_that_waits(client: RpcClient):
     """
-    The start that waited for another one does not open the client again.
+    The starts that wait do not open the client again, and do not return as if they had.
     """
 
     async def main() -> list[str]:
         steps = (client.start, client.start, client.stop, client.start, client.stop, client.stop)
         ended = await asyncio.gather(*(step() for step in steps), return_exceptions=True)
-        assert [str(one) for one in ended if one is not None] == [OVERTAKEN]
+        assert [str(one) for one in ended if one is not None] == [OVERTAKEN] * 2
         with pytest.raises(DependencyError, match="not started"):
             await sends(client)
         return await leftovers()
@@ -336,6 +336,81 @@ def test_a_start_that_is_stopped_while_it_waits_for_one_that_fails_says_so(
     assert str(away) == "away"
     assert str(stopped) == OVERTAKEN
     assert end is None
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_start_at_any_moment_of_a_stop_starts_the_client_again(client: RpcClient, turns: int):
+    """
+    Also between the end of the stop and its being noticed.
+    """
+
+    async def main() -> list[str]:
+        ended = asyncio.Event()
+
+        async def ends() -> None:
+            ended.set()
+
+        async def restarts() -> None:
+            await ended.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await client.start()
+
+        client._life._end = ends
+        client._life._begin = ends
+        await client.start()
+        ended.clear()
+        async with asyncio.timeout(5):
+            await asyncio.gather(client.stop(), restarts())
+        client._life.check("echo")
+        await client.stop()
+        return await leftovers()
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_client_whose_loop_ends_within_a_start_is_refused_in_the_next_one(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    What it had opened belongs to the loop that is closed.
+    """
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with asyncio.timeout(0.05):
+            await client.start()
+
+    monkeypatch.setattr(client._life, "_begin", hangs)
+    monkeypatch.setattr(client._life, "_end", hangs)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    with pytest.raises(ConfigError, match="in another event loop, which is closed"):
+        asyncio.run(client.start())
+
+
+def test_a_loop_over_a_listener_whose_start_has_failed_says_so(
+    listener: NotificationListener, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    It would end as if there were no more notifications.
+    """
+
+    async def fails() -> None:
+        raise DependencyError("away")
+
+    async def main() -> None:
+        with pytest.raises(DependencyError, match="away"):
+            await listener.start()
+        with pytest.raises(RuntimeError, match="start"):
+            await anext(listener)
+
+    monkeypatch.setattr(listener, "_open", fails)
+
+    asyncio.run(main())
 
 
 def test_a_start_beside_one_that_is_cancelled_starts_the_client(client: RpcClient):

@@ -133,7 +133,9 @@ def test_known_names_become_our_classes(module, name, kind):
     "name",
     [
         "DependencyError",
+        "ConfigError",
         "StoreLockedError",
+        "VersionCapError",
         "Undeliverable",
         "UnconfirmedError",
         "CallTimeoutError",

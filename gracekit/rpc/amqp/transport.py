@@ -242,7 +242,7 @@ class AmqpTransport:
         found: list[QueueReader] = []
         for queue in queues:
             ours, everybody = marks_of(queue, store)
-            await self.consume([ours, everybody], _ignore, prefetch=2)
+            await self._consume([ours, everybody], _ignore, prefetch=2)
             for mark in (ours, everybody):  # keep them: siblings read them too, or soon will
                 self._owned.pop(mark.name, None)
             # to_read: this process has announced itself, but does not read the queue yet.
@@ -337,7 +337,7 @@ class AmqpTransport:
         except TimeoutError:
             raise DependencyError(
                 f"no reply queue could be opened within {timeout_s:g} s, and nothing was sent: "
-                f"{why}; send it again when the broker is back"
+                f"{why}; send it again when that is over"
             ) from None
 
     async def _consume(
