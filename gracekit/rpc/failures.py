@@ -45,8 +45,8 @@ _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyTyp
 # which the handler has made: who takes it for its own might send a request twice.
 _NOT_REBUILT: Final = (
     *(ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError),
-    *(errors.ConfigError, errors.VersionCapError, errors.DependencyError, errors.StoreError),
-    *(errors.Undeliverable, errors.UnconfirmedError, errors.CallTimeoutError),
+    *(errors.VersionCapError, errors.DependencyError, errors.Undeliverable),
+    *(errors.UnconfirmedError, errors.CallTimeoutError),
 )
 
 

@@ -71,11 +71,11 @@ def test_a_caller_gets_the_class_that_a_handler_has_raised(name: str):
     But for those that the page names.
     """
     of_a_sender = (
-        *(errors.ConfigError, errors.VersionCapError, errors.DependencyError, errors.StoreError),
-        *(errors.Undeliverable, errors.UnconfirmedError, errors.CallTimeoutError),
+        *(errors.VersionCapError, errors.DependencyError, errors.Undeliverable),
+        *(errors.UnconfirmedError, errors.CallTimeoutError),
     )
     expected: type[Exception] = pages.error_classes()[name]
-    if issubclass(expected, of_a_sender):
+    if issubclass(expected, (errors.ConflictError, *of_a_sender)):
         expected = gracekit.RemoteError
     elif expected is errors.InvalidArgumentsError:
         expected = TypeError

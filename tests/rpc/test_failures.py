@@ -133,8 +133,6 @@ def test_known_names_become_our_classes(module, name, kind):
     "name",
     [
         "DependencyError",
-        "ConfigError",
-        "StoreLockedError",
         "VersionCapError",
         "Undeliverable",
         "UnconfirmedError",

@@ -198,6 +198,7 @@ class Stages:
             await client.prepare(request_id="b").cast(self.build, vm="w", then="never")
             await self.doors.wait(1)
             await site.order("retry")
+            await self.world.until(lambda: self.world.task("t")["owner"] is not None)
         elif state != "pending":
             await site.order("retry")
             await site.ends({"handed_over": "running"}.get(state, state))
