@@ -121,8 +121,9 @@ class ClientView:
             RpcError: why the service refused the request or interrupted it, as one of its classes
                 (docs/errors.md). Itself: the client was stopped while the call waited for the
                 answer to `request_id`.
-            RemoteError: the handler raised a class that is not registered here;
-                registered, builtin and gracekit classes are raised as themselves.
+            RemoteError: the handler raised a class that is not registered here, or one of those
+                above that say what became of a request; registered, builtin and other gracekit
+                classes are raised as themselves (docs/errors.md, 'What a caller gets').
         """
         return await self._client._call(self._options, method, args, kwargs)  # noqa: SLF001
 
