@@ -123,8 +123,9 @@ class Settings:
             last replies are sent.
         exit_margin_s: Time after that to close everything. At its end, the hard limit, the process
             is ended.
-        ops_quiet_timeout_s: How long a drain waits for running ops requests when nothing else runs
-            any more; at most until its deadline. Then it closes the ops topic.
+        ops_quiet_timeout_s: When nothing else runs any more, a drain keeps the ops topic open for
+            the ops requests that run, or come within this time, until they have ended. It awaits
+            later ones, too, behind a closed topic, and all at most until its deadline.
         cancel_ok_timeout_s: How long a drain waits for the transport to confirm that an intake is
             closed.
         kill_after_s: Time between the platform's request to stop and its kill:

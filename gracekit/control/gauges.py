@@ -58,7 +58,7 @@ class Gauges:
         """What the gauges show now."""
         phase, now = self._phase, self._loop.time()
         draining, deadline = phase.state is ServiceState.DRAINING, phase.deadline
-        running = [task for task in self._tracker if task.running and task.holds_drain]
+        running = [task for task in self._tracker if task.running]
         known = [end for task in running if (end := task.expected_end(now)) is not None]
         is_known = draining and len(known) == len(running)
         return Readings(

@@ -238,13 +238,12 @@ class Control:
         """
         running = [task for task in self._tracker if task.running]
         longest = min(running, key=_since, default=None)
-        held = [task for task in running if task.holds_drain]
-        ends = [end for task in held if (end := task.expected_end(now)) is not None]
+        ends = [end for task in running if (end := task.expected_end(now)) is not None]
         deadline = self._phase.deadline
         return {
             "longest": longest and self._task(longest, now, Waiting(self._tracker)),
-            "expected_unknown": len(held) - len(ends),
-            "expected_s": round(max(ends) - now, 1) if held and len(ends) == len(held) else None,
+            "expected_unknown": len(running) - len(ends),
+            "expected_s": round(max(ends) - now, 1) if 0 < len(ends) == len(running) else None,
             "at_risk": 0 if deadline is None else sum(end > deadline for end in ends),
         }
 

@@ -321,33 +321,38 @@ class ShutdownCoordinator:
         return not_started
 
     async def _wait_idle(self, request: StopRequest) -> bool:
-        """Step 4: wait for running tasks and holds, then for the ops lane; false if resumed."""
+        """Step 4: wait for running tasks and holds, then for ops tasks; false if resumed."""
         await self._wait_running()
+        await self._wait_ops()
+        # An ops request may have started work that holds the drain, or opened a hold, which only
+        # another ops request can end. So the ops intake stays open until there is neither.
+        while not self._idle_wait_over() and await self._is_held():
+            await self._wait_running()
+            await self._wait_ops()
         if self._resumed:
             return False
         self._past_return = True
         if not request.final:
             self._progress.tell_platform(stopping=True)
-        await self._wait_ops_quiet()
-        # An ops request may have started work that holds the drain, or opened a hold, which only
-        # another ops request can end. So the ops intake stays open until there is neither.
-        while not self._idle_wait_over() and await self._is_held():
-            await self._wait_running()
-            await self._wait_ops_quiet()
         await self._close_ops()
-        await self._wait_running()
+        await self._wait_running(ops=True)
         await self._count_holds()  # they are not counted while a task runs
         self._report.waited_s = self._times.now - request.at
         return True
 
-    async def _wait_running(self) -> None:
-        """Wait until no task that holds the drain runs and no hold is open, or for the deadline."""
+    async def _wait_running(self, *, ops: bool = False) -> None:
+        """Wait until no task that holds the drain runs and no hold is open, or for the deadline.
+
+        With *ops*, also until no ops task runs.
+        """
+        tracker = self._parts.tracker
         while not self._idle_wait_over():
-            if self._parts.tracker.running or self._parts.dispatcher.is_entering():
-                await self._parts.tracker.wait_change(deadline=self._times.deadline)
+            running = tracker.running + (tracker.running_ops if ops else 0)
+            if running or self._parts.dispatcher.is_entering():
+                await tracker.wait_change(deadline=self._times.deadline)
             elif await self._count_holds() != 0:
                 poll = min(self._times.deadline, self._times.now + HOLD_POLL_S)
-                await self._parts.tracker.wait_change(deadline=poll)
+                await tracker.wait_change(deadline=poll)
             else:
                 return
 
@@ -368,13 +373,16 @@ class ShutdownCoordinator:
         self._report.note_holds(holds)
         return len(holds)
 
-    async def _wait_ops_quiet(self) -> None:
-        """Wait until the ops lane is idle, as a last ops task may need another ops request."""
+    async def _wait_ops(self) -> None:
+        """Wait for the ops tasks that are here, or come within `ops_quiet_timeout`.
+
+        The ops intake is open meanwhile, as one of them may need another ops request. Later ones
+        are awaited when it is closed: a steady flow of them would keep it open to the deadline.
+        """
         tracker = self._parts.tracker
-        quiet = self._times.now + self._settings.now.ops_quiet_timeout_s
-        while tracker.count(Lane.OPS) and not self._times.is_cut_short:
-            if not await tracker.wait_change(deadline=min(self._times.deadline, quiet)):
-                return
+        until = self._times.now + self._settings.now.ops_quiet_timeout_s
+        while not self._idle_wait_over() and tracker.has_ops(came_by=until):
+            await tracker.wait_change(deadline=self._times.deadline)
 
     async def _close_ops(self) -> None:
         """Close the ops gate and consumers; wait for ops requests between accept and start."""

@@ -96,7 +96,7 @@ class Movement:
         """Numbers of which one grows with each progress."""
         reached = max((task.safe_point_at or 0.0 for task in self._tracker), default=0.0)
         # While tasks run, steps do not count: those before the wait are no progress of the tasks.
-        steps = 0 if self._tracker.running else self._steps.taken
+        steps = 0 if self._tracker.running + self._tracker.running_ops else self._steps.taken
         return self._tracker.removed, steps, reached, -self._report.open_holds
 
 
@@ -138,7 +138,7 @@ class DrainProgress:
 
     def tell_started(self, request: StopRequest) -> None:
         """Log that the drain begins, and each task that it waits for."""
-        running = [task for task in self._running() if task.holds_drain]
+        running = self._running()
         self._telemetry.emit(
             "drain.started",
             source=request.source,
@@ -193,7 +193,7 @@ class DrainProgress:
         moved = self._movement.has_come_further()
         if moved:
             self._moved_at = now
-        ends = (task.expected_end(now) for task in self._tracker if task.holds_drain)
+        ends = (task.expected_end(now) for task in self._tracker)
         hopeful = any(end is not None and end <= self._times.deadline for end in ends)
         if not (moved or hopeful):
             return None

@@ -76,7 +76,7 @@ class DrainReport:
 
     Attributes:
         waited_s: Seconds from the request to the end of the wait.
-        finished: Number of tasks that held the drain and ended by themselves.
+        finished: Number of tasks that ended by themselves in the drain.
         handed_over: Request ids handed over: at a safe point, or cut at the deadline.
         not_started: Request ids accepted and not started; any run may claim them.
         unclean: Request ids whose handlers had not returned.

@@ -172,7 +172,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         recipient: Empty, or the instance that a fanout copy is for.
         method: Name of the handler, as registered.
         lane: Where it came from.
-        holds_drain: Whether a drain waits for it (ops methods on the ops lane do not).
+        holds_drain: Whether a drain stops it at its next safe point, and waits for it before it
+            looks at the others, which are ops methods on the ops lane.
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
         on_interrupt: Policy of its method: what recovery does if it is interrupted.
         resource: (kind, id) of the resource that it acts on; None for none.

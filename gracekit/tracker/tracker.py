@@ -20,6 +20,7 @@ from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 FOLLOWING_WAIT_S: Final = 60.0
 """Timeout of one wait for the task in flight with the same key; the wait is repeated."""
 
+_TO_END: Final = frozenset({TaskState.ACCEPTED, TaskState.RUNNING})
 TaskKey = str | tuple[str, str]
 
 
@@ -30,7 +31,7 @@ class Tracker:
     loop has only a weak one, may be garbage-collected while it works.
 
     Attributes:
-        finished: Number of removed tasks that hold a drain and whose attempt was not cut.
+        finished: Number of removed tasks whose attempt was not cut.
         removed: Number of all removed tasks.
     """
 
@@ -89,7 +90,7 @@ class Tracker:
         if self._tasks.pop(key, None) is not None:
             self._by_lane[task.lane] -= 1
             self.removed += 1
-            if task.holds_drain and task.started_at is not None and task.cut is None:
+            if task.started_at is not None and task.cut is None:
                 self.finished += 1
         if self._changed:
             self._wake()
@@ -180,6 +181,13 @@ class Tracker:
     def running_ops(self) -> int:
         """Number of attempts under way that do not hold a drain."""
         return len(self._running_ops)
+
+    def has_ops(self, *, came_by: float) -> bool:
+        """Whether a task of the ops lane that came by that loop time runs, or is about to."""
+        return self._by_lane[Lane.OPS] > 0 and any(
+            task.lane is Lane.OPS and task.tracked_at <= came_by and task.state in _TO_END
+            for task in self._tasks.values()
+        )
 
     # -- waiting ---------------------------------------------------------------
 

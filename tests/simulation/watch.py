@@ -136,11 +136,7 @@ class Watch:
     def check_cancel(self, life: Life, ctx: Context) -> None:
         """I5: nothing running is cancelled before the deadline."""
         task = life.runtime.wired.tracker.get(ctx.request_id)
-        if (
-            task is None
-            or not task.holds_drain
-            or task.cancel_cause is not CancelCause.DRAIN_DEADLINE
-        ):
+        if task is None or task.cancel_cause is not CancelCause.DRAIN_DEADLINE:
             return
         deadline = life.runtime.ground.phase.deadline
         if deadline is None or self._story.loop.time() < deadline - 0.001:
