@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gracekit.recovery.resources.found import Absent, Found, Settled
     from gracekit.recovery.resources.kinds import ResourceKind
     from gracekit.request.context import Context
+    from gracekit.request.current import current
     from gracekit.rpc.client import RpcClient
     from gracekit.rpc.methods import Method
     from gracekit.rpc.notification_listener import NotificationListener
@@ -101,6 +102,7 @@ __all__ = [
     "UnsupportedVersionError",
     "VersionCapError",
     "Wait",
+    "current",
     "ops_method",
     "rpc_method",
 ]
@@ -126,6 +128,7 @@ _ELSEWHERE = {
     "Settled": "recovery.resources.found",
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",
+    "current": "request.current",
     "ops_method": "service",
     "rpc_method": "service",
 }

@@ -78,7 +78,9 @@ class Dispatcher:
         self._duplicates = Duplicates(
             self._journal, self._tracker, arrivals, answers, heartbeats, telemetry
         )
-        self._attempts = Attempts(services, answers, heartbeats, events, telemetry, history=history)
+        self._attempts = Attempts(
+            services, answers, heartbeats, events, scheduler, telemetry, history=history
+        )
         self._unjournaled = Unjournaled(
             self._attempts,
             scheduler,
@@ -428,7 +430,8 @@ class Dispatcher:
         A program that embeds the service can then exit, which ends their threads.
         """
         for job in self._jobs.values():
-            if job.stuck and not job.method.is_async and job.task.handler is not None:
+            in_threads = not job.method.is_async or job.task.children
+            if job.stuck and in_threads and job.task.handler is not None:
                 job.task.handler.cancel()
 
     def _untrack(self, job: Job) -> None:
@@ -475,11 +478,8 @@ class Dispatcher:
     async def wait_flushed(self, *, deadline: float) -> None:
         """Wait until all jobs but the stuck ones have ended; each reply is tried only once now."""
         self._answers.stop()
-        while not self._is_flushed() and await self._tracker.wait_change(deadline=deadline):
+        while self.left_behind() and await self._tracker.wait_change(deadline=deadline):
             pass
-
-    def _is_flushed(self) -> bool:
-        return all(job.stuck for job in self._jobs.values())
 
     def is_entering(self) -> bool:
         """Whether a request is between the submission of its acceptance and its start."""

@@ -326,7 +326,8 @@ class ShutdownCoordinator:
         await self._wait_ops()
         # An ops request may have started work that holds the drain, or opened a hold, which only
         # another ops request can end. So the ops intake stays open until there is neither.
-        while not self._idle_wait_over() and await self._is_held():
+        tracker = self._parts.tracker
+        while not self._idle_wait_over() and (tracker.running or await self._count_holds() != 0):
             await self._wait_running()
             await self._wait_ops()
         if self._resumed:
@@ -341,10 +342,7 @@ class ShutdownCoordinator:
         return True
 
     async def _wait_running(self, *, ops: bool = False) -> None:
-        """Wait until no task that holds the drain runs and no hold is open, or for the deadline.
-
-        With *ops*, also until no ops task runs.
-        """
+        """Wait until no task (but, without *ops*, of the ops lane) runs and no hold is open."""
         tracker = self._parts.tracker
         while not self._idle_wait_over():
             running = tracker.running + (tracker.running_ops if ops else 0)
@@ -355,9 +353,6 @@ class ShutdownCoordinator:
                 await tracker.wait_change(deadline=poll)
             else:
                 return
-
-    async def _is_held(self) -> bool:
-        return self._parts.tracker.running > 0 or await self._count_holds() != 0
 
     def _idle_wait_over(self) -> bool:
         return self._times.is_cut_short or self._resumed or self._times.now >= self._times.deadline

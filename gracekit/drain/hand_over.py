@@ -49,12 +49,12 @@ class HandOver:
         self._parts.dispatcher.seal()
         cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
         for task in tracker:
-            if task.running:
+            if task.running and task.parent is None:  # a parent passes it on
                 task.cancel(cause)
         grace = self._times.now + self._settings.handover_grace_s
         while tracker.running + tracker.running_ops and await tracker.wait_change(deadline=grace):
             pass
-        stuck = [task for task in tracker if task.running]
+        stuck = [task for task in tracker if task.running and task.parent is None]
         if stuck:
             await self._hand_over_stuck(stuck)
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.drain.report import DrainReport, StopRequest, list_holds
+from gracekit.drain.report import DrainReport, StopRequest, list_first
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import Times
 from gracekit.errors import StoreError
@@ -239,7 +239,7 @@ class DrainProgress:
             in_flight=len(self._tracker),
             running=len(running),
             open_holds=len(self._open_holds),
-            holds=list_holds(self._open_holds, len(self._open_holds)),
+            holds=list_first(self._open_holds, len(self._open_holds)),
             tasks=self._forecast.listed(running),
             left_s=round(max(0.0, self._times.deadline - self._times.now), 1),
             expected_s=self._forecast.all_left_s(running),

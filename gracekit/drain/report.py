@@ -15,7 +15,7 @@ from gracekit.journal.holds import Hold
 LISTED_HOLDS: Final = 5
 
 
-def list_holds(titles: Sequence[str], number: int) -> str | None:
+def list_first(titles: Sequence[str], number: int) -> str | None:
     """`migration vm-1, migration vm-2 and 3 more`, of *number* in all; None without holds."""
     named = titles[:LISTED_HOLDS]
     more = number - len(named)
@@ -119,7 +119,7 @@ class DrainReport:
     @property
     def named_holds(self) -> str | None:
         """`migration vm-1, migration vm-2 and 3 more`; None without holds."""
-        return list_holds(self.holds, self.open_holds)
+        return list_first(self.holds, self.open_holds)
 
     def note_holds(self, holds: Sequence[Hold]) -> None:
         """Note which holds are open now."""

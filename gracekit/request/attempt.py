@@ -22,10 +22,11 @@ from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.calls import WorkerCall, call_hook, in_thread
-from gracekit.request.context import Context, Services, enter, leave
+from gracekit.request.context import Context, Services
+from gracekit.request.current import enter, leave
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
-from gracekit.request.lanes import Job
+from gracekit.request.lanes import Job, Scheduler
 from gracekit.request.no_capacity import SETTING_OFF, requested_by, why_not_parked
 from gracekit.request.outcomes import (
     failed,
@@ -36,6 +37,7 @@ from gracekit.request.outcomes import (
     succeeded,
     timeout_error,
 )
+from gracekit.request.tracked import TrackedCall
 from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
@@ -83,11 +85,13 @@ class Attempts:
         answers: Answers,
         heartbeats: Heartbeats,
         events: TaskEvents,
+        scheduler: Scheduler,
         telemetry: Telemetry,
         *,
         history: History,
     ) -> None:
         self._services = services
+        self._scheduler = scheduler
         self._tracker: Tracker = services.tracker
         self._clock = services.clock
         self._answers = answers
@@ -141,20 +145,41 @@ class Attempts:
             version=job.version,
         )
         end = _NO_END
+        task.children = {}
         try:
             end = await run_attempt(
                 method, ctx, task, job.args, job.gate.threads, parks=self._services.parks
             )
+            if task.children or task.child_error is not None:
+                end = await self._end_of_children(job, end)
             if end.interrupted_by:
                 self._events.interrupted(job, end.interrupted_by)
             elif end.outcome is not None and has_left_out(end.outcome):
                 self._events.result_left_out(job, end.outcome.detail or "")
             return end
         finally:
+            task.children = None
             if timer is not None:
                 timer.cancel()
             if traced is not None:
                 traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
+
+    async def _end_of_children(self, job: Job, end: AttemptEnd) -> AttemptEnd:
+        """Wait for the tracked work that the handler has left, and judge the attempt by all.
+
+        The handler's slots are free meanwhile. The line and the lease of its resource are not.
+        """
+        task = job.task
+        self._scheduler.leave_to_resource(job)
+        await self._tracker.wait_children(task)
+        if task.handler is not None and task.handler.cancelling():
+            await _take_cancellations(task.handler)
+        error, task.child_error = task.child_error, None
+        if task.stopped:
+            return _STOPPED
+        if error is None or end.outcome is None or end.outcome.state is not TaskState.SUCCEEDED:
+            return end
+        return _judge(task, job.method, error, parks=self._services.parks)
 
     def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Add an attempt that was not cut to the history of its method, and to the log."""
@@ -188,7 +213,8 @@ class Attempts:
         The reply is then off the record, so that recovery does not answer the caller again if
         this process dies.
         """
-        if not job.task.cancellable or job.answered or job.reply is None:
+        is_open = job.task.cancellable or job.task.children
+        if not is_open or job.answered or job.reply is None:
             return
         job.answered = True
         self._heartbeats.end(job.task, job.reply)
@@ -383,7 +409,8 @@ def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
 
 
 CALLERS: Final = frozenset(
-    function.__code__ for function in (run_attempt, call_hook, _in_known_thread, WorkerCall.run)
+    function.__code__
+    for function in (run_attempt, call_hook, _in_known_thread, WorkerCall.run, TrackedCall.run)
 )
 """The functions that call code of the application. In a dump of stacks, the frames that they call
 are the application's."""

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from gracekit.process import Threads
-from gracekit.request.context import Context, running_in
+from gracekit.request.context import Context
+from gracekit.request.current import running_in
 from gracekit.rpc.failures import words_of
 from gracekit.tracing.carrier import apart
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -15,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -29,13 +30,14 @@ from gracekit.phase import Phase
 from gracekit.process import SafePoints
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.steps import Steps
-from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
+from gracekit.request.tracked import TrackedBlock, TrackedCall
+from gracekit.rpc.message import LEASE_KEY
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
-from gracekit.telemetry.logs import running
 from gracekit.tracker.task import CancelCause, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
+T = TypeVar("T")
 _CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
 
@@ -100,18 +102,6 @@ class Context(Mapping[str, Any]):
         self._monitor_s = monitor_s
         self._version = version or method[2]
         self._steps: Steps | None = None  # the loop that moves the cursor
-
-    @staticmethod
-    def current() -> Context:
-        """The context of the handler that is running here.
-
-        Raises:
-            LookupError: no handler of gracekit is running here.
-        """
-        found = running.get()
-        if found is None:
-            raise LookupError("no handler of gracekit is running here")
-        return cast("Context", found)  # only `running_in` and `enter` set it
 
     # -- the request --------------------------------------------------------------------
 
@@ -374,14 +364,66 @@ class Context(Mapping[str, Any]):
         self._services.tracker.poke()
         return ended
 
-    @contextlib.asynccontextmanager
-    async def track(self, name: str) -> AsyncIterator[None]:
-        """Let a drain wait for background work that this handler started.
+    def track(
+        self, name: str, *, resource: tuple[str, str] | None = None, keep_open: bool = True
+    ) -> TrackedBlock:
+        """Let the task and a drain wait for a block of work that this handler has begun.
 
-        The task that runs the block is cancelled at the drain's deadline like a handler.
+        `async with` or `with`, in any asyncio task or thread; it yields the Context for the block.
+        The task is open until the block has ended: its outcome is not recorded, its caller not
+        answered, and its resource not free. If the block raises, the task is FAILED. What cancels
+        the task cancels the block's asyncio task; in a thread `cancelled` says so.
+
+        A block that is entered when the handler has returned and no other block keeps the task
+        open, or in a periodic job, a hook or a rule, is by itself, as with `keep_open=False`.
+
+        Args:
+            name: Shown behind the name of the method, as `build:copying`.
+            resource: (kind, id) to show; it takes no lease.
+            keep_open: If false, the task ends with its handler. The block holds a drain by itself,
+                and only the deadline of a drain cancels it.
+
+        Raises:
+            RuntimeError: on entry in a thread, if the service has ended, or its event loop does not
+                answer for 10 s.
         """
-        with self._services.tracker.background(f"{self.method}:{name}", self._services.clock):
-            yield
+        return TrackedBlock(self, name, resource=resource, keep_open=keep_open)
+
+    def track_call(
+        self,
+        submit: Callable[..., T],
+        function: Callable[..., Any],
+        *args: Any,
+        keep_open: bool = True,
+        **kwargs: Any,
+    ) -> T:
+        """Call a function in a thread of the application, as a block of `track`.
+
+        It is tracked before this returns: `ctx.track_call(executor.submit, build, vm)`. There
+        `gracekit.current()` works, and calls carry the lease of the task.
+
+        Args:
+            submit: Gets a function, *args* and *kwargs*, and has a thread call it.
+            function: The work; a plain function.
+            args: Its arguments.
+            keep_open: As for `track`.
+            kwargs: Its arguments by name.
+
+        Returns:
+            What *submit* returns.
+
+        Raises:
+            TypeError: *function* is a coroutine function, which a thread would not run.
+            Exception: what *submit* raises; nothing is tracked then.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+        if inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"track_call() calls a plain function in a thread, and {name}() is a coroutine "
+                f"function: start it as an asyncio task with `async with ctx.track({name!r})`"
+            )
+        call = TrackedCall(self.track(name, keep_open=keep_open), function)
+        return call.submit(submit, *args, **kwargs)
 
     @contextlib.asynccontextmanager
     async def lease(self, kind: str, resource_id: str) -> AsyncIterator[Guard]:
@@ -451,38 +493,3 @@ def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
         case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
             return {"kind": kind, "id": resource_id, "token": token}
     return None
-
-
-@contextlib.contextmanager
-def running_in(ctx: Context) -> Iterator[None]:
-    """Make *ctx* the result of `Context.current()`, and let calls carry its lease."""
-    current, lease = running.set(ctx), carried_lease.set(ctx.travelling_lease)
-    try:
-        yield
-    finally:
-        carried_lease.reset(lease)
-        running.reset(current)
-
-
-def enter(ctx: Context) -> None:
-    """As `running_in`, until `leave`; only for an asyncio task that was in no context before.
-
-    It needs no generator and no tokens, of which each request in flight would keep some.
-    """
-    running.set(ctx)
-    _carry(ctx.travelling_lease)
-
-
-def leave(ctx: Context) -> None:
-    """End what `enter` began.
-
-    An abandoned coroutine may be closed in another task; the context of that one is left alone.
-    """
-    if running.get() is ctx:
-        running.set(None)
-        _carry(None)
-
-
-def _carry(lease: JsonObject | None) -> None:
-    if carried_lease.get() is not lease:
-        carried_lease.set(lease)

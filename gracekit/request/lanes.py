@@ -207,17 +207,18 @@ class Scheduler:
         That one is kept until the lease is released. The next task starts in a later iteration of
         the loop, so a commit that is submitted in this one comes before its start, unless refused.
         """
-        self._leave_to_resource(job)
+        self.leave_to_resource(job)
         if not job.alone:  # a suspect's outcome must be on record before others begin
             self._suspects.leave(job)
 
     def leave_for_lease(self, job: Job) -> None:
         """Wait for the lease in the resource's line only, and give back all other places."""
-        self._leave_to_resource(job)
+        self.leave_to_resource(job)
         self._suspects.leave(job)
         job.alone = False
 
-    def _leave_to_resource(self, job: Job) -> None:
+    def leave_to_resource(self, job: Job) -> None:
+        """Give back all places but that in the resource's line."""
         while job.inside and job.inside[-1] != job.task.resource:
             self._lines.leave(job.inside.pop())
 

@@ -60,7 +60,7 @@ def include_endpoints(
     """Serve endpoint objects, as `oslo_messaging.get_rpc_server` does.
 
     Their methods run in worker threads, as `endpoint.method(ctxt, **args)`, where
-    `Context.current()` is gracekit's context. Several endpoints may serve one
+    `gracekit.current()` is gracekit's context. Several endpoints may serve one
     name: the first whose namespace and version fit is called. The set of methods
     is fixed by this call, but each request looks up the attribute again, so a
     patched method is called.

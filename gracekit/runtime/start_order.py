@@ -16,6 +16,7 @@ from gracekit.control.facts import StoreFacts
 from gracekit.control.verbs import Control
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
+from gracekit.drain.untracked import Untracked
 from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.tasks import Journal
@@ -57,6 +58,7 @@ def in_order(
     feeding = work(_watchdog(ground).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
+    untracked, ends = Untracked(parts.tracker, ground.telemetry), parts.ends_process
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
     return PartList(
         [
@@ -80,7 +82,9 @@ def in_order(
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
             ListedPart("foreign readers", _readers(ground)),
             ListedPart("deadlines", work(reconciler.keep_deadlines)),
+            ListedPart("untracked work", StepPart(end=untracked.tell if ends else None)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
+            ListedPart("known work", StepPart(untracked.note_known)),
             ListedPart("threads", StepPart(end=_soon(requests.dispatcher.abandon_threads))),
             ListedPart("ops server", _intake(ground, Lane.OPS, parts.servers)),
             ListedPart("gate", StepPart(gate)),

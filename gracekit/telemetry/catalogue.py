@@ -277,6 +277,13 @@ _DRAIN: Final = (
         "exit_code",
     ),
     _event(
+        "work.untracked",
+        _W,
+        "Nothing tracks these asyncio tasks and threads of the application, which end with the "
+        "process: ctx.track_call and ctx.track do.",
+        "number work",
+    ),
+    _event(
         "task.stuck",
         _W,
         "A handler was cancelled at the deadline, and did not return.",

@@ -200,6 +200,10 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         about: What recovery's work is for: the request id of a task, or the name of a hold.
         calling: The asyncio task in which its handler calls code of the application, for the dump
             of stacks; None if its handler calls it directly.
+        children: The tracked work that its handler has begun and that keeps it open, in order; None
+            while no handler of it may begin any.
+        parent: The task that this work keeps open; None if it keeps none open.
+        child_error: What the first of its children that failed has raised; None if none failed.
     """
 
     request_id: str
@@ -232,6 +236,9 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     serial: int = 0
     about: str = ""
     calling: asyncio.Future[Any] | None = None
+    children: dict[TrackedTask, None] | None = None
+    parent: TrackedTask | None = None
+    child_error: BaseException | None = None
 
     def advance(self, to: TaskState) -> None:
         """Take one step of the state machine.
@@ -244,7 +251,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         self.state = to
 
     def cancel(self, cause: CancelCause) -> None:
-        """Cancel the handler; if it does not run now, note the cause, which the next step reads."""
+        """Cancel the handler and its children; what does not run now reads the cause later."""
         if self.cancel_cause is None:
             self.cancel_cause = cause
         if self.cancellable and self.handler is not None:
@@ -252,6 +259,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
                 self.stopped = False
             self.cancels += 1
             self.handler.cancel(cause.value)
+        for child in self.children or ():
+            child.cancel(cause)
 
     def expected_end(self, now: float) -> float | None:
         """Estimated loop time of its end, by its method's history; None without an estimate."""

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
@@ -46,6 +46,7 @@ class Tracker:
         self._running_ops: dict[TrackedTask, None] = {}  # those that do not
         self._changed: dict[asyncio.Event, None] = {}
         self._following: dict[TrackedTask, None] = {}  # tasks that wait in `add_after`
+        self._parents: dict[TrackedTask, asyncio.Event] = {}  # that wait in `wait_children`
         self.finished = 0
         self.removed = 0
 
@@ -111,6 +112,35 @@ class Tracker:
             lane: Where it came from.
             about: See `TrackedTask`.
         """
+        handler = asyncio.current_task()
+        task = self.begin_work(name, clock, lane=lane, about=about, handler=handler)
+        try:
+            yield task
+        except BaseException as error:
+            self.end_work(task, error)
+            raise
+        self.end_work(task, None)
+
+    def begin_work(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        lane: Lane = Lane.BACKGROUND,
+        about: str = "",
+        handler: asyncio.Task[Any] | None = None,
+        parent: TrackedTask | None = None,
+    ) -> TrackedTask:
+        """Begin to track work that is no request.
+
+        Args:
+            name: As for `background`.
+            clock: As for `background`.
+            lane: As for `background`.
+            about: As for `background`.
+            handler: The asyncio task to cancel; None for work in a thread.
+            parent: The task that stays open until this work has ended, if it may still begin some.
+        """
         now = clock.loop()
         task = TrackedTask(
             request_id=clock.new_id(),
@@ -120,21 +150,33 @@ class Tracker:
             state=TaskState.RUNNING,
             tracked_at=now,
             started_at=now,
-            handler=asyncio.current_task(),
-            cancellable=True,
+            handler=handler,
+            cancellable=handler is not None,
             about=about,
         )
+        if parent is not None and parent.children is not None:
+            parent.children[task] = None
+            task.parent, task.deadline = parent, parent.deadline
+            task.cancel_cause = parent.cancel_cause
         self.add(task)
         self.started(task)
-        try:
-            yield task
-        except BaseException:
-            if task.cancel_cause is not None:
-                task.cut = Interruption.CANCELLED  # so it does not count as finished
-            raise
-        finally:
-            task.cancellable = False
-            self.remove(task)
+        return task
+
+    def end_work(self, task: TrackedTask, error: BaseException | None) -> None:
+        """Track that work no more; *error* is what it has raised. May be called twice."""
+        parent = task.parent
+        if error is not None and (task.cancel_cause or (parent and parent.cancel_cause)):
+            task.cut = Interruption.CANCELLED  # so it does not count as finished
+        task.cancellable = False
+        self.remove(task)
+        if parent is None or parent.children is None or task not in parent.children:
+            return
+        del parent.children[task]
+        # The application may cancel what it has begun: only gracekit's own cancellations count.
+        if task.cancel_cause is not None or not isinstance(error, asyncio.CancelledError):
+            parent.child_error = parent.child_error or error
+        if not parent.children and (waiting := self._parents.get(parent)):
+            waiting.set()
 
     # -- questions -------------------------------------------------------------
 
@@ -212,6 +254,21 @@ class Tracker:
             return False
         finally:
             self._changed.pop(changed, None)
+
+    async def wait_children(self, task: TrackedTask) -> None:
+        """Wait until no child of *task* is left.
+
+        A cancellation ends the wait only if the task was recorded as cut: its children may act.
+        """
+        while task.children:
+            self._parents[task] = ended = asyncio.Event()
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                if task.cut is not None:
+                    raise
+            finally:
+                del self._parents[task]
 
     def _wake(self) -> None:
         for event in self._changed:

@@ -36,6 +36,7 @@ from gracekit import (
     Settings,
     TaskInterruptedError,
     UnsupportedVersionError,
+    current,
 )
 from gracekit.doctor import configuration
 from gracekit.doctor.finding import Level
@@ -544,13 +545,13 @@ def a_mover(moved: list[int]) -> Service:
         target = Target(version="3.1")
 
         def move(self, ctxt: Any, vm: str, blocks: int) -> str:
-            for block in Context.current().steps(range(blocks)):
+            for block in current().steps(range(blocks)):
                 moved.append(block)  # noqa: PERF402 - one at a time is the point
             return f"{vm} for {ctxt['user']}"
 
         @oslo_messaging.expected_exceptions(faults.NotFound)
         def resize(self, ctxt: Any, vm: str) -> int | None:
-            return Context.current().fence
+            return current().fence
 
         def delete(self, ctxt: Any, vm: str) -> None:
             raise AssertionError("not played")
@@ -567,7 +568,7 @@ def a_mover(moved: list[int]) -> Service:
 @virtual
 async def test_a_method_can_stop_at_safe_points_of_gracekit():
     """
-    `Context.current()` is there: in a drain it stops, and the next process goes on.
+    `gracekit.current()` is there: in a drain it stops, and the next process goes on.
     """
     moved: list[int] = []
     async with InMemoryService(a_mover(moved)) as one:

@@ -16,8 +16,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from gracekit import Context, Done, Retry, Service
@@ -29,6 +31,7 @@ PROBE_S = "GRACEKIT_TEST_PROBE_S"
 GO = Path("go")  # in the working directory, which is the site's own
 
 svc = Service("shop")
+LOST: list[asyncio.Task[None]] = []
 
 
 def effect(word: str, key: str, *more: object) -> None:
@@ -74,6 +77,37 @@ async def until_go(ctx: Context, key: str) -> str:
         await asyncio.sleep(0.02)
     effect("done", key)
     return key
+
+
+def wait_for_go(key: str) -> None:
+    """Wait in a thread, and take effect when the test says so."""
+    effect("start", key)
+    while not GO.exists():
+        time.sleep(0.02)
+    effect("done", key)
+
+
+def in_new_thread(call: Callable[[], object]) -> None:
+    """Start a thread of the application's own, as Nova's spawn does."""
+    threading.Thread(target=call, name="builder").start()
+
+
+@svc.rpc(on_interrupt="retry")
+async def spawned(ctx: Context, key: str) -> str:
+    """Leave the work to a thread that is tracked."""
+    ctx.track_call(in_new_thread, partial(wait_for_go, key))
+    return key
+
+
+@svc.rpc
+async def untracked(ctx: Context, key: str) -> None:
+    """Leave the work to a thread and an asyncio task that nothing tracks."""
+
+    async def lost() -> None:
+        await asyncio.sleep(3600)
+
+    in_new_thread(partial(wait_for_go, key))
+    LOST.append(asyncio.create_task(lost()))
 
 
 @svc.rpc(on_interrupt="retry", resource="vm")

@@ -101,6 +101,57 @@ async def test_task_that_waits_for_its_turn_does_not_keep_the_drain(
     assert await again.stop() == 0
 
 
+async def test_a_tracked_thread_is_drained(site: Site, client: RpcClient) -> None:
+    """
+    Its task is open, the drain waits for the thread, and then the caller is answered.
+    """
+    service = await site.start(drain_timeout="60s").serving()
+    call = asyncio.create_task(client.call(served.spawned, key="t"))
+    await site.effect("start", "t")
+    service.terminate()
+    await service.wait_log("intake.closed")
+    assert await client.call(served.ping) == service.pid
+    site.go()
+
+    assert await call == "t"
+    assert await service.exit_code() == 0
+    await site.effect("done", "t")
+
+
+async def test_a_tracked_thread_that_outlives_the_deadline_ends_with_its_process(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Its task is unclean, the exit code is 75, and the next start runs it again.
+    """
+    service = await site.start(drain_timeout="200ms", handover_grace="200ms").serving()
+    request_id = await client.cast(served.spawned, key="t")
+    await site.effect("start", "t")
+
+    assert await service.stop() == 75
+    row = site.task(request_id)
+    assert (row["state"], row["cut"]) == ("handed_over", "unclean")
+    site.go()
+    again = await site.start(startup_reconciliation_wait_seconds="100ms").serving()
+    await site.in_state(request_id, "succeeded")
+    assert await again.stop() == 0
+
+
+async def test_what_nothing_tracks_is_named_at_the_end(site: Site, client: RpcClient) -> None:
+    """
+    A thread and an asyncio task that a handler has left; an idle thread of a pool is no work.
+    """
+    service = await site.start(exit_margin="200ms").serving()
+    await client.call(served.untracked, key="t")
+    await site.effect("start", "t")
+
+    assert await service.stop() == 0
+    assert (
+        'work.untracked number=2 work="asyncio task untracked.<locals>.lost, thread builder"'
+        in service.log
+    )
+
+
 async def test_thread_handler_is_drained(site: Site, client: RpcClient) -> None:
     """
     A plain `def` handler that runs when the stop comes ends by itself and is answered.

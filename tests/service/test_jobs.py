@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import (
-    Context,
-    Service,
-)
+from gracekit import Context, Service, current
 from gracekit.errors import DeclarationError
 from gracekit.process import Point
 from tests.service.kit import Doors, Fault, World, now
@@ -66,7 +63,7 @@ async def test_a_job_has_what_any_work_has(world: World, svc: Service):
     async def sweep(ctx: Context) -> None:
         async with ctx.lease("vm", "1") as guard:
             seen.extend([ctx.fence, guard.token, ctx.method, dict(ctx), ctx.deadline])
-        seen.extend([ctx.draining, ctx.cancelled, Context.current() is ctx])
+        seen.extend([ctx.draining, ctx.cancelled, current() is ctx])
 
     life = await world.start(svc)
     await asyncio.sleep(11)

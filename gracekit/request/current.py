@@ -1,0 +1,60 @@
+"""The Context of the handler that runs here, and the lease that its calls carry."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from gracekit.rpc.message import JsonObject, carried_lease
+from gracekit.telemetry.logs import running
+
+if TYPE_CHECKING:
+    from gracekit.request.context import Context
+
+
+def current() -> Context:
+    """The context of the handler that is running here.
+
+    Raises:
+        LookupError: no handler of gracekit is running here.
+    """
+    found = running.get()
+    if found is None:
+        raise LookupError("no handler of gracekit is running here")
+    return cast("Context", found)  # only this module sets it
+
+
+@contextlib.contextmanager
+def running_in(ctx: Context) -> Iterator[None]:
+    """Make *ctx* the result of `current()`, and let calls carry its lease."""
+    before, lease = running.set(ctx), carried_lease.set(ctx.travelling_lease)
+    try:
+        yield
+    finally:
+        carried_lease.reset(lease)
+        running.reset(before)
+
+
+def enter(ctx: Context) -> None:
+    """As `running_in`, until `leave`; only for an asyncio task that was in no context before.
+
+    It needs no generator and no tokens, of which each request in flight would keep some.
+    """
+    running.set(ctx)
+    _carry(ctx.travelling_lease)
+
+
+def leave(ctx: Context) -> None:
+    """End what `enter` began.
+
+    An abandoned coroutine may be closed in another task; the context of that one is left alone.
+    """
+    if running.get() is ctx:
+        running.set(None)
+        _carry(None)
+
+
+def _carry(lease: JsonObject | None) -> None:
+    if carried_lease.get() is not lease:
+        carried_lease.set(lease)

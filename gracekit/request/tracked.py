@@ -1,0 +1,202 @@
+"""Work that a handler tracks: blocks of `ctx.track`, and calls by `ctx.track_call`.
+
+It may run in a thread of the application. The tracker belongs to the loop, so a thread has the
+loop change it, and goes on when the change is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gracekit.request.current import running_in
+from gracekit.tracker.task import TrackedTask
+
+if TYPE_CHECKING:
+    from gracekit.request.context import Context
+
+T = TypeVar("T")
+ANSWER_S: Final = 10.0
+"""Seconds that a thread waits for the loop to track a block."""
+
+
+class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManager["Context"]):
+    """A block of work in the tracker, from its entry to its exit; in any thread.
+
+    The arguments are those of `Context.track`.
+    """
+
+    def __init__(
+        self, ctx: Context, name: str, *, resource: tuple[str, str] | None, keep_open: bool
+    ) -> None:
+        self._ctx = ctx
+        self._name = f"{ctx.method}:{name}"
+        self._resource = resource
+        self._keep_open = keep_open
+        self._services = ctx._services  # noqa: SLF001 - a block is a part of its Context
+        self._work: TrackedTask | None = None
+
+    def __enter__(self) -> Context:
+        here = asyncio.current_task() if _running_loop() is self._services.loop else None
+        return self.begin(here, threading.get_ident())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(error)
+
+    async def __aenter__(self) -> Context:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def begin(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> Context:
+        """Track the block, which runs in the asyncio task *here* or in that thread.
+
+        Returns:
+            The context that the block works with.
+
+        Raises:
+            RuntimeError: the loop of the service is closed, or blocked for `ANSWER_S`.
+        """
+        self._work = self._on_loop(partial(self._tracked, here, thread_id))
+        if self._work.parent is not None:
+            return self._ctx
+        alone = copy.copy(self._ctx)
+        alone._task, alone._expires_at = self._work, None  # noqa: SLF001
+        return alone
+
+    def end(self, error: BaseException | None) -> None:
+        """Track the block no more; *error* is what it has raised. May be called twice.
+
+        A thread does not wait for the loop here, as a handler may block the loop until the thread
+        has ended.
+        """
+        assert self._work is not None
+        end, loop = self._services.tracker.end_work, self._services.loop
+        if _running_loop() is loop:
+            end(self._work, error)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed: no drain waits any more
+            loop.call_soon_threadsafe(end, self._work, error)
+
+    def runs_in(self, thread_id: int | None) -> None:
+        """Note in which thread the block runs; None for in none any more."""
+        assert self._work is not None
+        self._work.thread_id = thread_id
+
+    def _tracked(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> TrackedTask:
+        task = self._ctx._task  # noqa: SLF001
+        # A block of the handler's own code ends before it does, and raises into it.
+        is_own = here is task.handler if here else thread_id == (task.thread_id or -1)
+        work = self._services.tracker.begin_work(
+            self._name,
+            self._services.clock,
+            about=task.request_id,
+            handler=None if is_own else here,
+            parent=task if self._keep_open and not is_own else None,
+        )
+        if is_own:  # who cancels the handler cancels the block
+            work.parent, work.handler = task, here
+        if here is None:
+            work.thread_id = thread_id
+        return work
+
+    def _on_loop(self, track: Callable[[], TrackedTask]) -> TrackedTask:
+        """Call *track* in the thread of the loop, and return what it returned."""
+        loop = self._services.loop
+        if _running_loop() is loop:
+            return track()
+        tracked: concurrent.futures.Future[TrackedTask] = concurrent.futures.Future()
+
+        def make() -> None:
+            if tracked.set_running_or_notify_cancel():
+                tracked.set_result(track())
+
+        loop.call_soon_threadsafe(make)
+        with contextlib.suppress(TimeoutError):
+            return tracked.result(ANSWER_S)
+        if not tracked.cancel():
+            return tracked.result()
+        raise RuntimeError(
+            f"{self._name} cannot be tracked: for {ANSWER_S:.0f} s the event loop has not answered "
+            "this thread; look for a handler that blocks it, such as one that waits for this thread"
+        )
+
+
+class TrackedCall:
+    """A function that the application will call in a thread, tracked from now on.
+
+    Args:
+        block: Tracks it.
+        function: Called in the contextvars of the code that makes this object, because a new thread
+            has none.
+    """
+
+    def __init__(self, block: TrackedBlock, function: Callable[..., Any]) -> None:
+        self._block = block
+        self._function = function
+        self._ctx = block.begin(None, None)
+        self._context = contextvars.copy_context()
+        self._begun = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; the block ends with it."""
+        self._begun = True
+        return self._context.run(self.run, *args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function here."""
+        self._block.runs_in(threading.get_ident())
+        error: BaseException | None = None
+        try:
+            with running_in(self._ctx):
+                return self._function(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._block.runs_in(None)
+            self._block.end(error)
+            error = None  # its traceback refers to this frame
+
+    def submit(self, submit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Have *submit* call it in a thread, and return what that returns."""
+        try:
+            submitted = submit(self, *args, **kwargs)
+        except BaseException:
+            self._block.end(None)
+            raise
+        if callable(when_done := getattr(submitted, "add_done_callback", None)):
+            when_done(self._give_up)
+        return submitted
+
+    def _give_up(self, _: object) -> None:
+        """The executor is done with it: if it was cancelled before it began, nothing runs."""
+        if not self._begun:
+            self._block.end(None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

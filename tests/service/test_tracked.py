@@ -1,0 +1,462 @@
+"""Work that a handler has begun in threads and asyncio tasks of its own, and tracks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import pytest
+
+import gracekit
+from gracekit import (
+    Context,
+    LeaseHeld,
+    MethodTimeoutError,
+    NoCapacity,
+    RpcClient,
+    Service,
+    TaskCancelledError,
+)
+from gracekit.testing.machine import PATIENCE_S
+from tests.service.kit import Life, World
+
+pytestmark = pytest.mark.looptime
+
+
+class Threads:
+    """Threads of the application, which wait until they are let go."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(4)
+        self._go = threading.Event()
+        self._futures: list[Future[object]] = []
+
+    def submit(self, call: Callable[..., object], *args: object) -> Future[object]:
+        future = self._pool.submit(call, *args)
+        self._futures.append(future)
+        return future
+
+    def wait(self) -> None:
+        """Called in a thread."""
+        assert self._go.wait(PATIENCE_S)
+
+    def go(self) -> None:
+        """Let all go, and wait until they have ended: virtual time would not wait for them."""
+        self._go.set()
+        wait(self._futures)
+
+    def close(self) -> None:
+        self._go.set()
+        self._pool.shutdown(wait=False)
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    made = Threads()
+    yield made
+    made.close()
+
+
+async def sent(client: RpcClient, method: str, **args: object) -> asyncio.Task[object]:
+    """A call under way, under the id of its method."""
+    view = client.prepare(request_id=method, timeout=500)
+    return asyncio.create_task(view.call(method, **args))
+
+
+def works_in(life: Life) -> list[str]:
+    """The tracked blocks of a process."""
+    return [task.method for task in life.runtime.wired.tracker if task.lane.word == "background"]
+
+
+async def test_a_thread_keeps_its_task_open(world: World, svc: Service, threads: Threads):
+    """
+    The handler has returned: its slot is free, its resource is not, and the caller waits.
+    """
+
+    def build(vm: str) -> None:
+        threads.wait()
+
+    @svc.rpc(resource="vm")
+    async def create(ctx: Context, vm: str) -> str:
+        assert ctx.track_call(threads.submit, build, vm).running
+        return "created"
+
+    @svc.rpc
+    async def other(ctx: Context) -> str:
+        async with ctx.lease("vm", "1"):
+            return "held"
+
+    life = await world.start(svc, max_running=1, threads=1, prefetch=5)
+    client = await world.client(svc)
+    call = await sent(client, "create", vm="1")
+    await world.until(lambda: works_in(life) == ["create:build"])
+    with pytest.raises(LeaseHeld, match="is held by task create"):  # in the only slot
+        await client.call(other)
+    assert (call.done(), world.state("create")) == (False, "running")
+    threads.go()
+
+    assert await call == "created"
+    assert await client.call(other) == "held"
+    assert works_in(life) == []
+
+
+async def test_a_drain_waits_for_a_tracked_thread(world: World, svc: Service, threads: Threads):
+    """
+    Its caller is answered in the drain.
+    """
+
+    @svc.rpc
+    def create(ctx: Context) -> str:
+        ctx.track_call(threads.submit, threads.wait)
+        return "created"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    call = await sent(client, "create")
+    await world.until(lambda: works_in(life) == ["create:wait"])
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+    threads.go()
+    report = await life.wait_end()
+
+    assert await call == "created"
+    assert (report.exit_code, world.state("create")) == (0, "succeeded")
+
+
+async def test_a_thread_that_outlives_the_deadline_is_unclean(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    It could read that it should stop; the lease stays with the process, and the task is listed.
+    """
+    told: list[bool] = []
+
+    def build(ctx: Context) -> None:
+        told.append(gracekit.current().cancelled)
+        threads.wait()
+        told.append(ctx.cancelled)
+
+    @svc.rpc(resource="vm")
+    async def create(ctx: Context, vm: str) -> None:
+        ctx.track_call(threads.submit, build, ctx)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="one").cast(create, vm="1")
+    await world.until(lambda: len(told) == 1)
+    report = await life.drain()
+    threads.go()
+
+    assert (report.exit_code, report.unclean, report.leases_kept) == (75, ["one"], 1)
+    assert world.rows("SELECT state, cut FROM task") == [{"state": "handed_over", "cut": "unclean"}]
+    await world.until(lambda: told == [False, True])
+
+
+async def test_what_a_thread_raises_makes_the_task_failed(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    Also if the handler has ended before, and nothing looks at the future.
+    """
+
+    def build() -> None:
+        threads.wait()
+        raise ValueError("no disk")
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        ctx.track_call(threads.submit, build)
+        return "created"
+
+    life = await world.start(svc)
+    call = await sent(await world.client(svc), "create")
+    await world.until(lambda: works_in(life) == ["create:build"])
+    threads.go()
+
+    with pytest.raises(ValueError, match="no disk"):
+        await call
+    assert world.state("create") == "failed"
+
+
+async def test_a_thread_without_capacity_parks_the_task(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    As if the handler had raised it.
+    """
+
+    def build() -> None:
+        raise NoCapacity("no host", requested={"VCPU": 1})
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, build)
+
+    await world.start(svc, use_pending_state=True)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: world.state("one") == "pending")
+
+
+@pytest.mark.parametrize(
+    ("order", "told", "ends"),
+    [(None, MethodTimeoutError, "failed"), ("cancel", TaskCancelledError, "cancelled")],
+)
+async def test_a_cancel_reaches_the_thread_and_the_caller_at_once(
+    world: World,
+    svc: Service,
+    threads: Threads,
+    order: str | None,
+    told: type[Exception],
+    ends: str,
+):
+    """
+    A method's timeout and an operator's order: the thread reads it, and the task ends with it.
+    """
+
+    def build() -> None:
+        threads.wait()
+        if gracekit.current().cancelled:
+            raise InterruptedError
+
+    @svc.rpc(timeout="3s")
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, build)
+
+    life = await world.start(svc)
+    call = await sent(await world.client(svc), "create")
+    await world.until(lambda: works_in(life) == ["create:build"])
+    if order is not None:
+        await world.verb(life, order, task_id="create", by="ann", reason="enough")
+    with pytest.raises(told):
+        await call
+    assert world.state("create") == "running"
+    threads.go()
+
+    await world.until(lambda: world.state("create") == ends)
+
+
+async def test_a_thread_by_itself_holds_the_drain_and_not_its_task(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    keep_open=False: the caller is answered when the handler ends, and the thread stays listed.
+    """
+    asked: list[bool] = []
+
+    def clean_up() -> None:
+        asked.append(gracekit.current().cancelled)
+        assert gracekit.current()["user_id"] == "ann"
+        threads.wait()
+        asked.append(gracekit.current().cancelled)
+
+    @svc.rpc
+    async def delete(ctx: Context) -> str:
+        ctx.track_call(threads.submit, clean_up, keep_open=False)
+        return "deleted"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    assert await client.prepare(context={"user_id": "ann"}).call(delete) == "deleted"
+    assert works_in(life) == ["delete:clean_up"]
+    report = await life.drain()
+    threads.go()
+
+    assert (report.exit_code, len(report.unclean)) == (75, 1)
+    assert report.waited_s == pytest.approx(25, abs=0.5)
+    await world.until(lambda: asked == [False, True])
+
+
+async def test_a_block_in_an_asyncio_task_keeps_the_task_open(world: World, svc: Service):
+    """
+    And is cancelled at the deadline of a drain, as a handler is.
+    """
+    tasks = []
+
+    @svc.rpc(on_interrupt="retry")
+    async def create(ctx: Context) -> None:
+        entered = asyncio.Event()
+
+        async def build() -> None:
+            async with ctx.track("build"):
+                entered.set()
+                await asyncio.sleep(3600)
+
+        tasks.append(asyncio.create_task(build()))
+        await entered.wait()
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: works_in(life) == ["create:build"])
+    report = await life.drain()
+
+    assert tasks[0].cancelled()
+    assert (report.handed_over, report.unclean, report.must_die) == (["one"], [], False)
+
+
+async def test_a_block_that_the_application_cancels_is_no_failure(world: World, svc: Service):
+    """
+    As a handler ends a reporter that it has begun.
+    """
+    tasks = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        async def report() -> None:
+            async with ctx.track("report"):
+                await asyncio.sleep(3600)
+
+        tasks.append(asyncio.create_task(report()))
+        await asyncio.sleep(1)
+        asyncio.get_running_loop().call_later(1, tasks[0].cancel)
+        return "created"
+
+    await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
+
+
+async def test_a_block_of_the_handler_itself_raises_into_it(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    What the handler catches is no failure, in a coroutine and in a thread.
+    """
+
+    def fail() -> None:
+        raise ValueError
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        try:
+            async with ctx.track("try"):
+                fail()
+        except ValueError:
+            return "created"
+
+    @svc.rpc
+    def build(ctx: Context) -> str:
+        try:
+            with ctx.track("try"):
+                fail()
+        except ValueError:
+            return "built"
+
+    await world.start(svc)
+    client = await world.client(svc)
+    assert await client.call(create) == "created"
+    assert await client.call(build) == "built"
+
+
+async def test_a_call_that_is_not_submitted_or_cancelled_leaves_nothing(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    The task ends with its handler, and the error of the executor is the handler's.
+    """
+    begun = threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        threads.wait()
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(hold)
+            ctx.track_call(pool.submit, hold).cancel()
+            threads.go()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            ctx.track_call(pool.submit, hold)
+        return "created"
+
+    life = await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
+    assert works_in(life) == []
+
+
+async def test_a_coroutine_function_is_no_call_for_a_thread(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    The error says how to track it.
+    """
+
+    async def build() -> None: ...
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, build)
+
+    await world.start(svc)
+    with pytest.raises(TypeError, match=r"async with ctx\.track\('build'\)"):
+        await (await world.client(svc)).call(create)
+
+
+async def test_a_safe_point_in_a_tracked_thread_stops_the_task_there(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    The next start begins the handler again, from that cursor.
+    """
+
+    def build(ctx: Context) -> None:
+        for part in ctx.steps(range(5)):
+            if part == 2:
+                threads.wait()
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, build, ctx)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: works_in(life) == ["create:build"])
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+    threads.go()
+    report = await life.wait_end()
+
+    assert report.handed_over == ["one"]
+    (row,) = world.rows("SELECT state, cut, cursor FROM task")
+    assert (row["state"], row["cut"]) == ("handed_over", "safe_point")
+    again = await world.start(svc)
+    await world.until(lambda: world.state("one") == "succeeded")
+    await again.drain()
+
+
+async def test_a_crash_in_a_tracked_thread_is_one_of_its_task(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    The row is RUNNING until the thread has ended, so `on_interrupt` decides.
+    """
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, threads.wait)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: works_in(life) == ["create:wait"])
+    await life.crash()
+    await world.start(svc)
+
+    await world.until(lambda: world.state("one") == "errored")
+
+
+async def test_a_handler_may_block_the_loop_until_its_tracked_threads_have_ended(
+    world: World, svc: Service
+):
+    """
+    A pool that is closed in a coroutine does so, and the end of its threads does not wait for that.
+    """
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        with ThreadPoolExecutor(2) as pool:
+            ctx.track_call(pool.submit, str)
+        return "created"
+
+    await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
