@@ -230,7 +230,8 @@ class _Reader:
             return
         self._doubts += found.doubts
         for name, value in found.values.items():
-            self._take(name, value, found.origins[name], found.origins[name])
+            if not (name in found.by_code and name in self._values):
+                self._take(name, value, found.origins[name], found.origins[name])
 
     def read_file(self, found: SettingsFile) -> None:
         if found.problem:

@@ -26,8 +26,13 @@ DURABLE_OPTIONS: Final = (
 
 _TAKEN: Final = (("host", "host"), ("control_exchange", "exchange"))
 """Options of [DEFAULT], and the settings that correspond to them, also by their defaults."""
-_TAKEN_IF_GIVEN: Final = (("rpc_ping_enabled", "rpc_ping_enabled"),)
-"""Those whose default is gracekit's, too."""
+_TAKEN_IF_SET: Final = (
+    ("rpc_ping_enabled", "rpc_ping_enabled"),
+    ("graceful_shutdown_timeout", "drain_timeout_s"),
+)
+"""Those whose defaults in oslo do not count: a service may have its own default."""
+_OPTION_DEFAULT: Final = "opt_default"
+_DEFAULT_BY_CODE: Final = "set_default"
 _IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
 _IN_NO_PROFILE: Final = (
     "amqp_auto_delete",
@@ -62,11 +67,14 @@ class OsloOptions(msgspec.Struct, kw_only=True):
         values: Values by setting, in the form that `load` takes.
         origins: By setting, the option that it came from.
         doubts: A sentence for each option that is set but cannot be honoured.
+        by_code: Settings whose value the service's code has set as the option's default. They
+            count as defaults of the service.
     """
 
     values: dict[str, object] = msgspec.field(default_factory=dict)
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     doubts: list[str] = msgspec.field(default_factory=list)
+    by_code: set[str] = msgspec.field(default_factory=set)
 
     def take(self, setting: str, value: object, *options: str, group: str = DEFAULT) -> None:
         """Add one setting and its origin."""
@@ -84,10 +92,8 @@ def read_oslo(conf: Any) -> OsloOptions:
     for option, setting in _TAKEN:
         if (value := _value(conf, option)) is not None:
             found.take(setting, value, option)
-    for option, setting in _TAKEN_IF_GIVEN:
-        if _is_given(conf, option):
-            found.take(setting, _value(conf, option), option)
-    _take_timeout(conf, found)
+    for option, setting in _TAKEN_IF_SET:
+        _take_if_set(conf, found, option, setting)
     _take_url(conf, found)
     _take_rabbit(conf, found)
     found.doubts += _left_out(conf)
@@ -113,15 +119,19 @@ def oslo_profile(asked: Mapping[str, bool]) -> str:
     return "oslo-durable" if durable else "oslo-transient"
 
 
-def _take_timeout(conf: Any, found: OsloOptions) -> None:
-    timeout = _value(conf, "graceful_shutdown_timeout")
-    if timeout:
-        found.take("drain_timeout_s", timeout, "graceful_shutdown_timeout")
-    elif timeout == 0:
+def _take_if_set(conf: Any, found: OsloOptions, option: str, setting: str) -> None:
+    where, value = _location(conf, option), _value(conf, option)
+    if where == _OPTION_DEFAULT or value is None:
+        return
+    if option == "graceful_shutdown_timeout" and value == 0:
         found.doubts.append(
             "graceful_shutdown_timeout = 0 means a drain without end, but here every drain has a "
             "limit: set it, or GRACEKIT_DRAIN_TIMEOUT, to seconds"
         )
+        return
+    found.take(setting, value, option)
+    if where == _DEFAULT_BY_CODE:
+        found.by_code.add(setting)
 
 
 def _take_url(conf: Any, found: OsloOptions) -> None:
@@ -179,9 +189,14 @@ def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
 
 
 def _is_given(conf: Any, name: str, group: str = DEFAULT) -> bool:
-    """Whether a file, a command line or the environment sets the option; not just its default."""
+    """Whether a file, a command line, the environment or an override sets the option."""
+    return _location(conf, name, group) not in {_OPTION_DEFAULT, _DEFAULT_BY_CODE}
+
+
+def _location(conf: Any, name: str, group: str = DEFAULT) -> str:
+    """Where the value comes from, a name of `cfg.Locations`; an unknown option has its default."""
     try:
         place = conf.get_location(name, None if group == DEFAULT else group)
     except (AttributeError, KeyError):
-        return False
-    return place is not None and place.location.is_user_controlled
+        return _OPTION_DEFAULT
+    return _OPTION_DEFAULT if place is None else str(place.location.name)

@@ -318,8 +318,11 @@ class Settings:
 
         It reads `host`, `transport_url`, `control_exchange`, `graceful_shutdown_timeout`,
         `rpc_ping_enabled`, and of [oslo_messaging_rabbit] durable and quorum flags, TLS, heartbeat
-        and prefetch. Arguments win over variables of the environment, these over *conf*, and *conf*
-        over the service's defaults. `doubts` names the options that are set and not used.
+        and prefetch. Arguments win over variables of the environment, these over what is set in
+        *conf*, and that over the service's defaults. What the service's code has set as a default
+        in *conf* (`cfg.set_defaults`) counts if *defaults* say nothing. oslo's own defaults count
+        only for host, URL, exchange and profile. `doubts` names the options that are set and not
+        used.
 
         Args:
             conf: A `cfg.ConfigOpts` that has parsed its files, and knows oslo.messaging's options.

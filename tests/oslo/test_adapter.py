@@ -5,6 +5,7 @@ Runs where the library is installed; `test_environment.py` sees to that.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 from oslo_config import cfg
 from oslo_messaging import opts
 from oslo_messaging._drivers import common
+from oslo_service import _options
 
 from gracekit import (
     ConfigError,
@@ -806,6 +808,45 @@ def test_an_option_that_no_file_sets_leaves_the_default(tmp_path: Path, given, v
     assert (made.rpc_ping_enabled, made.origin("rpc_ping_enabled")) == (value, origin)
     settings, *_ = configuration.check_settings(made)
     assert ("rpc_ping_enabled" in settings.seen) == value
+
+
+OWN = {"drain_timeout": "180s"}
+
+
+@pytest.mark.parametrize(
+    ("by_code", "given", "defaults", "seconds", "origin"),
+    [
+        (None, [], OWN, 180, "service"),
+        (None, [], {}, 25, "default"),
+        (90, [], OWN, 180, "service"),
+        (90, [], {}, 90, "oslo.config [DEFAULT] graceful_shutdown_timeout"),
+        (90, ["file"], OWN, 50, "oslo.config [DEFAULT] graceful_shutdown_timeout"),
+        (90, ["override"], OWN, 70, "oslo.config [DEFAULT] graceful_shutdown_timeout"),
+        (90, ["file", "variable"], OWN, 40, "GRACEKIT_DRAIN_TIMEOUT"),
+    ],
+)
+def test_only_what_is_set_counts_before_the_default_of_the_service(
+    tmp_path: Path, by_code, given, defaults, seconds, origin
+):
+    """
+    oslo.service registers 60 s, which nobody has asked for; a default that the service's code sets
+    in oslo.config stands behind one that the service declares.
+    """
+    conf = cfg.ConfigOpts()
+    options = copy.deepcopy(_options.service_opts)
+    conf.register_opts(options)
+    if by_code:
+        cfg.set_defaults(options, graceful_shutdown_timeout=by_code)
+    file = tmp_path / "service.conf"
+    file.write_text("[DEFAULT]\n" + ("graceful_shutdown_timeout = 50\n" if "file" in given else ""))
+    conf(["--config-file", str(file)])
+    if "override" in given:
+        conf.set_override("graceful_shutdown_timeout", 70)
+    env = {"GRACEKIT_DRAIN_TIMEOUT": "40s"} if "variable" in given else {}
+
+    made = Settings.from_oslo(conf, defaults=defaults, env=env)
+
+    assert (made.drain_timeout_s, made.origin("drain_timeout_s")) == (seconds, origin)
 
 
 def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
