@@ -1,7 +1,6 @@
 """What users declare: a service, its methods, its jobs and its hooks.
 
-Declaring does nothing: no connection, no thread, no file. The Runtime reads a
-Service and never changes it.
+Declaring does nothing: no connection, no thread, no file. The Runtime never changes a Service.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import (
     overload,
 )
 
+from gracekit.config.choices import ServiceQueues, choices_of
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
@@ -84,8 +84,10 @@ class Service:
         exceptions: Exception classes that clients made by `client()` rebuild.
         defaults: Settings of this service, by name, as a file spells them:
             `{"drain_timeout": "180s"}`. A file, an environment variable or a flag overrides them.
-        task_api: Whether the ops topic serves the namespace `gracekit.tasks`, by which a resolver
-            moves tasks that wait for capacity. Every sender to that topic may then use it.
+        task_api: Whether the ops topic serves the namespace `gracekit.tasks`, by which every sender
+            to that topic may move tasks that wait for capacity.
+        queues: `"directed"` for a service that reads only new requests to its host, and fanouts:
+            its hosts may have a store each. A request without a host is `Undeliverable`.
 
     Raises:
         DeclarationError: an argument, or one of *defaults*, is wrong or unknown.
@@ -99,17 +101,21 @@ class Service:
         exceptions: Mapping[str, type[Exception]] | None = None,
         defaults: Mapping[str, object] = MappingProxyType({}),
         task_api: bool = False,
+        queues: ServiceQueues = "all",
         **unknown: Never,
     ) -> None:
         _check_arguments(unknown, defaults)
         if not isinstance(task_api, bool):  # a text such as "no" would count as true
             raise DeclarationError(f"task_api={task_api!r} must be True or False")
+        if queues not in choices_of(ServiceQueues):
+            raise DeclarationError(f"queues={queues!r} must be 'all' or 'directed'")
         try:
             self.topic = check_topic(topic, "give the service another")
             check_defaults(defaults)
             check_exceptions(exceptions or {})
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
+        self.queues = queues
         self.defaults = MappingProxyType(dict(defaults))
         self.version = version
         self.exceptions = dict(exceptions or {})

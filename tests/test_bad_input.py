@@ -757,6 +757,7 @@ def test_a_kind_in_the_place_of_its_name_is_refused():
     ("arguments", "said"),
     [
         ({"task_api": "yes"}, "task_api='yes' must be True or False"),
+        ({"queues": "host"}, "queues='host' must be 'all' or 'directed'"),
         (
             {"use_pending_state": True},
             "'use_pending_state': it is a setting: write defaults={'use_pending_state': True}",

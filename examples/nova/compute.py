@@ -199,7 +199,7 @@ class ComputeManager:
             await asyncio.sleep(0.02)
 
 
-svc = Service("compute")
+svc = Service("compute", queues="directed")  # each request names its host
 
 # A handler has neither client nor settings: what `gracekit run` reads is read here once more.
 CLOUD = Path(os.environ.get("NOVA_CLOUD", "cloud"))

@@ -23,10 +23,7 @@ from examples.nova.compute import manager
 from examples.nova.conductor import boot, migrate, show
 
 CHECKOUT = Path(__file__).parents[2]
-SETTINGS = {
-    "GRACEKIT_ACCEPT_UNSHARED_STORE": "true",
-    "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "100ms",
-}
+SETTINGS = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "100ms"}
 
 
 async def main() -> None:

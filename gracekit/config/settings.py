@@ -197,7 +197,7 @@ class Settings:
             the service's topic. Their queues are named for it: `scheduler-notifications.info`.
         notification_context: Keys of a caller's context that a notification shows, separated by
             commas.
-        accept_unshared_store: Start although a living process reads the same shared queue into
+        accept_unshared_store: Start although a living process reads the same queue into
             another store. Duplicates are then not found, and resources not locked, across the two
             stores.
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.

@@ -408,11 +408,9 @@ class RpcClient(ClientView, AsyncOnly):
             await self._transport.publish(queue, message)
         except Undeliverable as error:
             is_ops = queue.topic == self._topics[True]
-            host = "" if options.host is None else no_host(options.host, ops=is_ops)
+            host = no_host(options.host, ops=is_ops)
             # The service may be older than ops servers, and read ops requests from its one topic.
             if not is_ops or options.namespace == CONTROL_NAMESPACE:
-                if not host:
-                    raise
                 raise Undeliverable(f"{error}{host}") from None
             other = _queue_of(self._topics[False], options.host)
             message = self._message(request, expires_at=expires_at)

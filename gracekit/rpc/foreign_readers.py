@@ -1,7 +1,7 @@
-"""Foreign readers: processes that read our shared queue, but use another store.
+"""Foreign readers: processes that read one of our queues, but use another store.
 
 Deduplication, leases of resources and recovery work only within one store. If two
-processes read one shared queue and use two stores, both may run the same request,
+processes read one queue and use two stores, both may run the same request,
 or act on the same resource at the same time.
 """
 
@@ -21,7 +21,7 @@ _SHOWN: Final = 5
 
 
 class QueueReader(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that reads a shared queue.
+    """A process that reads a queue.
 
     Attributes:
         queue: Wire name of the queue.
@@ -63,9 +63,9 @@ def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[s
 
 SHARE_REMEDY: Final = "give both GRACEKIT_STORE_URL the same file, or each a topic of its own"
 FOREIGN_REMEDY: Final = (
-    f"{SHARE_REMEDY}; or set "
-    "GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service, as "
-    "beside a worker of oslo.messaging in a rolling move (docs/oslo.md)"
+    f"{SHARE_REMEDY}; or, if each request names its host, say Service(..., queues='directed'); "
+    "or set GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service, "
+    "as beside a worker of oslo.messaging in a rolling move (docs/oslo.md)"
 )
 
 
@@ -76,7 +76,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class ForeignReaders:
-    """Looks for foreign readers of the shared queues when a service starts.
+    """Looks for foreign readers when a service starts.
 
     Args:
         announce: Announces this process as a reader, and returns the foreign readers.

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from gracekit.config.choices import ServiceQueues
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
 from gracekit.rpc.foreign_readers import QueueReader
@@ -57,18 +58,33 @@ def shared_queue(topic: str) -> Queue:
     return Queue(topic, QueueKind.SHARED, topic)
 
 
+def announced_queues(
+    topic: str, ops_topic: str, host: str, *, queues: ServiceQueues
+) -> list[Queue]:
+    """The queues of a service that two stores must not read.
+
+    Of a service that reads only directed queues, other hosts read the shared queue of the ops
+    topic, too. It does not count: requests without a host there only ask any host that lives.
+    """
+    if queues == "directed":
+        return [directed_queue(topic, host)]
+    return [shared_queue(topic), shared_queue(ops_topic)]
+
+
 def directed_queue(topic: str, host: str) -> Queue:
     """The queue that one host (or one instance) of a topic reads."""
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
 
 
-def no_host(name: str, *, ops: bool) -> str:
+def no_host(name: str | None, *, ops: bool) -> str:
     """What an error says of the host that has no queue; an instance has one on the ops topic only.
 
     Args:
         name: As prepared.
         ops: Whether the request was for the ops topic.
     """
+    if name is None:
+        return "" if ops else "; with Service(..., queues='directed') say prepare(host=...)"
     if ops:
         return f"; check the name too: no run has read there as host or instance {name!r}"
     return (
@@ -364,10 +380,10 @@ class Transport(Protocol):
     async def announce(
         self, queues: Sequence[Queue], *, store: str, label: str
     ) -> list[QueueReader]:
-        """Announce, before reading shared *queues*, which store this process uses.
+        """Announce, before reading *queues*, which store this process uses.
 
         Args:
-            queues: Shared queues.
+            queues: See `announced_queues`.
             store: Identity of our store.
             label: Names this process, for display.
 

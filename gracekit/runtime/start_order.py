@@ -5,6 +5,7 @@ Only this list defines it. For a new part, add a line.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -27,7 +28,7 @@ from gracekit.recovery.reconciler import Reconciler
 from gracekit.request.outbox import Outbox
 from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
-from gracekit.rpc.transport import shared_queue
+from gracekit.rpc.transport import announced_queues, shared_queue
 from gracekit.runs.files import door_name
 from gracekit.runs.members import Members
 from gracekit.runtime.built import Ground, Records, Requests
@@ -118,8 +119,12 @@ def _work(ground: Ground, work: Work) -> Background:
 
 def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> StepPart:
     server = servers[lane]
+    shared = shared_queue(ground.topics[lane])
 
     async def start() -> None:
+        if shared not in server.queues:  # from before queues="directed": it would keep requests
+            with contextlib.suppress(ConfigError):  # a quorum queue stays
+                await ground.transport.prune([shared])
         await server.start()
         ground.telemetry.emit("intake.opened", channel=lane.value)
 
@@ -199,7 +204,8 @@ def _readers(ground: Ground) -> Part:
     store = ground.location.identity()
     if store is None:
         return StepPart()
-    queues = [shared_queue(topic) for topic in ground.topics.values()]
+    main, ops = ground.topics[Lane.REQUESTS], ground.topics[Lane.OPS]
+    queues = announced_queues(main, ops, ground.settings.host, queues=ground.service.queues)
     label = f"{ground.service.topic}@{ground.seat.instance}"
     return ForeignReaders(
         partial(ground.transport.announce, queues, store=store, label=label),

@@ -371,7 +371,9 @@ def _queues(ground: Ground, lane: Lane) -> list[Queue]:
     if lane is Lane.OPS and ground.seat.instance not in names:
         names.append(ground.seat.instance)  # control verbs are for one run, not for a host
     directed = [directed_queue(topic, name) for name in names]
-    return [shared_queue(topic), *directed, fanout_queue(topic, ground.seat.run_id)]
+    is_shared = lane is Lane.OPS or ground.service.queues == "all"
+    shared = [shared_queue(topic)] if is_shared else []
+    return [*shared, *directed, fanout_queue(topic, ground.seat.run_id)]
 
 
 # -- the operator -------------------------------------------------------------------------

@@ -128,7 +128,7 @@ _SERVICE: Final = (
     _event(
         "reader.foreign",
         _W,
-        "Another process reads a shared queue, but uses another store.",
+        "Another process reads one of our queues, but uses another store.",
         "queue by store",
     ),
 )

@@ -19,6 +19,7 @@ from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit, read_refusal
 from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, listed
 from gracekit.doctor.rabbit.fits import Fits, check_profile
 from gracekit.rpc.amqp.profiles import PROFILES
+from gracekit.rpc.transport import shared_queue
 
 NAME = "'a' in vhost '/'"
 
@@ -133,7 +134,7 @@ def test_a_text_that_was_cut_still_names_the_argument():
 
 # -- profiles -----------------------------------------------------------------------
 
-TOPICS = [Topic(name="compute", hosts=["node-1"])]
+TOPICS = [Topic(name="compute", hosts=["node-1"], announced=[shared_queue("compute")])]
 EXCHANGE, SHARED, DIRECTED, *REST = entities_of(TOPICS, "gracekit", "store")
 OTHER = BrokerAnswer(fit=Fit.DIFFERS, argument="durable", ours="true", theirs="false")
 ALL = tuple(PROFILES)

@@ -25,7 +25,7 @@ from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
 from gracekit.doctor.rabbit.broker import BrokerInspector, BrokerReport, Node, inquire
 from gracekit.doctor.rabbit.checks import BrokerChecks, ConnectionChecks
 from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of
-from gracekit.errors import DependencyError
+from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import Process
 from gracekit.rpc.amqp.link import Link
@@ -619,7 +619,7 @@ async def test_a_broker_that_falls_silent_leaves_a_part_of_the_picture(
         *entities_of(TOPICS, "amq.topic", ""),
     ]
     async with asyncio.timeout(30):
-        picture = await inquire(address, Silencing(things), [TOPICS[0].shared], "")
+        picture = await inquire(address, Silencing(things), [shared_queue("compute")], "")
     settings = settings_on(own_broker.url_of(own_vhost), tmp_path)
     scene = BrokerChecks(settings, svc, address, TOPICS, picture)
 
@@ -878,6 +878,35 @@ async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, 
     assert ", and a service with another store. " in found.seen
     assert "create must not run twice" in found.seen
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in found.remedy
+
+
+async def test_a_service_of_directed_queues_alone_has_no_shared_queue(
+    settings, tmp_path, rabbit_url
+):
+    """
+    Nor the rule about its readers: only a second store on the queue of the host is one too many.
+    """
+    svc = Service("compute", queues="directed")
+
+    @svc.rpc
+    async def create(ctx: Context) -> None: ...
+
+    other = settings_on(rabbit_url, tmp_path, "other")
+    elsewhere = replace(other, host="node-2")
+    async with Runtime(svc, settings):
+        mine = await seen(settings, svc)
+        theirs = await seen(elsewhere, svc)
+        same = await seen(other, svc)
+        with pytest.raises(ConfigError, match=f"read queue compute.{settings.host}"):
+            await Runtime(svc, other).__aenter__()
+
+    check = "foreign readers"
+    assert levels(mine)[check] is levels(theirs)[check] is Level.OK
+    assert one(mine, check).seen == f"no reader of compute.{settings.host} uses another store"
+    assert levels(same)[check] is Level.FAIL
+    assert levels(mine)["profile"] is Level.OK
+    assert "queue compute," not in one(mine, "profile").seen
+    assert one(mine, "directed queue").seen.endswith(f"come by compute.{settings.host}")
 
 
 async def test_a_consumer_that_is_not_ours_is_a_foreign_reader(settings, svc, rabbit_url):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -611,6 +612,27 @@ async def test_a_foreign_reader_fails_before_any_start(place, used, settings, sv
     assert levels(known) == {"foreign readers": Level.WARN}
     assert levels(careless) == levels(elsewhere) == levels(after) == {"foreign readers": Level.OK}
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in theirs[0].remedy
+
+
+async def test_a_service_of_directed_queues_alone_may_have_a_store_for_each_host(
+    place, used, settings
+):
+    """
+    Only a second store on the queue of the host is one too many.
+    """
+    svc = Service("compute", queues="directed")
+
+    @svc.rpc
+    async def create(ctx: Context) -> None: ...
+
+    path = used.with_name("queues.db")
+    other = replace(settings, store_url=f"sqlite:///{place}/other.db")
+    async with Runtime(svc, settings):
+        same = await asyncio.to_thread(readers, other, path, svc)
+        theirs = await asyncio.to_thread(readers, replace(other, host="node-9"), path, svc)
+
+    assert levels(same) == {"foreign readers": Level.FAIL}
+    assert levels(theirs) == {"foreign readers": Level.OK}
 
 
 async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):

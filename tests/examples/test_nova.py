@@ -63,7 +63,7 @@ class ComputeHost(Site):
 
     def start(self, **settings: object) -> ServiceProcess:
         """Start its next life."""
-        ours = {"host": self.name, "accept_unshared_store": "true", "log_format": "text"}
+        ours = {"host": self.name, "log_format": "text"}
         life = self._gracekit("run", "examples.nova.compute:svc", **(ours | settings))
         self._lives.append(life)
         return life

@@ -1,4 +1,4 @@
-"""Checks of the transport's file: waiting messages, and foreign readers of our shared queues."""
+"""Checks of the transport's file: waiting messages, and foreign readers of our queues."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gracekit.rpc.foreign_readers import (
     foreign_seen,
     need_one_store,
 )
+from gracekit.rpc.transport import announced_queues
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import wakeups_directory
@@ -71,7 +72,7 @@ def check_readers(
             "this file was written by an older gracekit; a service that starts migrates it",
         )
         return
-    queues = _shared(settings, runs, service)
+    queues = _announced(settings, runs, service)
     if not queues:
         yield skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
         return
@@ -81,7 +82,7 @@ def check_readers(
     if nameless:
         yield warn(
             "nameless readers",
-            f"pid {', '.join(map(str, sorted(nameless)))} reads our shared queue and has not said "
+            f"pid {', '.join(map(str, sorted(nameless)))} reads our queue and has not said "
             "into which store",
             "stop it, or upgrade its gracekit",
         )
@@ -93,10 +94,12 @@ def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
     return [reader for reader, peer in found if _lives(look, peer)]
 
 
-def _shared(settings: Settings, runs: Runs, service: Service | None) -> set[str]:
+def _announced(settings: Settings, runs: Runs, service: Service | None) -> set[str]:
     if service is None:
         return runs.topics
-    return {service.topic, settings.ops_topic_of(service.topic)}
+    ops_topic, queues = settings.ops_topic_of(service.topic), service.queues
+    found = announced_queues(service.topic, ops_topic, settings.host, queues=queues)
+    return {queue.name for queue in found}
 
 
 def judge(

@@ -22,7 +22,7 @@ from gracekit.doctor.rabbit.fits import check_profile, fitting
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.url import Broker, read_url
-from gracekit.rpc.transport import directed_queue
+from gracekit.rpc.transport import announced_queues, directed_queue
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 
@@ -49,11 +49,18 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
         pairs = {(run.topic, run.ops_topic) for run in runs.all}
     instances = {settings.instance or f"{settings.host}-0", *(one.instance for one in runs.living)}
     named = list(dict.fromkeys([settings.host, *sorted(instances)]))
+    host, queues = settings.host, "all" if service is None else service.queues
     return [
         topic
         for main, ops in sorted(pairs)
         for topic in (
-            Topic(name=main, hosts=[settings.host], away=_away(runs, main, [settings.host])),
+            Topic(
+                name=main,
+                hosts=[host],
+                is_shared=queues == "all",
+                announced=announced_queues(main, ops, host, queues=queues),
+                away=_away(runs, main, [host]),
+            ),
             Topic(name=ops, hosts=named, away=_away(runs, ops, named), is_ops=True),
         )
     ]
@@ -119,7 +126,7 @@ class ConnectionChecks:
             inquire(
                 self.broker,
                 entities_of(self._topics, self.broker.exchange, self._store),
-                [topic.shared for topic in self._topics],
+                [queue for topic in self._topics for queue in topic.announced],
                 None if StoreLocation(self._settings.store_url).path is None else self._store,
                 away=[
                     queue_entity(queue)
@@ -310,10 +317,11 @@ class BrokerChecks:
         if not self._report.looked:
             return
         for topic in self._topics:
-            if topic.is_ops or self._is_missing(queue_entity(topic.shared)):
+            first, queue = topic.queues[0], directed_queue(topic.name, self._settings.host)
+            if topic.is_ops or self._is_missing(queue_entity(first)):
                 continue
-            name = directed_queue(topic.name, self._settings.host).name
-            if not self._is_missing(queue_entity(directed_queue(topic.name, self._settings.host))):
+            name = queue.name
+            if not self._is_missing(queue_entity(queue)):
                 yield ok("directed queue", f"requests to this host come by {name}")
                 continue
             seen = (
@@ -359,8 +367,8 @@ class BrokerChecks:
     def _check_dead_queues(self) -> Finding:
         gone = []
         for topic in self._topics:
-            shared = self._report.fits.get(queue_entity(topic.shared), {})
-            sends = shared.get(self._profile.name, _UNKNOWN).fit is Fit.FITS
+            first = self._report.fits.get(queue_entity(topic.queues[0]), {})
+            sends = first.get(self._profile.name, _UNKNOWN).fit is Fit.FITS
             if sends and self._report.found[topic.dead].fit is Fit.MISSING:
                 gone.append(topic.dead)
         if not gone:
@@ -383,5 +391,5 @@ class BrokerChecks:
             return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")
         if self._report.foreign is None:
             return skip(check, "they were not counted, see above")
-        queues = [topic.name for topic in self._topics]
+        queues = [queue.name for topic in self._topics for queue in topic.announced]
         return judge(self._settings, self._report.foreign, queues, self._service)

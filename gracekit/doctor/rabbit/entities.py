@@ -52,23 +52,23 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hosts: Hosts with a directed queue; on the ops topic also instances.
         is_ops: Whether it is the ops topic, which no worker of oslo.messaging has.
+        is_shared: Whether the service reads the queue that all hosts read.
+        announced: Its service's queues that two stores must not read.
         away: Other names on record; they may have left queues.
     """
 
     name: str
     hosts: Sequence[str]
     is_ops: bool = False
+    is_shared: bool = True
+    announced: Sequence[Queue] = ()
     away: Sequence[str] = ()
-
-    @property
-    def shared(self) -> Queue:
-        """The queue that all hosts read."""
-        return shared_queue(self.name)
 
     @property
     def queues(self) -> list[Queue]:
         """The queues of requests, without fanout queues, whose names are random."""
-        return [self.shared, *(directed_queue(self.name, host) for host in self.hosts)]
+        shared = [shared_queue(self.name)] if self.is_shared else []
+        return [*shared, *(directed_queue(self.name, host) for host in self.hosts)]
 
     @property
     def away_queues(self) -> list[Queue]:
@@ -99,7 +99,7 @@ def _entities_of(topic: Topic, store: str) -> Iterator[BrokerEntity]:
     for entity in (*map(queue_entity, topic.queues), fanout):
         yield replace(entity, only_ours=topic.is_ops)
     yield topic.dead
-    for mark in marks_of(topic.shared, store):
+    for mark in (mark for queue in topic.announced for mark in marks_of(queue, store)):
         yield replace(queue_entity(mark), carries=False, only_ours=True)
 
 
