@@ -894,10 +894,10 @@ def test_of_settings_that_are_read_again_those_change_that_may():
     differences = live.differences(found)
     live.take(found)
 
-    assert [str(one) for one in differences] == ["max_accepted 1000 -> 70", "max_running 5 -> 7"]
+    assert [str(one) for one in differences] == ["max_accepted unset -> 70", "max_running 5 -> 7"]
     assert [one.is_changeable for one in differences] == [False, True]
     assert told == [(5, 7)]
-    assert (live.now.max_running, live.now.max_accepted) == (7, 1000)
+    assert (live.now.max_running, live.now.max_accepted) == (7, None)
     assert live.now.origin("max_running") == "flag --max-running"
     assert live.now.origin("max_accepted") == "default"
     live.take(load(env={}))

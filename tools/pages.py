@@ -25,6 +25,7 @@ from gracekit.config.urls import parse_url
 from gracekit.config.values import (
     parse_count,
     parse_duration,
+    parse_optional_count,
     parse_optional_duration,
     parse_truth,
     parse_words,
@@ -120,6 +121,7 @@ _KINDS: Final[Mapping[object, str]] = {
     parse_duration: "duration",
     parse_optional_duration: "duration",
     parse_count: "number",
+    parse_optional_count: "number",
     parse_truth: "`true` or `false`",
     parse_url: "URL",
     parse_words: "words, separated by commas",

@@ -52,6 +52,7 @@ from gracekit.config.values import (
     format_duration,
     is_pattern,
     parse_count,
+    parse_optional_count,
     parse_duration,
     parse_optional_duration,
     parse_optional_name,
@@ -135,15 +136,19 @@ class Settings:
         stop_hook_timeout_s: How long each `on_stop` hook may take. The hard limit may end it
             earlier.
         max_accepted: Requests of the service's topic that this process may have accepted at one
-            time, waiting and running ones together. Further ones wait in their queue.
-        max_running: Handlers of the service's topic that run at one time.
+            time, waiting and running ones together. Further ones wait in their queue. If it is
+            unset, they are 1000, or `max_running` if that is more. With `accept_unshared_store` they
+            are then only as many as can run: `max_running`, and if one of the methods is a plain
+            function, at most `threads`.
+        max_running: Handlers of the service's topic that run at one time. A reload that changes it
+            also changes the limit of accepted requests that follows from it.
         ops_max_accepted: As `max_accepted`, for the ops topic.
         ops_max_running: As `max_running`, for the ops topic.
         threads: Threads for plain (`def`) handlers of the service's topic. Periodic jobs, and the
             hooks that recovery calls, have as many of their own.
         ops_threads: Threads for plain (`def`) handlers of the ops topic.
         prefetch: Messages that may be read and not acknowledged at one time, for each of the two
-            topics.
+            topics; at most as many as may be accepted.
         prefetch_bytes: Bytes that may be read and not accepted at one time, for each of the two
             topics. Above it, reading from RabbitMQ pauses.
         accept_wait_s: How long a message that was read waits for a place (`max_accepted`) before it
@@ -250,7 +255,7 @@ class Settings:
     start_timeout_s: float = _seconds(60.0)
     stop_hook_timeout_s: float = _seconds(5.0)
 
-    max_accepted: int = _count(1000)
+    max_accepted: int | None = _setting(None, parse_optional_count)
     max_running: int = _count(100)
     ops_max_accepted: int = _count(1000)
     ops_max_running: int = _count(100)
@@ -480,7 +485,7 @@ def _kind_of(setting: Field[Any]) -> tuple[type | tuple[type, ...], str]:
     """Which types it may have, and how that is said."""
     if _is_duration(setting):
         return (int, float), "seconds, such as 25.0"
-    if setting.metadata["parse"] is parse_count:
+    if setting.metadata["parse"] in {parse_count, parse_optional_count}:
         return int, "a whole number"
     if setting.metadata["parse"] is parse_truth:
         return bool, "True or False"
@@ -656,7 +661,6 @@ _NEVER_USED: Final = (
     ("ops_max_running", "ops_max_accepted", "no more handlers run than requests are accepted"),
     ("threads", "max_running", "a handler uses one thread, so some would be unused"),
     ("ops_threads", "ops_max_running", "a handler uses one thread, so some would be unused"),
-    ("prefetch", "max_accepted", "messages without a place only wait, and are given back"),
 )
 
 
@@ -666,7 +670,7 @@ def _at_most(settings: Settings, name: str, other: str, because: str) -> Rule:
         left=_side(settings, name),
         relation="at most",
         right=_side(settings, other),
-        holds=value <= limit,
+        holds=limit is None or value <= limit,
         because=because,
         remedy=f"lower {variable_name(name)}, or raise {variable_name(other)}",
         about=(name, other),

@@ -172,6 +172,11 @@ def parse_optional_duration(value: Any) -> float | None:
     return None if value == "" else parse_duration(value)
 
 
+def parse_optional_count(value: object) -> int | None:
+    """Parse a whole number; an empty text becomes None."""
+    return None if value == "" else parse_count(value)
+
+
 def parse_count(value: object) -> int:
     """Parse a whole number or its text; whether it may be 0 or negative is checked elsewhere."""
     if isinstance(value, str):

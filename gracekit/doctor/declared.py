@@ -10,6 +10,7 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.errors import DeclarationError
+from gracekit.request.lanes import can_accept, can_run
 from gracekit.rpc.message import TASKS_NAMESPACE
 from gracekit.rpc.methods import Method
 from gracekit.service import Service
@@ -180,27 +181,28 @@ def _check_lane(plain: Methods, threads: int, lane: str) -> Finding:
 
 def check_accepted(settings: Settings, service: Service) -> Iterator[Finding]:
     """Warn about requests that wait in a store which no other worker of the topic reads."""
-    kept = [m for m in _of_requests(service) if m.options.on_interrupt != "requeue"]
+    methods = _of_requests(service)
+    kept = [method for method in methods if method.options.on_interrupt != "requeue"]
     if not (kept and settings.accept_unshared_store):
         return
-    most = _running_at_most(settings, service)
-    if settings.max_accepted <= most:
-        yield ok("accepted requests", f"at most {settings.max_accepted}, and as many may run")
+    accepted, most = can_accept(settings, methods), can_run(settings, methods)
+    if accepted <= most:
+        yield ok("accepted requests", f"at most {accepted}, and as many may run")
         return
     yield warn(
         "accepted requests",
-        f"accept_unshared_store = true, and up to max_accepted = {settings.max_accepted} requests "
-        f"are kept in this store while at most {most} run: a drain leaves the others here, no "
-        "worker with another store can run them, and the exit code is 75",
-        f"set GRACEKIT_MAX_ACCEPTED={most}, and GRACEKIT_MAX_RUNNING and GRACEKIT_PREFETCH to at "
-        "most that: further requests stay in the queue, where every worker can take them",
+        f"accept_unshared_store = true, and up to max_accepted = {accepted} requests are kept in "
+        f"this store while at most {most} run: a drain leaves the others here, no worker with "
+        "another store can run them, and the exit code is 75",
+        "leave GRACEKIT_MAX_ACCEPTED out: then further requests stay in the queue, where every "
+        "worker can take them",
     )
 
 
 def check_prefetch(settings: Settings, service: Service) -> Iterator[Finding]:
     """Warn if the prefetch keeps requeue methods, which are acked at their end, from running."""
     requeued = [m for m in _of_requests(service) if m.options.on_interrupt == "requeue"]
-    most = _running_at_most(settings, service)
+    most = can_run(settings, requeued)
     if requeued and settings.prefetch < most:
         yield warn(
             "prefetch",
@@ -214,13 +216,6 @@ def check_prefetch(settings: Settings, service: Service) -> Iterator[Finding]:
 def _of_requests(service: Service) -> Methods:
     """The methods of the service's topic, without the ops methods."""
     return [method for method in declared_ones(service.methods) if not method.ops]
-
-
-def _running_at_most(settings: Settings, service: Service) -> int:
-    """How many new requests run at a time: plain functions also need a thread each."""
-    if all(not method.is_async for method in _of_requests(service)):
-        return min(settings.max_running, settings.threads)
-    return settings.max_running
 
 
 def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:

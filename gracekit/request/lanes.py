@@ -10,11 +10,12 @@ attempt recorded, so that its code can run at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
+from gracekit.config.settings import Settings
 from gracekit.journal.rows import Acceptance, Address
 from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
@@ -25,6 +26,27 @@ from gracekit.rpc.server import Capacity
 from gracekit.rpc.transport import Delivery
 from gracekit.tracing.spans import Attempt
 from gracekit.tracker.task import Awaited, Lane, TrackedTask
+
+MAX_ACCEPTED: Final = 1000
+"""How many requests a process accepts at least if no setting says it and all use one store."""
+
+
+def can_run(settings: Settings, methods: Iterable[Method[Any, Any]]) -> int:
+    """How many requests to *methods* can run at a time: each plain function needs a thread."""
+    plain = any(not method.is_async for method in methods)
+    return min(settings.max_running, settings.threads) if plain else settings.max_running
+
+
+def can_accept(settings: Settings, methods: Iterable[Method[Any, Any]]) -> int:
+    """How many requests of the service's topic a process may have accepted.
+
+    If other processes read the queue into another store, they could not run what waits in ours.
+    """
+    if settings.max_accepted is not None:
+        return settings.max_accepted
+    if not settings.accept_unshared_store:
+        return max(MAX_ACCEPTED, settings.max_running)
+    return can_run(settings, (method for method in methods if not method.ops))
 
 
 class LaneGate(msgspec.Struct, eq=False):
@@ -222,8 +244,9 @@ class Scheduler:
         while job.inside and job.inside[-1] != job.task.resource:
             self._lines.leave(job.inside.pop())
 
-    def resize(self, gate: LaneGate, max_running: int) -> None:
+    def resize(self, gate: LaneGate, max_running: int, *, places: int) -> None:
         """Change how many handlers of a lane may run; those that run already go on."""
+        gate.capacity.resize(places)
         gate.claim_limit.widen(max_running - gate.max_running)
         gate.max_running = max_running
         self._lines.resize(gate, max_running)

@@ -29,7 +29,7 @@ class Capacity:
 
     Attributes:
         total: Number of places.
-        free: Number of free places.
+        free: Number of free places; negative while more are taken than there are.
     """
 
     def __init__(self, total: int) -> None:
@@ -39,7 +39,7 @@ class Capacity:
 
     def take(self) -> bool:
         """Take a place; return whether one was free."""
-        if self.free == 0:
+        if self.free <= 0:
             return False
         self.free -= 1
         return True
@@ -47,6 +47,13 @@ class Capacity:
     def give(self) -> None:
         """Give a place back, and call the listeners."""
         self.free += 1
+        for listener in self._listeners:
+            listener()
+
+    def resize(self, total: int) -> None:
+        """Change the number of places; who has one keeps it, even if they are too many then."""
+        self.free += total - self.total
+        self.total = total
         for listener in self._listeners:
             listener()
 
@@ -330,7 +337,7 @@ class RpcServer:
             self._waited_too_long()
 
     def _resume(self) -> None:
-        if self._open and self._consumer is None and self._capacity.free and not self._resuming:
+        if self._open and self._consumer is None and self._capacity.free > 0 and not self._resuming:
             self._resuming = True
             self._spawn(self._consume_again())
 

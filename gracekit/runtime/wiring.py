@@ -45,7 +45,7 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
-from gracekit.request.lanes import LaneGate, Scheduler
+from gracekit.request.lanes import MAX_ACCEPTED, LaneGate, Scheduler, can_accept
 from gracekit.request.outbox import Outbox
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.parking import ParkingPlace
@@ -207,7 +207,8 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         settles=settings.startup_reconciliation_enabled,
     )
     history, gates = History(), _gates(ground)
-    ground.live.on_change(lambda _, now: scheduler.resize(gates[Lane.REQUESTS], now.max_running))
+
+    _follow_settings(ground, scheduler, gates[Lane.REQUESTS])
     dispatcher = Dispatcher(
         services,
         arrivals,
@@ -232,6 +233,14 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         gates=gates,
         dispatcher=dispatcher,
         outbox=outbox,
+    )
+
+
+def _follow_settings(ground: Ground, scheduler: Scheduler, gate: LaneGate) -> None:
+    ground.live.on_change(
+        lambda _, now: scheduler.resize(
+            gate, now.max_running, places=can_accept(now, ground.service.methods)
+        )
     )
 
 
@@ -283,8 +292,8 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
     return {
         Lane.REQUESTS: LaneGate(
             Lane.REQUESTS,
-            Capacity(settings.max_accepted),
-            ClaimLimit(ahead=settings.max_running, total=settings.max_accepted),
+            Capacity(can_accept(settings, ground.service.methods)),
+            ClaimLimit(ahead=settings.max_running, total=settings.max_accepted or MAX_ACCEPTED),
             settings.max_running,
             threads(settings.threads),
         ),
@@ -353,13 +362,13 @@ def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:
 
 
 def _server(ground: Ground, lane: Lane, requests: Requests) -> RpcServer:
-    settings = ground.settings
+    settings, capacity = ground.settings, requests.gates[lane].capacity
     return RpcServer(
         ground.transport,
         _queues(ground, lane),
         lambda delivery: requests.dispatcher.take(delivery, lane),
-        requests.gates[lane].capacity,
-        prefetch=settings.prefetch,
+        capacity,
+        prefetch=min(settings.prefetch, capacity.total),
         prefetch_bytes=settings.prefetch_bytes,
         wait_s=settings.accept_wait_s,
         cancel_ok_timeout_s=settings.cancel_ok_timeout_s,

@@ -63,11 +63,10 @@ def test_the_defaults_keep_every_rule():
         ({"cancel_ok_timeout_s": 26}, "cancel_ok_timeout"),
         ({"ops_quiet_timeout_s": 26}, "ops_quiet_timeout"),
         ({"progress_every_s": 26}, "progress_every"),
-        ({"max_running": 1001}, "max_running"),
+        ({"max_running": 1001, "max_accepted": 1000}, "max_running"),
         ({"ops_max_running": 1001}, "ops_max_running"),
         ({"threads": 101}, "threads"),
         ({"ops_threads": 101}, "ops_threads"),
-        ({"prefetch": 1001}, "prefetch"),
     ],
 )
 def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings, check):
@@ -255,7 +254,8 @@ def test_a_probe_must_have_time_to_wait_again(svc):
 @pytest.mark.parametrize(
     ("given", "level"),
     [
-        ({}, Level.WARN),
+        ({}, Level.OK),
+        ({"max_running": 30}, Level.OK),
         ({"max_accepted": 41}, Level.WARN),
         ({"max_accepted": 40}, Level.OK),
         ({"max_accepted": 40, "threads": 30}, Level.WARN),
@@ -284,18 +284,18 @@ def test_what_keeps_the_store_small_is_named_and_breaks_no_other_rule(svc):
     """
     With a coroutine max_running is the limit; a service that journals nothing is not warned.
     """
-    asked = Settings(accept_unshared_store=True, max_running=60)
+    asked = Settings(accept_unshared_store=True, max_running=60, max_accepted=1000)
     nothing = list(declared.check_accepted(asked, svc))
 
     @svc.rpc
     async def create(ctx: Context) -> None: ...
 
     (found,) = declared.check_accepted(asked, svc)
-    mended = Settings(accept_unshared_store=True, max_running=60, max_accepted=60, prefetch=60)
+    mended = Settings(accept_unshared_store=True, max_running=60)
 
     assert nothing == []
     assert "max_accepted = 1000 requests are kept in this store while at most 60 run" in found.seen
-    assert found.remedy.startswith("set GRACEKIT_MAX_ACCEPTED=60, and GRACEKIT_MAX_RUNNING and ")
+    assert found.remedy.startswith("leave GRACEKIT_MAX_ACCEPTED out: ")
     assert levels(declared.check_accepted(mended, svc)) == {"accepted requests": Level.OK}
     assert {one.level for one in configuration.check_inequalities(mended)} == {Level.OK}
 

@@ -58,10 +58,7 @@ OSLO: Final = {
 }
 GRACEKIT: Final = {
     "GRACEKIT_ACCEPT_UNSHARED_STORE": "true",  # each worker has a store of its own
-    **dict.fromkeys(
-        (f"GRACEKIT_{name}" for name in ("THREADS", "MAX_RUNNING", "MAX_ACCEPTED", "PREFETCH")),
-        str(ROOM),
-    ),
+    **dict.fromkeys(("GRACEKIT_THREADS", "GRACEKIT_MAX_RUNNING"), str(ROOM)),
     "GRACEKIT_OPS_QUIET_TIMEOUT": "0.2s",
 }
 

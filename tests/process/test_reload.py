@@ -97,7 +97,7 @@ async def test_hup_changes_what_may_change_and_names_what_may_not(
         'service.reloaded changed="drain_timeout 1m -> 1s, max_running 2 -> 3, log_level info -> '
         'debug"'
     ) in service.log
-    assert "setting.kept setting=max_accepted value=1000 wanted=500" in service.log
+    assert "setting.kept setting=max_accepted value=unset wanted=500" in service.log
     await client.call(served.ping)
     await service.wait_log("task.started")  # a line of the level debug
     assert await service.stop() == 75

@@ -81,6 +81,43 @@ async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc
     assert (await life.drain()).exit_code == 0
 
 
+async def test_beside_another_store_what_is_accepted_follows_what_may_run(
+    world: World, svc: Service
+):
+    """
+    A reload that changes max_running changes the limit with it: what cannot begin stays in the
+    queue.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, accept_unshared_store=True, max_running=1)
+    live, accepted = life.runtime.ground.live, lambda: len(world.rows("SELECT id FROM task"))
+    client = await world.client(svc)
+    for n in range(8):
+        await client.cast(work, n=n)
+    await world.settle()
+    assert accepted() == len(doors.entered) == 1
+
+    live.take(replace(live.now, max_running=4))
+    await world.settle()
+    assert accepted() == len(doors.entered) == 4
+    live.take(replace(live.now, max_running=2))
+    doors.open(0, 1)
+    await world.settle()
+    assert accepted() == len(doors.entered) == 4
+    doors.open(2)
+    await world.settle()
+    assert accepted() == len(doors.entered) == 5
+
+    doors.open(3, 4)
+    assert (await life.drain()).exit_code == 0
+    assert world.broker.waiting("compute") == 3
+
+
 async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
     """
     If that becomes fewer than are already claimed, none is claimed until those have begun.
@@ -100,7 +137,8 @@ async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
 
 async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service):
     """
-    While no place is free a delivery waits; after 30 s it goes back to the queue for others.
+    While no place is free, a delivery waits, and no more than there are places; after 30 s it goes
+    back to the queue for others.
     """
     doors = Doors()
 
@@ -114,7 +152,7 @@ async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service)
         await client.cast(work, n=n)
     await world.settle()
     assert world.tally()["accepted"] == 2
-    assert world.broker.waiting("compute") == 0
+    assert world.broker.waiting("compute") == 1
 
     await asyncio.sleep(31)
     assert world.broker.waiting("compute") == 3
