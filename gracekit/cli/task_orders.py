@@ -459,7 +459,7 @@ class _OrderExecution:
         incident = incident_of(
             self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
         )
-        batch = Batch(Point.SETTLE)
+        batch, news = Batch(Point.SETTLE), News.of(clock, sender=None)
         async with open_writing(self._settings) as engine:
             try:
                 if dead and target.owner is not None and target.acted:
@@ -468,10 +468,9 @@ class _OrderExecution:
                         batch, target.owner, target.request_id, settle_s=target.settle_s
                     )
                 if target.state is TaskState.PENDING:
-                    news = News.of(clock, sender=None)
                     add_parked_order(batch, target, outcome, incident, news, args=args)
                 else:
-                    add_order(batch, target, outcome, incident, dead=dead)
+                    add_order(batch, target, outcome, incident, news, dead=dead)
                 await engine.commit(batch)
             except ConflictError:
                 self._count_move(progress)

@@ -26,6 +26,7 @@ from gracekit.journal.order_rows import (
     target_named,
     target_of,
 )
+from gracekit.journal.outbox import News
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -183,8 +184,8 @@ class Orders:
         if order.verb is not Verb.RETRY:
             outcome = ordered(str(target), order, target.state)
         incident = self._incident(target.request_id, target.method, order, state_of(target))
-        batch = Batch(Point.SETTLE)
-        add_order(batch, target, outcome, incident, dead=False)
+        batch, news = Batch(Point.SETTLE), News.of(self._journal.clock, sender=None)
+        add_order(batch, target, outcome, incident, news, dead=False)
         if not await incident.is_committed(self._journal.commit(batch), self._journal.engine):
             return None
         self._trigger.poke()

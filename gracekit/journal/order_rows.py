@@ -16,7 +16,8 @@ import msgspec
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal import order_rows_sql as sql
-from gracekit.journal.rows import Outcome, from_json, order_from, to_json
+from gracekit.journal.outbox import News, Subject, add_update
+from gracekit.journal.rows import Outcome, TaskRow, from_json, order_from, to_json
 from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
@@ -328,6 +329,7 @@ def add_order(
     target: OrderTarget,
     outcome: Outcome | None,
     incident: OrderIncident,
+    news: News,
     *,
     dead: bool,
 ) -> None:
@@ -342,6 +344,7 @@ def add_order(
         batch: Gets the statements.
         target: The row as it was read.
         incident: The record of the order.
+        news: For the notification, if the task was parked before and ends.
         outcome: How the task ends; None for a retry.
         dead: Whether its owner is proven dead, so that the row counts as ownerless.
     """
@@ -372,7 +375,22 @@ def add_order(
         if outcome.state is not TaskState.ERRORED:
             batch.add(REMOVE_CONTENT, target.id)
         batch.add(sql.REPLY_DUE, incident.at, target.id)
+        if target.parkings:
+            reason = outcome.reason or ""
+            add_update(batch, subject_of(target), news, state, outcome.state, reason=reason)
     incident.add(batch)
+
+
+def subject_of(row: OrderTarget | TaskRow) -> Subject:
+    """The task as its notifications name it."""
+    return Subject(
+        task_id=row.request_id,
+        service=row.service,
+        method=row.method,
+        resource=row.resource,
+        version=row.parkings,
+        deadline=row.pending_deadline or 0.0,
+    )
 
 
 def add_drop_hook(

@@ -52,7 +52,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: How often it was parked.
-        deadline: Wall time until which it may be PENDING.
+        deadline: Wall time until which it may be PENDING; 0 if an operator has run it again.
     """
 
     task_id: str
@@ -83,7 +83,7 @@ def add_update(
     *,
     reason: str = "",
 ) -> None:
-    """Add a notification that the task became PENDING, or left that state."""
+    """Add a notification that a task became PENDING, left that state, or has ended after it."""
     payload = {
         "task_id": subject.task_id,
         "service": subject.service,
@@ -93,7 +93,7 @@ def add_update(
         "new_state": new.word,
         "reason": reason,
         "version": subject.version,
-        "deadline": utc_text(subject.deadline),
+        "deadline": utc_text(subject.deadline) if subject.deadline else None,
         "at": utc_text(news.at),
     }
     _add(batch, subject, news, UPDATE, "INFO", payload)

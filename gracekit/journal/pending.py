@@ -17,6 +17,7 @@ from gracekit.journal import pending_sql as sql
 from gracekit.journal.order_rows import (
     OrderIncident,
     OrderTarget,
+    subject_of,
     targets_overdue,
     targets_pending,
 )
@@ -299,18 +300,6 @@ def add_parked_order(
     else:
         add_end(batch, target, outcome, news)
     incident.add(batch)
-
-
-def subject_of(target: OrderTarget) -> outbox.Subject:
-    """The task as its notifications name it."""
-    return outbox.Subject(
-        task_id=target.request_id,
-        service=target.service,
-        method=target.method,
-        resource=target.resource,
-        version=target.parkings,
-        deadline=target.pending_deadline or 0.0,
-    )
 
 
 def as_errored(shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
+from gracekit.journal.order_rows import subject_of
+from gracekit.journal.outbox import News, add_update
 from gracekit.journal.rows import RESTORED_SENTENCE, Address, Outcome, TaskRow, address_of
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
@@ -63,6 +65,7 @@ class Ends:
         self._leases = shared.leases
         self._members = shared.members
         self._answers = shared.answers
+        self._outbox = shared.outbox
         self._hooks = hooks
         self._gates = gates
         self._trigger = shared.trigger
@@ -89,7 +92,11 @@ class Ends:
             batch, row.id, outcome, expected=row.state, errored_hook=hook
         )
         self.add_release(batch, guard)
+        if row.parkings:
+            news, reason = News.of(self._clock, sender=self._journal.run_id), outcome.reason or ""
+            add_update(batch, subject_of(row), news, row.state, outcome.state, reason=reason)
         addresses = (await self._journal.commit(batch))[replies]
+        self._outbox.poke()
         self.tell(row, outcome.state.value, outcome.reason)
         self._tell_bad_end(row, outcome)
         self._gates.leave(row.resource)

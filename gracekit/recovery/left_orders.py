@@ -18,6 +18,7 @@ from gracekit.journal.order_rows import (
     state_of,
     targets_ordered,
 )
+from gracekit.journal.outbox import News
 from gracekit.process import Point
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import ordered
@@ -62,8 +63,8 @@ class LeftOrders:
                     :1000
                 ],
             )
-            batch = Batch(Point.SETTLE)
-            add_order(batch, target, outcome, incident, dead=False)
+            batch, news = Batch(Point.SETTLE), News.of(journal.clock, sender=None)
+            add_order(batch, target, outcome, incident, news, dead=False)
             if not await incident.is_committed(journal.commit(batch), journal.engine):
                 return False
         except StoreError as error:

@@ -20,11 +20,13 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnknownCommitError,
 )
+from gracekit.journal.outbox import News, Subject, add_update
 from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
+from gracekit.request.outbox import Outbox
 from gracekit.request.outcomes import failed
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row
@@ -50,6 +52,7 @@ class Custody:
     Args:
         trigger: Asks recovery to compare the rows with the tracker when a commit failed, and to
             call an errored hook that is due.
+        outbox: Sends the notification of the end of a task that was parked before.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class Custody:
         leases: Leases,
         telemetry: Telemetry,
         trigger: RecoveryTrigger,
+        outbox: Outbox,
     ) -> None:
         self._journal = journal
         self._leases = leases
         self._telemetry = telemetry
         self._trigger = trigger
+        self._outbox = outbox
 
     # -- in ------------------------------------------------------------------------------
 
@@ -155,6 +160,7 @@ class Custody:
                 batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook, owing=owing
             )
             self.add_release(batch, task, "clean")
+            self._add_update(batch, job, expected, outcome)
             try:
                 rows = (await self._journal.commit(batch))[index]
             except (StoreFinalError, StoreClosedError) as error:
@@ -180,7 +186,25 @@ class Custody:
             task.waits_for = None
             if hook:
                 self._trigger.poke()
+            if job.parkings:
+                self._outbox.poke()
             return outcome, [address_of(row) for row in rows]
+
+    def _add_update(self, batch: Batch, job: Job, old: TaskState, outcome: Outcome) -> None:
+        """Let resolvers know how a task has ended, if it was parked before."""
+        if not job.parkings:
+            return
+        task, journal = job.task, self._journal
+        subject = Subject(
+            task_id=task.request_id,
+            service=journal.service,
+            method=task.method,
+            resource=task.resource,
+            version=job.parkings,
+            deadline=job.pending_deadline or 0.0,
+        )
+        news, reason = News.of(journal.clock, sender=journal.run_id), outcome.reason or ""
+        add_update(batch, subject, news, old, outcome.state, reason=reason)
 
     def _lost(
         self, job: Job, outcome: Outcome, expected: TaskState

@@ -194,7 +194,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         ground.service.methods, refusals, ground.phase, settings, clock, instance=seat.instance
     )
     suspects = Suspects(clock, journal.parole, telemetry)
-    custody = Custody(journal, leases, telemetry, trigger)
+    custody = Custody(journal, leases, telemetry, trigger, outbox)
     scheduler = Scheduler(lines, suspects)
     waits = LeaseWaits(
         custody,

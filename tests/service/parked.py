@@ -100,6 +100,8 @@ class Builds(Site):
 
     Attributes:
         free: Room that is left; a build takes none of it away.
+        holds: A build that has room waits until it is set.
+        fails: Whether a build that has room raises after that.
         begun: VM and attempt of each start, in order.
         hooks: VM and reason of each call of the errored hook.
     """
@@ -107,6 +109,9 @@ class Builds(Site):
     def __init__(self, world: World, svc: Service, *, hook: bool = True, **options: Any) -> None:
         super().__init__(world, svc)
         self.free = 0
+        self.holds = asyncio.Event()
+        self.holds.set()
+        self.fails = False
         self.begun: list[tuple[str, int]] = []
         self.hooks: list[tuple[str, str]] = []
 
@@ -116,6 +121,9 @@ class Builds(Site):
             if memory_mb > self.free:
                 need = {"memory_mb": memory_mb}
                 raise NoCapacity(f"no host has {memory_mb} MiB free", requested=need)
+            await self.holds.wait()
+            if self.fails:
+                raise LookupError("no image")
             return f"{vm} with {memory_mb}"
 
         @svc.rpc(resource="vm")

@@ -17,6 +17,7 @@ from gracekit.journal.order_rows import (
     state_of,
     target_named,
 )
+from gracekit.journal.outbox import News
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
@@ -57,7 +58,7 @@ async def order_on_disk(world: World, verb: Verb, request_id: str, *, dead: bool
     at = world.clock.wall()
     mark = incident_of(word, case.request_id, case.method, state_of(case), at=at, run="operator")
     batch = Batch(Point.SETTLE)
-    add_order(batch, case, outcome, mark, dead=dead)
+    add_order(batch, case, outcome, mark, News.of(world.clock, sender=None), dead=dead)
     await engine.commit(batch)
 
 
@@ -834,7 +835,8 @@ async def test_a_start_that_adopts_meanwhile_wins_or_finds_it_ended(world: World
     word = Order(verb=Verb.CANCEL, by="ann", reason="")
     mark = incident_of(word, "w", "work", "running", at=1.0, run="operator")
     batch = Batch(Point.SETTLE)
-    add_order(batch, before, ordered("w", word, before.state), mark, dead=True)
+    news = News.of(world.clock, sender=None)
+    add_order(batch, before, ordered("w", word, before.state), mark, news, dead=True)
     with pytest.raises(GracekitError):
         await engine.commit(batch)
     assert (world.state("w"), await mark.stands(engine)) == ("handed_over", False)

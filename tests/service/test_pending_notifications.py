@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gracekit import Service
-from gracekit.journal.order_rows import OrderTarget, incident_of, state_of, target_named
-from gracekit.journal.outbox import News
+from gracekit.journal.order_rows import OrderTarget, add_order, incident_of, state_of, target_named
+from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.pending import add_parked_order
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -19,7 +19,7 @@ from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.faults import Fault
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
-from gracekit.tracker.task import Order, Verb
+from gracekit.tracker.task import Order, TaskState, Verb
 from tests.service.kit import Life, World, now
 from tests.service.parked import Builds, step_of
 
@@ -47,7 +47,7 @@ def cut_off(life: Life, times: int = 1000) -> None:
 
 
 async def order_on_disk(world: World, verb: Verb, task_id: str = "t") -> None:
-    """What the command line does with a parked task while no run lives."""
+    """What the command line does with a task that is parked, or that a dead run has left."""
     process = PlayedProcess(set(), 1)
     engine = MemoryEngine(load_migrations(MIGRATIONS), process=process, connection=world.disk)
     await engine.start()
@@ -59,7 +59,10 @@ async def order_on_disk(world: World, verb: Verb, task_id: str = "t") -> None:
     was = state_of(target)
     mark = incident_of(order, task_id, "build", was, at=news.at, run="operator")
     batch = Batch(Point.UNPARK)
-    add_parked_order(batch, target, outcome, mark, news)
+    if target.state is TaskState.PENDING:
+        add_parked_order(batch, target, outcome, mark, news)
+    else:
+        add_order(batch, target, outcome, mark, news, dead=False)
     await engine.commit(batch)
 
 
@@ -170,6 +173,135 @@ async def test_another_topic_is_used_where_the_setting_names_it(world: World, sv
 
     assert world.broker.waiting("alerts-compute.info") == 1
     assert world.broker.waiting("alerts-compute.error") == 1
+
+
+# -- how a retried task ends --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed"])
+async def test_the_end_of_a_retried_task_is_reported_at_once(world: World, svc: Service, end: str):
+    """
+    With the fields that each `task.update` has, in the commit of the end: a resolver that follows
+    the task hears what became of it.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    builds.free = 5
+    builds.fails = end == "failed"
+    builds.holds.clear()
+    await builds.park(memory_mb=6)
+    builds.free = 6
+    await builds.order("retry")
+    await builds.ends("running")
+    assert await builds.steps() == [PARKED, "pending>accepted  1"]
+    begun = now()
+
+    builds.holds.set()
+    await builds.ends(end)
+    await world.until(lambda: not builds.unsent())
+
+    assert now() - begun < 3
+    (told,) = await builds.read("info")
+    row = builds.row()
+    at, deadline = told.payload.pop("at"), told.payload.pop("deadline")
+    assert (told.event_type, told.priority) == ("task.update", "INFO")
+    assert told.payload == {
+        "task_id": "t",
+        "service": "compute",
+        "method": "build",
+        "resource": "vm:v",
+        "old_state": "running",
+        "new_state": end,
+        "reason": "",
+        "version": 1,
+    }
+    assert (at, deadline) == (utc_text(row["finished_at"]), utc_text(row["pending_deadline"]))
+    await life.drain()
+
+
+async def test_a_task_that_never_waited_ends_without_a_notification(world: World, svc: Service):
+    """
+    No row of the outbox and no message: those who never wait pay nothing.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    builds.free = 5
+
+    assert await builds.call() == "v with 1"
+
+    assert builds.unsent() == []
+    assert await builds.read() == []
+
+
+@pytest.mark.parametrize("how", ["running", "handed over"])
+async def test_an_operator_s_end_of_a_retried_task_is_reported(
+    world: World, svc: Service, how: str
+):
+    """
+    CANCELLED, whether its handler ran or no run worked on it.
+    """
+    builds = Builds(world, svc, on_interrupt="error", settle=600)
+    life = await builds.start()
+    await builds.park()
+    builds.free = 1
+    builds.holds.clear()
+    await builds.order("retry")
+    await builds.ends("running")
+    await builds.steps()
+    if how == "running":
+        await world.verb(life, "cancel", task_id="t", by="ann@desk", reason="wrong host")
+    else:
+        await life.crash()
+        await builds.start()
+        await builds.ends("handed_over")
+        await order_on_disk(world, Verb.CANCEL)
+    await builds.ends("cancelled")
+    await world.until(lambda: not builds.unsent())
+
+    assert await builds.steps() == [f"{how.replace(' ', '_')}>cancelled operator 1"]
+
+
+async def test_what_recovery_makes_of_a_retried_task_is_reported(world: World, svc: Service):
+    """
+    Its run has died in its handler, and its policy does not run it again: ERRORED.
+    """
+    builds = Builds(world, svc, on_interrupt="error")
+    life = await builds.start()
+    await builds.park()
+    builds.free = 1
+    builds.holds.clear()
+    await builds.order("retry")
+    await builds.ends("running")
+    await builds.steps()
+
+    await life.crash()
+    await builds.start()
+    await builds.ends("errored")
+    await world.until(lambda: not builds.unsent())
+
+    assert await builds.steps() == ["handed_over>errored interrupted 1"]
+
+
+async def test_a_task_that_an_operator_has_retried_ends_without_a_deadline(
+    world: World, svc: Service
+):
+    """
+    `gracekit tasks retry` of a task that was given up takes its deadline away; none is shown.
+    """
+    builds = Builds(world, svc, hook=False)
+    life = await builds.start()
+    await builds.park()
+    await builds.order("give_up")
+    builds.free = 1
+    await builds.read()
+    await world.verb(life, "retry", task_id="t", by="ann@desk", reason="new host")
+    await builds.ends("succeeded")
+    await world.until(lambda: not builds.unsent())
+
+    (told,) = await builds.read()
+
+    assert step_of(told.payload) == "running>succeeded  1"
+    assert told.payload["deadline"] is None
 
 
 # -- where the broker is away ------------------------------------------------------------------
@@ -309,8 +441,10 @@ async def test_what_an_operators_command_leaves_is_done_by_a_run(
     await world.until(lambda: not builds.unsent())
 
     assert now() - begun < (37 if there else 2)
-    (sent,) = await builds.read()
+    sent, *ends = await builds.read()
     assert sent.message_id == "m-t"
+    retried = ["running>succeeded  1"] if verb is Verb.RETRY else []
+    assert [step_of(one.payload) for one in ends] == retried
     reasons = {"give_up": "gave_up", "fail": "operator"}
     hooks: list[Any] = [("v", reasons[verb.value])] if verb.value in reasons else []
     await world.until(lambda: builds.hooks == hooks)

@@ -137,7 +137,8 @@ class Operator:
             if owner is not None and case.acted and case.owner is not None:
                 leases = Leases(engine, story.machine.clock, run_id=NAME)
                 leases.add_take_away_one(batch, case.owner, case.request_id, settle_s=case.settle_s)
-            add_order(batch, case, outcome, mark, dead=owner is not None)
+            news = News.of(story.machine.clock, sender=None)
+            add_order(batch, case, outcome, mark, news, dead=owner is not None)
             await engine.commit(batch)
         finally:
             await engine.stop()

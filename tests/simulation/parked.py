@@ -37,6 +37,11 @@ CREATE TEMP TRIGGER parked_move AFTER UPDATE OF state ON main.task
         'before', old.state, 'after', new.state, 'was', old.parkings, 'version', new.parkings,
         'owner', new.owner, 'has_args', {_ARGS} IS NOT NULL, 'n', json_extract({_ARGS}, '$.n'),
         'deadline', new.pending_deadline, 'reason', new.reason)); END;
+CREATE TEMP TRIGGER parked_end AFTER UPDATE OF state ON main.task
+    WHEN new.parkings > 0 AND old.state <> 'pending' AND new.finished_at IS NOT old.finished_at
+        AND new.state IN ('succeeded', 'failed', 'errored', 'cancelled') BEGIN
+    INSERT INTO parked_step (what, key, data) VALUES ('end', {_KEY}, json_object(
+        'before', old.state, 'after', new.state, 'version', new.parkings)); END;
 CREATE TEMP TRIGGER parked_version AFTER UPDATE OF parkings ON main.task
     WHEN new.parkings <> old.parkings AND (old.state = 'pending' OR new.state <> 'pending') BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('version', {_KEY}, json_object(
@@ -108,6 +113,10 @@ class ParkedTasks:
                 step = self._note_move(actor, key, data)
                 steps[step] += 1
                 calls[step[0], step[3]] += step[2] == "pending"
+            elif what == "end":
+                task_id = key.rpartition("/")[0]
+                steps[task_id, data["before"], data["after"], data["version"]] += 1
+                self._story.ends[f"retried to {data['after']}"] += 1
             elif what == "news":
                 self._note_news(key, data, updates, calls)
             elif what == "forgotten":

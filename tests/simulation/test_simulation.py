@@ -58,6 +58,7 @@ PARKED = {
     *("resolver: stale", "resolver: twice", "resolver: give_up", "resolver: cancel"),
     *("resolver got Gone", "resolver got StaleVersionError", "resolver killed"),
     *("notification heard", "notification twice"),
+    *("retried to succeeded", "retried to failed", "retried to errored", "retried to cancelled"),
     *(f"operator: {verb.value} of a parked task" for verb in Verb),
 }
 
