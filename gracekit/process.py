@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, 
 from weakref import WeakSet
 
 from gracekit import streams
-from gracekit.errors import ConfigError, DependencyError
+from gracekit.errors import ConfigError, DeclarationError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Liveness, RecordedLife, judge, look, read_identity
 from gracekit.notify import Notify
@@ -186,6 +186,20 @@ def leave_at_once(why: str) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(STANDARD_ERROR, f"{why}\n".encode(errors="backslashreplace"))
     os._exit(ExitCode.INTERNAL)
+
+
+def refuse_patched_threads() -> None:
+    """Refuse to go on if eventlet has replaced the threads of this process.
+
+    Raises:
+        DeclarationError: it has.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise DeclarationError(
+            "eventlet has patched the threads of this process, and gracekit needs real ones: "
+            "remove eventlet.monkey_patch()"
+        )
 
 
 class Threads:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import oslo_messaging
 
 from gracekit.errors import DeclarationError
+from gracekit.process import refuse_patched_threads
 from gracekit.rpc.endpoint_options import (
     HOOKS,
     Options,
@@ -78,12 +79,7 @@ def include_endpoints(
         DeclarationError: an endpoint or option cannot work; the message says
             why. It is also a TypeError if oslo.messaging would raise one.
     """
-    patcher = sys.modules.get("eventlet.patcher")
-    if patcher is not None and patcher.is_monkey_patched("thread"):
-        raise DeclarationError(
-            "eventlet has patched the threads of this process, and gracekit needs real ones: "
-            "remove eventlet.monkey_patch()"
-        )
+    refuse_patched_threads()
     options = {} if options is None else options
     check_shape(options)
     if not isinstance(endpoints, list | tuple):

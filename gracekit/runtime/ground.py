@@ -10,7 +10,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
 from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S, Settings
 from gracekit.phase import Phase
-from gracekit.process import Process
+from gracekit.process import Process, refuse_patched_threads
 from gracekit.request.attempt import CALLERS
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
@@ -45,8 +45,9 @@ def lay_ground(
 
     Raises:
         ConfigError: a setting is wrong, or the topics do not fit together.
-        DeclarationError: a kind of resources cannot work.
+        DeclarationError: a kind of resources cannot work, or eventlet has patched the threads.
     """
+    refuse_patched_threads()
     settings = settings or load({}, os.environ, defaults=service.defaults)
     live = LiveSettings(settings) if isinstance(settings, Settings) else settings
     settings = live.now

@@ -210,6 +210,28 @@ def test_an_ops_topic_that_is_the_topic_is_78(tmp_path: Path):
     assert not (tmp_path / "gracekit-store.db").exists()
 
 
+def test_threads_that_eventlet_has_patched_are_refused(tmp_path: Path):
+    """
+    78, and a sentence that names eventlet and what to remove.
+    """
+    write_service(
+        tmp_path,
+        "compute",
+        "import sys, types\n"
+        "from gracekit import Service\n"
+        "patcher = types.SimpleNamespace(is_monkey_patched=lambda what: what == 'thread')\n"
+        "sys.modules['eventlet.patcher'] = patcher  # stands in for the library\n"
+        "svc = Service('compute')",
+    )
+
+    answer = gracekit(tmp_path, "run", "compute")
+
+    assert answer.code == 78
+    assert "eventlet has patched the threads of this process" in answer.err
+    assert "remove eventlet.monkey_patch()" in answer.err
+    assert "Traceback" not in answer.err
+
+
 def test_a_start_that_is_refused_logs_one_exit_code(tmp_path: Path):
     """
     The code that the process leaves with, in each line that names one.
