@@ -15,8 +15,9 @@ import configparser
 import contextlib
 import json
 import os
+import signal
 import tempfile
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from asyncio.subprocess import Process as Subprocess
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -345,3 +346,41 @@ async def oslo_client(
     """
     async with oslo_peer(url, **options) as peer:
         yield OsloClient(peer, {"topic": topic, "exchange": exchange})
+
+
+# -- an example as a process -------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    directory: Path,
+    *command: str | Path,
+    until: str,
+    end: tuple[signal.Signals, int],
+    said: list[str] | None = None,
+    **environment: str,
+) -> AsyncIterator[None]:
+    """The example as a process; it leaves after a signal, with this exit code.
+
+    What it writes is added to *said*.
+    """
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    process = await asyncio.create_subprocess_exec(
+        oslo_python(), *command,
+        cwd=directory, env=ours | environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+    )  # fmt: skip
+    said = [] if said is None else said
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert process.stdout is not None
+            while until not in "".join(said[-1:]):
+                said.append((await process.stdout.readline()).decode())
+                assert said[-1], said
+            yield
+            process.send_signal(end[0])
+            said.append((await process.stdout.read()).decode())
+            assert await process.wait() == end[1], said
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from gracekit import RemoteError, RpcClient, Settings
 from gracekit.config.settings import variable_name
 from tests.docs.pages import Page
-from tests.oslo.kit import PATIENCE_S, ROOT, OsloError, oslo_client, oslo_python
+from tests.oslo.kit import ROOT, OsloError, oslo_client, oslo_python, serving
 
 pytestmark = pytest.mark.process
 
@@ -31,41 +30,6 @@ KILL = (signal.SIGKILL, -signal.SIGKILL)  # its own stop takes the library some 
 DRAIN = (signal.SIGTERM, 0)
 
 Call = Callable[..., Awaitable[Any]]
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    directory: Path,
-    *command: str | Path,
-    until: str,
-    end: tuple[signal.Signals, int],
-    said: list[str] | None = None,
-    **environment: str,
-) -> AsyncIterator[None]:
-    """The example as a process; it leaves after a signal, with this exit code.
-
-    What it writes is added to *said*.
-    """
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
-    process = await asyncio.create_subprocess_exec(
-        oslo_python(), *command,
-        cwd=directory, env=ours | environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
-    )  # fmt: skip
-    said = [] if said is None else said
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            assert process.stdout is not None
-            while until not in "".join(said[-1:]):
-                said.append((await process.stdout.readline()).decode())
-                assert said[-1], said
-            yield
-            process.send_signal(end[0])
-            said.append((await process.stdout.read()).decode())
-            assert await process.wait() == end[1], said
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def tell(call: Call, directory: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Final
 
 from tests.systemd.kit import LOG, NAME
 from tests.systemd.machine import USER
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "adopting-nova.md"
 
 
 def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
@@ -40,6 +45,29 @@ def test_a_unit_confines_its_service(machine, shop):
         "have a namespace": "EPERM",
         "look into /tmp of others": "ENOENT",
     }
+
+
+def test_the_drop_in_for_privsep_lets_a_child_become_root(machine, shop):
+    """
+    Without it `NoNewPrivileges=no` alone changes nothing; with it the child has all capabilities.
+    """
+    machine.run("mkdir", "/srv/sudo")
+    machine.run("install", "-o", "root", "-m", "4755", "/bin/sh", "/srv/sudo/sh")
+    (drop_in,) = re.findall(r"^```ini\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line.split("=", 1) for line in drop_in.splitlines() if re.match("[A-Z]", line)]
+    found = {}
+    for name, directives in {
+        "printed": {},
+        "one line": {"NoNewPrivileges": "no"},
+        "the page's": dict(lines),
+    }.items():
+        shop.set(**directives)
+        shop.start()
+        found[name] = json.loads(shop.ask("call", "shop", "who_sudo_is"))
+        shop.stop()
+
+    assert [who for who, *_ in found.values()] == [USER, USER, "root"]
+    assert found["the page's"][-1] == machine.run("grep", "CapEff", "/proc/self/status").split()[-1]
 
 
 def test_a_store_in_a_home_can_be_written(machine, shop):
