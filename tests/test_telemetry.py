@@ -27,6 +27,7 @@ from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter,
 from gracekit.telemetry.metrics import METRICS
 from gracekit.telemetry.safe_text import Sentence, clean, escape, masked
 from gracekit.telemetry.telemetry import MOST_KINDS, Telemetry
+from gracekit.tracker.task import Lane, TrackedTask
 from tests.process.helpers import fill
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"
@@ -51,6 +52,18 @@ def emissions() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(PACKAGE.parent)}:{node.lineno}", node
 
 
+def fields_of(call: ast.Call) -> set[str | None]:
+    """The names that a call of `emit` gives; None for a `**` that cannot be followed."""
+    names: set[str | None] = {keyword.arg for keyword in call.keywords} - {None}
+    for keyword in call.keywords:
+        match keyword:
+            case ast.keyword(arg=None, value=ast.Attribute(attr="event_fields")):
+                names |= TrackedTask(request_id="", method="", lane=Lane.OPS).event_fields.keys()
+            case ast.keyword(arg=None):
+                names.add(None)
+    return names
+
+
 # -- the contract -------------------------------------------------------------------
 
 
@@ -61,8 +74,7 @@ def test_every_emission_is_in_the_catalogue():
     wrong = []
     for place, call in emissions():
         event = ast.literal_eval(call.args[0])
-        # None stands for `**`; how it is logged is no field.
-        fields = {keyword.arg for keyword in call.keywords} - {"cause", "level", "trace"}
+        fields = fields_of(call) - {"cause", "level", "trace"}  # how it is logged is no field
         if event not in CATALOGUE or fields - CATALOGUE[event].fields:
             wrong.append((place, event, fields))
 
@@ -85,7 +97,7 @@ def test_every_field_of_the_catalogue_is_sent():
     sent: dict[str, set[str | None]] = {}
     for _, call in emissions():
         fields = sent.setdefault(ast.literal_eval(call.args[0]), set())
-        fields |= {keyword.arg for keyword in call.keywords}
+        fields |= fields_of(call)
 
     never = {event.name: event.fields - sent[event.name] for event in CATALOGUE.values()}
 

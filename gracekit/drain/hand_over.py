@@ -62,11 +62,7 @@ class HandOver:
         for task in stuck:
             self._telemetry.emit(
                 "task.stuck",
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 running_s=self._forecast.age_s(task.started_at),
                 safe_point_s=self._forecast.since_s(task.safe_point_at),
             )
@@ -115,9 +111,5 @@ class HandOver:
                 known.append(row.request_id)
                 self._telemetry.emit(
                     "task.not_started",
-                    task_id=row.request_id,
-                    method=row.method,
-                    channel=row.lane.word,
-                    resource=row.resource,
-                    attempt=row.attempts,
+                    **row.event_fields,
                 )

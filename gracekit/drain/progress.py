@@ -150,11 +150,7 @@ class DrainProgress:
         for task in running[:MOST_AWAITED]:
             self._telemetry.emit(
                 "task.awaited",
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 running_s=self._forecast.age_s(task.started_at),
                 safe_point_s=self._forecast.since_s(task.safe_point_at),
                 expected_s=self._forecast.left_s(task),

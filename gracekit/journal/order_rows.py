@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -115,6 +115,17 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is TaskState.RUNNING or (
             self.state is TaskState.HANDED_OVER and self.owner is not None
         )
+
+    @property
+    def event_fields(self) -> dict[str, Any]:
+        """As of a `TrackedTask`."""
+        return {
+            "task_id": self.request_id,
+            "method": self.method,
+            "channel": self.lane.word,
+            "resource": self.resource,
+            "attempt": self.attempts,
+        }
 
     def __str__(self) -> str:
         return f"task {self.request_id} ({self.method})"

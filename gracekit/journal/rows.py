@@ -216,6 +216,17 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     pending_deadline: float | None
     ordered: Order | None
 
+    @property
+    def event_fields(self) -> dict[str, Any]:
+        """As of a `TrackedTask`."""
+        return {
+            "task_id": self.request_id,
+            "method": self.method,
+            "channel": self.lane.word,
+            "resource": self.resource,
+            "attempt": self.attempts,
+        }
+
 
 def task_row(columns: Row) -> TaskRow:
     """A `ROW_COLUMNS` row as a value.

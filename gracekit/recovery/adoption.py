@@ -169,11 +169,7 @@ class Adoption:
             await self._journal.commit(batch)
             self._telemetry.emit(
                 "task.adopted",
-                task_id=row.request_id,
-                method=row.method,
-                channel=row.lane.word,
-                resource=row.resource,
-                attempt=row.attempts,
+                **row.event_fields,
             )
 
     def _is_known(self, row: TaskRow) -> bool:

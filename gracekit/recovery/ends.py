@@ -176,11 +176,7 @@ class Ends:
         self._telemetry.tracing.decided(row.request_id, verdict, reason or "")
         self._telemetry.emit(
             "task.settled",
-            task_id=row.request_id,
-            method=row.method,
-            channel=row.lane.word,
-            resource=row.resource,
-            attempt=row.attempts,
+            **row.event_fields,
             verdict=verdict,
             reason=reason or "",
         )
@@ -189,21 +185,13 @@ class Ends:
         if outcome.state is TaskState.ERRORED:
             self._telemetry.emit(
                 "task.errored",
-                task_id=row.request_id,
-                method=row.method,
-                channel=row.lane.word,
-                resource=row.resource,
-                attempt=row.attempts,
+                **row.event_fields,
                 reason=outcome.reason or "",
             )
         elif outcome.state is TaskState.FAILED:
             self._telemetry.emit(
                 "task.failed",
-                task_id=row.request_id,
-                method=row.method,
-                channel=row.lane.word,
-                resource=row.resource,
-                attempt=row.attempts,
+                **row.event_fields,
                 error=f"the probe said: {_masked(row, outcome.detail or '')}",
             )
 

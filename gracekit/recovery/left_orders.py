@@ -76,21 +76,13 @@ class LeftOrders:
     def _tell(self, target: OrderTarget, end: TaskState) -> None:
         self._telemetry.emit(
             "task.settled",
-            task_id=target.request_id,
-            method=target.method,
-            channel=target.lane.word,
-            resource=target.resource,
-            attempt=target.attempts,
+            **target.event_fields,
             verdict=end.value,
             reason=Reason.OPERATOR.value,
         )
         if end is TaskState.ERRORED:
             self._telemetry.emit(
                 "task.errored",
-                task_id=target.request_id,
-                method=target.method,
-                channel=target.lane.word,
-                resource=target.resource,
-                attempt=target.attempts,
+                **target.event_fields,
                 reason=Reason.OPERATOR.value,
             )

@@ -99,9 +99,6 @@ class Overdue:
         )
         self._telemetry.emit(
             "task.errored",
-            task_id=target.request_id,
-            method=target.method,
-            resource=target.resource,
-            attempt=target.attempts,
+            **target.event_fields,
             reason=Reason.EXPIRED.value,
         )

@@ -215,11 +215,7 @@ class Custody:
             self._leases.owe(guard, task.request_id)
         self._telemetry.emit(
             "task.row_lost",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
         )
         state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
         task.advance(state)

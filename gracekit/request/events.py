@@ -34,11 +34,7 @@ class TaskEvents:
         task = job.task
         self._telemetry.emit(
             "task.not_started",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
         )
 
     def started(self, job: Job) -> None:
@@ -47,11 +43,7 @@ class TaskEvents:
         if job.suspicion is not None:
             self._telemetry.emit(
                 "task.apart",
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 alone=job.alone,
                 crashes=job.suspicion.crashes,
                 for_s=job.suspicion.apart_s,
@@ -60,11 +52,7 @@ class TaskEvents:
             self._telemetry.emit(
                 "task.started",
                 level=level,
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
             )
         job.unended = True
 
@@ -73,11 +61,7 @@ class TaskEvents:
         task = job.task
         self._telemetry.emit(
             "task.interrupted",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
             error=_masked(job, error),
         )
 
@@ -86,11 +70,7 @@ class TaskEvents:
         task = job.task
         self._telemetry.emit(
             "task.result_left_out",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
             error=_masked(job, why),
         )
 
@@ -117,11 +97,7 @@ class TaskEvents:
             self._telemetry.emit(
                 "task.finished",
                 level=level,
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 outcome=outcome.state.word,
                 ran_s=ran_s,
             )
@@ -135,11 +111,7 @@ class TaskEvents:
                 "task.failed",
                 level=logging.DEBUG if expected else None,
                 trace=_masked(job, "".join(failure.tb)) if with_trace else "",
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 error=_words_of_failure(job, failure),
                 ran_s=ran_s,
             )
@@ -150,11 +122,7 @@ class TaskEvents:
         assert parking is not None
         self._telemetry.emit(
             "task.parked",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
             parkings=parking.version,
             waits_s=round(max(0.0, parking.deadline - self._clock.wall()), 1),
             reason=_masked(job, outcome.detail or ""),
@@ -170,11 +138,7 @@ class TaskEvents:
         if not task.journaled:
             self._telemetry.emit(
                 "task.given_back",
-                task_id=task.request_id,
-                method=task.method,
-                channel=task.lane.word,
-                resource=task.resource,
-                attempt=task.attempt,
+                **task.event_fields,
                 cut=cut.value,
                 running_s=_since(task.started_at, now),
                 safe_point_s=_since(task.safe_point_at, now),
@@ -182,11 +146,7 @@ class TaskEvents:
             return
         self._telemetry.emit(
             "task.handed_over",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
+            **task.event_fields,
             cut=cut.value,
             running_s=_since(task.started_at, now),
             safe_point_s=_since(task.safe_point_at, now),

@@ -279,5 +279,16 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         """Whether an attempt is under way."""
         return self.state is TaskState.RUNNING
 
+    @property
+    def event_fields(self) -> dict[str, Any]:
+        """The fields that every event about it has."""
+        return {
+            "task_id": self.request_id,
+            "method": self.method,
+            "channel": self.lane.word,
+            "resource": self.resource,
+            "attempt": self.attempt,
+        }
+
     def __str__(self) -> str:
         return f"task {self.request_id} ({self.method})"
