@@ -124,7 +124,7 @@ def _check_resource(target: OrderTarget, offer: Offer, given: Mapping[str, Any])
     if offer.resource is None or offer.resource not in given:
         return
     named = resource_id_of(given[offer.resource])
-    if target.resource is None or named != target.resource[1]:
+    if target.shown_resource is None or named != target.shown_resource[1]:
         raise _other_resource(target, offer.resource)
 
 
@@ -134,13 +134,14 @@ def _check_unknown_resource(
     """Refuse to replace what may name the resource, where nothing says which argument does."""
     for name, value in given.items():
         before = resource_id_of(call.args.get(name))
-        is_name = target.resource is not None and before == target.resource[1]
+        is_name = target.shown_resource is not None and before == target.shown_resource[1]
         if is_name and resource_id_of(value) != before:
             raise _other_resource(target, name)
 
 
 def _other_resource(target: OrderTarget, name: str) -> GracekitError:
-    acts_on = "no resource" if target.resource is None else safe(":".join(target.resource))
+    resource = target.shown_resource
+    acts_on = "no resource" if resource is None else safe(":".join(resource))
     return GracekitError(
         f"{target} acts on {acts_on}, and --set {safe(name)} names another resource: a retry keeps "
         "its resource; send a new request for another"

@@ -23,6 +23,7 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, requested_words, safe
 from gracekit.clock import age_s
 from gracekit.config.values import duration
+from gracekit.listings.listed_task import resource_in
 from gracekit.listings.one_task import TaskRecord, read_task
 from gracekit.listings.pending import deadline_words
 from gracekit.listings.reports import RunReport
@@ -92,8 +93,7 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
     yield "task", columns["request_id"] + _said(" for ", columns["recipient"])
     yield "method", f"{place}{columns['method']}" + _said(" version ", columns["version"])
     yield "came by", _said("", columns["queue"]) + _said(" for ", columns["target"])
-    if columns["resource_kind"]:
-        yield "resource", f"{columns['resource_kind']}:{columns['resource_id']}"
+    yield "resource", resource_in(columns) or ""
     sentence = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
     yield "state", f"{columns['state']}{_said(' cut ', columns['cut'])}{_said(': ', sentence)}"
     yield "waits", _waits(columns)

@@ -267,7 +267,7 @@ class Control:
             "method": task.method,
             "lane": task.lane.value,
             "state": task.state.value,
-            "resource": task.resource and ":".join(task.resource)[:LONGEST_RESOURCE],
+            "resource": task.shown_resource and ":".join(task.shown_resource)[:LONGEST_RESOURCE],
             "age_s": round(now - _since(task), 1),
             "attempt": task.attempt,
             "expected_s": None if end is None else round(end - now, 1),

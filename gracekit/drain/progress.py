@@ -67,7 +67,7 @@ class Forecast:
         return ", ".join(map(self._line, oldest)) + (f" and {more} more" if more else "")
 
     def _line(self, task: TrackedTask) -> str:
-        words = [task.method, *([":".join(task.resource)] if task.resource else [])]
+        words = [task.method, *([":".join(task.shown_resource)] if task.shown_resource else [])]
         words += [f"({task.about})"] if task.about else []
         words.append(f"{self.age_s(task.started_at)}s")
         left_s = self.left_s(task)

@@ -17,7 +17,7 @@ import msgspec
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.outbox import News, Subject, add_update
-from gracekit.journal.rows import Outcome, TaskRow, from_json, order_from, to_json
+from gracekit.journal.rows import Outcome, TaskRow, from_json, order_from, taken_pair, to_json
 from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
@@ -70,6 +70,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
+        ops_resource: As of a `TrackedTask`.
         failure: Its last failure as JSON; None without one.
         owner: Run that may act on it; None for an ownerless row.
         attempts: Number of attempts begun so far.
@@ -90,6 +91,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     method: str
     resource: tuple[str, str] | None
+    ops_resource: tuple[str, str] | None
     state: TaskState
     reason: str | None
     detail: str | None
@@ -117,13 +119,18 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def shown_resource(self) -> tuple[str, str] | None:
+        """As of a `TrackedTask`."""
+        return self.resource or self.ops_resource
+
+    @property
     def event_fields(self) -> dict[str, Any]:
         """As of a `TrackedTask`."""
         return {
             "task_id": self.request_id,
             "method": self.method,
             "channel": self.lane.word,
-            "resource": self.resource,
+            "resource": self.shown_resource,
             "attempt": self.attempts,
         }
 
@@ -132,12 +139,12 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _target(row: Row) -> OrderTarget:
-    values = dict(zip(sql.NAMES, row, strict=True))
-    kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
+    values: dict[str, Any] = dict(zip(sql.NAMES, row, strict=True))
+    values["resource"] = taken_pair(values, "resource")
+    values["ops_resource"] = taken_pair(values, "ops")
     return OrderTarget(
-        **values  # type: ignore[arg-type]  # as the schema says
+        **values
         | {
-            "resource": None if kind is None else (str(kind), str(resource_id)),
             "state": TaskState(str(values["state"])),
             "lane": Lane(str(values["lane"])),
             "probing": bool(values["probing"]),
@@ -398,7 +405,7 @@ def subject_of(row: OrderTarget | TaskRow) -> Subject:
         task_id=row.request_id,
         service=row.service,
         method=row.method,
-        resource=row.resource,
+        resource=row.shown_resource,
         version=row.parkings,
         deadline=row.pending_deadline or 0.0,
     )

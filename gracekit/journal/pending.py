@@ -90,7 +90,7 @@ class PendingRows:
             task_id=task.request_id,
             service=service,
             method=task.method,
-            resource=task.resource,
+            resource=task.shown_resource,
             version=asked.parkings + 1,
             deadline=asked.deadline,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal.tasks_sql import SHOWN_RESOURCE
+
 _IS_PENDING: Final = "state = 'pending' AND service = ?"
 # Part of the commit that parks. On an engine with concurrent commits, some may exceed the number.
 HAS_ROOM: Final = """
@@ -40,15 +42,16 @@ SHOWN: Final = (
     "reason", "detail", "attempts", "parkings", "parked_at", "pending_deadline", "requested",
     "accepted_at", "finished_at",
 )  # fmt: skip
+SHOWN_COLUMNS: Final = ", ".join(SHOWN).replace("resource_kind, resource_id", SHOWN_RESOURCE)
 CALL: Final = """
 SELECT namespace, method, version, args FROM task JOIN content ON content.task_id = task.id
 WHERE id = ? AND state = 'pending'"""
-_SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
+_SHOWN: Final = f"SELECT {SHOWN_COLUMNS} FROM task WHERE"
 # Uses the index of open rows, which has those of one owner and state in the order of their ids.
 SHOWN_PAGE: Final = f"""
 {_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
 SHOWN_ONE: Final = f"""
-SELECT {", ".join(SHOWN)}, CASE WHEN state = 'failed' THEN failure END FROM task
+SELECT {SHOWN_COLUMNS}, CASE WHEN state = 'failed' THEN failure END FROM task
 WHERE request_id = ? AND recipient = '' AND service = ?"""
 # ?1 is wall time minus loop time now, ?3 and ?4 the lesser and the greater of before and now. Each
 # run does this; `parked_ahead_s` shows how far a sibling has shifted the row already, perhaps for

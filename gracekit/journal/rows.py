@@ -92,6 +92,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         target: The only host or instance that may run it; empty for any.
         caller_hash: Hash of the caller; empty if it is not known.
         settle_s: Seconds between an unclean end and recovery's first look.
+        ops_resource: As of a `TrackedTask`.
         reply: Where the answer goes; None for casts and fanouts.
         expires_at: Wall time until which its caller waits; None if unknown.
     """
@@ -112,6 +113,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     resource: tuple[str, str] | None
     reply: Address | None
     expires_at: float | None
+    ops_resource: tuple[str, str] | None = None
     caller_hash: str = ""
 
     @property
@@ -171,6 +173,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
         ordered: The order that its run has taken; None if none was.
+        ops_resource: As of a `TrackedTask`.
     """
 
     id: int
@@ -215,6 +218,12 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     parkings: int
     pending_deadline: float | None
     ordered: Order | None
+    ops_resource: tuple[str, str] | None
+
+    @property
+    def shown_resource(self) -> tuple[str, str] | None:
+        """As of a `TrackedTask`."""
+        return self.resource or self.ops_resource
 
     @property
     def event_fields(self) -> dict[str, Any]:
@@ -223,7 +232,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
             "task_id": self.request_id,
             "method": self.method,
             "channel": self.lane.word,
-            "resource": self.resource,
+            "resource": self.shown_resource,
             "attempt": self.attempts,
         }
 
@@ -235,9 +244,9 @@ def task_row(columns: Row) -> TaskRow:
         StoreError: the row is damaged; the message names its id.
     """
     values: dict[str, Any] = dict(zip(_COLUMN_NAMES, columns, strict=True))
-    kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
+    values["resource"] = taken_pair(values, "resource")
+    values["ops_resource"] = taken_pair(values, "ops")
     try:
-        values["resource"] = None if kind is None else (kind, resource_id)
         values["ordered"] = None if values["ordered"] is None else order_from(values["ordered"])
         values["lane"] = Lane(values["lane"])
         values["state"] = TaskState(values["state"])
@@ -250,6 +259,12 @@ def task_row(columns: Row) -> TaskRow:
         return TaskRow(**values)
     except (ValueError, TypeError, msgspec.DecodeError) as error:
         raise StoreError(f"task row {values['id']} is damaged: {error}") from error
+
+
+def taken_pair(values: dict[str, Any], name: str) -> tuple[str, str] | None:
+    """The columns `{name}_kind` and `{name}_id`, removed from *values*; None if they are NULL."""
+    kind, key = values.pop(f"{name}_kind"), values.pop(f"{name}_id")
+    return None if kind is None else (str(kind), str(key))
 
 
 MET_ALONE: Final = 2

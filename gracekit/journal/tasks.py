@@ -192,6 +192,7 @@ class Journal:
             (TaskState.RUNNING if begin else TaskState.ACCEPTED).word,
             int(begin),
             now if begin else None,
+            *(request.ops_resource or (None, None)),
         )
         batch.add(ACCEPT_CONTENT, to_json(request.args), to_json(request.context), of=index)
         if request.reply is not None:

@@ -11,21 +11,25 @@ COLUMNS: Final = (
     "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "token", "cursor",
     "accepted_at", "started_at", "finished_at", "expires_at", "next_check", "waiting_since",
     "result", "failure", "errored_due", "alone", "hook_crashes", "caller_hash", "service",
-    "parkings", "pending_deadline", "ordered",
+    "parkings", "pending_deadline", "ordered", "ops_kind", "ops_id",
 )  # fmt: skip
 CONTENT_COLUMNS: Final = ("args", "context")
 _CONTENT_OF: Final = "FROM content WHERE content.task_id = task.id"
 ROW_COLUMNS: Final = ", ".join(
     (*COLUMNS, *(f"(SELECT {name} {_CONTENT_OF})" for name in CONTENT_COLUMNS))
 )
+# Only for listings: an ops method has no lease of the resource that it names.
+SHOWN_KIND: Final = "coalesce(resource_kind, ops_kind)"
+SHOWN_ID: Final = "coalesce(resource_id, ops_id)"
+SHOWN_RESOURCE: Final = f"{SHOWN_KIND}, {SHOWN_ID}"
 HAS_CONTENT: Final = f"EXISTS (SELECT 1 {_CONTENT_OF})"
 # One statement for a task that waits and for one that begins in the same commit, which differ in
 # state, attempts and started_at.
 ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, resource_kind, resource_id, owner, accepted_at,
-    expires_at, caller_hash, state, attempts, started_at, crashes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+    expires_at, caller_hash, state, attempts, started_at, ops_kind, ops_id, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 ACCEPT_CONTENT: Final = "INSERT INTO content (task_id, args, context) VALUES (?, ?, ?)"
 ACCEPT_REPLY: Final = """

@@ -130,7 +130,7 @@ def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
         request_id=target.request_id,
         recipient=target.recipient,
         method=target.method,
-        resource=None if target.resource is None else ":".join(target.resource),
+        resource=target.shown_resource and ":".join(target.shown_resource),
         state=target.state.value,
         row_id=target.id,
         where=f" on {owner.instance}" if owner else "",

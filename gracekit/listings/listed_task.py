@@ -87,8 +87,7 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def resource(self) -> str | None:
         """`kind:id`."""
-        kind = self.columns.get("resource_kind")
-        return None if kind is None else f"{kind}:{self.columns['resource_id']}"
+        return resource_in(self.columns)
 
     def as_json(self, version: str = V1_0) -> dict[str, Any]:
         """Plain data for `--json`, in API *version*."""
@@ -134,6 +133,14 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
     def is_transient(self) -> bool:
         """Whether it has not ended."""
         return TaskState(self.columns["state"]) in TRANSIENT
+
+
+def resource_in(columns: Mapping[str, Any]) -> str | None:
+    """`kind:id` of what a task acts on or, as an ops method without a lease, names."""
+    for name in ("resource", "ops"):
+        if columns[f"{name}_kind"] is not None:
+            return f"{columns[f'{name}_kind']}:{columns[f'{name}_id']}"
+    return None
 
 
 def short_id(request_id: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.journal.pending_sql import SHOWN
+from gracekit.journal.pending_sql import SHOWN_COLUMNS
+from gracekit.journal.tasks_sql import SHOWN_RESOURCE
 from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.tracker.task import TRANSIENT, TaskState
 
@@ -14,7 +15,7 @@ TASK_NAMES: Final = (
     "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
     "started_at", "finished_at", "not_before", "next_check", "alone", "ordered", "parkings",
-    "parked_at", "pending_deadline",
+    "parked_at", "pending_deadline", "ops_kind", "ops_id",
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
@@ -33,7 +34,7 @@ SELECT id FROM (SELECT id FROM task WHERE {IS_UNSUCCESSFUL} AND state = ? AND {{
 OWNED_BY: Final = "owner IN (SELECT run_id FROM run WHERE {where})"
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
 HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
-SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"
+SUBJECT: Final = f"SELECT method, {SHOWN_RESOURCE} FROM task WHERE request_id = ?"
 HOOKS_DUE: Final = "SELECT request_id FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id"
 # Uses the index on `at`.
 HANDED_OVER_SINCE: Final = "SELECT request_id FROM incident WHERE at >= ? AND what = 'handed_over'"
@@ -46,7 +47,7 @@ ROW_NAMES: Final = (
     "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
     "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
     "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure", "ordered",
-    "parkings", "parked_at", "pending_deadline", "requested",
+    "parkings", "parked_at", "pending_deadline", "requested", "ops_kind", "ops_id",
 )  # fmt: skip
 KEPT_NAMES: Final = ("args", "context", "result")
 ROW: Final = f"""
@@ -91,11 +92,11 @@ FROM resource_pass"""
 
 # The inner query reads only the index, so that the outer one reads only the rows that are shown.
 PARKED: Final = f"""
-SELECT {", ".join(SHOWN)} FROM task WHERE id IN (
+SELECT {SHOWN_COLUMNS} FROM task WHERE id IN (
     SELECT id FROM task WHERE state = 'pending' ORDER BY pending_deadline, id LIMIT ?)
 ORDER BY pending_deadline, id"""
 PARKED_OF_SERVICE: Final = f"""
-SELECT {", ".join(SHOWN)} FROM task WHERE id IN (
+SELECT {SHOWN_COLUMNS} FROM task WHERE id IN (
     SELECT id FROM task WHERE state = 'pending' AND service = ?
     ORDER BY pending_deadline, id LIMIT ?)
 ORDER BY pending_deadline, id"""

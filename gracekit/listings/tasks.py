@@ -12,6 +12,7 @@ import msgspec
 
 from gracekit.config.values import duration
 from gracekit.journal.rows import from_json
+from gracekit.journal.tasks_sql import SHOWN_ID, SHOWN_KIND
 from gracekit.life import Alive, Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
@@ -280,10 +281,8 @@ def _condition(query: TaskQuery) -> tuple[str, list[Value]]:
     if resource is not None:
         kind, separator, key = resource.partition(":")
         # An id may contain a colon, so also try the whole word as an id.
-        pair = (
-            f" OR (resource_kind = ?{' AND resource_id = ?' if key else ''})" if separator else ""
-        )
-        where.append(f"(resource_id = ?{pair})")
+        pair = f" OR ({SHOWN_KIND} = ?{f' AND {SHOWN_ID} = ?' if key else ''})" if separator else ""
+        where.append(f"({SHOWN_ID} = ?{pair})")
         params += [resource, *([kind] if separator else []), *([key] if key else [])]
     return " AND ".join(where), params
 

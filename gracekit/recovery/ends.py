@@ -198,5 +198,5 @@ class Ends:
 
 def _masked(row: TaskRow, text: str) -> str:
     """A text of the application about a task, as a log may show it."""
-    known = "" if row.resource is None else row.resource[1]
+    known = "" if row.shown_resource is None else row.shown_resource[1]
     return masked(text, row.context or {}, row.args or {}, known=known, who=_who(row))

@@ -44,7 +44,7 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
 
     def masked(self, text: str) -> str:
         """*text*, which came from the application, with the values of the request masked."""
-        known = "" if self.task.resource is None else self.task.resource[1]
+        known = "" if self.task.shown_resource is None else self.task.shown_resource[1]
         return masked(text, self.caller, self.args, known=known, who=str(self.task))
 
 

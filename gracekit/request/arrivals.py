@@ -194,6 +194,7 @@ class Arrivals:
     def _task(
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
     ) -> TrackedTask:
+        resource = method.resource_of(request.args)
         return TrackedTask(
             request_id=request.request_id or self._clock.new_request_id(),
             recipient=self._instance if delivery.queue.kind is QueueKind.FANOUT else "",
@@ -204,7 +205,8 @@ class Arrivals:
             journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
             on_interrupt=method.options.on_interrupt,
             # An ops method takes no lease: it must reach a resource on which a task is running.
-            resource=None if method.ops else method.resource_of(request.args),
+            resource=None if method.ops else resource,
+            ops_resource=resource if method.ops else None,
             tracked_at=self._clock.loop(),
         )
 
@@ -227,6 +229,7 @@ class Arrivals:
             on_interrupt=task.on_interrupt,
             settle_s=job.settle_s,
             resource=task.resource,
+            ops_resource=task.ops_resource,
             reply=job.reply,
             expires_at=expires_at,
             caller_hash=job.caller_hash,
@@ -281,6 +284,7 @@ class Arrivals:
             holds_drain=_holds_drain(method, row.lane),
             on_interrupt=row.on_interrupt,
             resource=row.resource,
+            ops_resource=row.ops_resource,
             row_id=row.id,
             tracked_at=self._clock.loop(),
             attempt=row.attempts,

@@ -250,9 +250,9 @@ class ParkedTasks:
         method = self._methods.resolve(row.namespace, row.method, row.version)
         replaced = {**row.args, **args}
         method.bind(replaced)
-        if (resource := method.resource_of(replaced)) != target.resource:
+        if (resource := method.resource_of(replaced)) != target.shown_resource:
             raise InvalidArgumentsError(
-                f"{target} acts on {_named(target.resource)}, and these arguments name "
+                f"{target} acts on {_named(target.shown_resource)}, and these arguments name "
                 f"{_named(resource)}: a retry keeps its resource; send a new request for another"
             )
         return replaced

@@ -19,7 +19,8 @@ from gracekit.testing.instance import InstanceMachine
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 
 _PENDING: Final = """
-SELECT request_id, method, resource_kind, resource_id, parkings, pending_deadline, requested, detail
+SELECT request_id, method, coalesce(resource_kind, ops_kind) AS resource_kind,
+    coalesce(resource_id, ops_id) AS resource_id, parkings, pending_deadline, requested, detail
 FROM task WHERE service = ? AND state = 'pending' ORDER BY id"""
 
 

@@ -135,7 +135,7 @@ def _of_task(
         "method": task.method,
         "lane": task.lane.value,
         "state": task.state.value,
-        "resource": "-" if task.resource is None else ":".join(task.resource),
+        "resource": ":".join(task.shown_resource or "-"),
         "age": f"{max(0.0, now - since):.1f}s",
         "attempt": task.attempt,
         "safe_point": _safe_point(task, now),

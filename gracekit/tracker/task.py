@@ -176,7 +176,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
             looks at the others, which are ops methods on the ops lane.
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
         on_interrupt: Policy of its method: what recovery does if it is interrupted.
-        resource: (kind, id) of the resource that it acts on; None for none.
+        resource: (kind, id) of the resource that it acts on, under a lease; None for none.
+        ops_resource: The resource that an ops method names, without a lease; None for none.
         row_id: Its journal row; None before acceptance.
         tracked_at: Loop time in seconds.
         started_at: Loop time of the present attempt's start; None before it.
@@ -214,6 +215,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     journaled: bool = True
     on_interrupt: OnInterrupt = "error"
     resource: tuple[str, str] | None = None
+    ops_resource: tuple[str, str] | None = None
     row_id: int | None = None
     tracked_at: float = 0.0
     started_at: float | None = None
@@ -280,13 +282,18 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         return self.state is TaskState.RUNNING
 
     @property
+    def shown_resource(self) -> tuple[str, str] | None:
+        """(kind, id) of what it acts on or names; for events and listings only."""
+        return self.resource or self.ops_resource
+
+    @property
     def event_fields(self) -> dict[str, Any]:
         """The fields that every event about it has."""
         return {
             "task_id": self.request_id,
             "method": self.method,
             "channel": self.lane.word,
-            "resource": self.resource,
+            "resource": self.shown_resource,
             "attempt": self.attempt,
         }
 

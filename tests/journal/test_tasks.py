@@ -168,6 +168,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         on_interrupt="retry",
         settle_s=7.5,
         resource=("vm", "v1"),
+        ops_resource=("host", "h1"),
         reply=reply,
         expires_at=now + 60,
     )
@@ -215,6 +216,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         parkings=0,
         pending_deadline=None,
         ordered=None,
+        ops_resource=("host", "h1"),
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
