@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import (
     Any,
     Concatenate,
+    Final,
     Never,
     ParamSpec,
     Protocol,
@@ -46,7 +47,9 @@ from gracekit.rpc.methods import (
     MethodTarget,
     check_no_generator,
 )
+from gracekit.telemetry.logs import is_used
 
+MOST_CONTEXT_KEYS: Final = 10
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[..., Any])
@@ -88,6 +91,8 @@ class Service:
             to that topic may move tasks that wait for capacity.
         queues: `"directed"` for a service that reads only new requests to its host, and fanouts:
             its hosts may have a store each. A request without a host is `Undeliverable`.
+        context_keys: Keys of the callers' contexts, such as `("request_id", "user_id")`, whose
+            values are no secrets: events, log lines, listings and spans of a task show them.
 
     Raises:
         DeclarationError: an argument, or one of *defaults*, is wrong or unknown.
@@ -102,6 +107,7 @@ class Service:
         defaults: Mapping[str, object] = MappingProxyType({}),
         task_api: bool = False,
         queues: ServiceQueues = "all",
+        context_keys: Sequence[str] = (),
         **unknown: Never,
     ) -> None:
         _check_arguments(unknown, defaults)
@@ -116,6 +122,7 @@ class Service:
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
         self.queues = queues
+        self.context_keys = _checked_keys(context_keys)
         self.defaults = MappingProxyType(dict(defaults))
         self.version = version
         self.exceptions = dict(exceptions or {})
@@ -377,6 +384,23 @@ def _check_arguments(unknown: Mapping[str, object], defaults: Mapping[str, objec
             f"{name} in the service's defaults is an argument of Service: write "
             f"{name}={_shown_value(defaults[name])}"
         )
+
+
+def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Raises DeclarationError for *keys* of contexts that log lines cannot show."""
+    if not isinstance(keys, tuple | list) or len(keys) > MOST_CONTEXT_KEYS:
+        raise DeclarationError(
+            f"context_keys={keys!r} must be a tuple of at most {MOST_CONTEXT_KEYS} names, such as "
+            "('request_id', 'user_id')"
+        )
+    for key in keys:
+        is_name = isinstance(key, str) and key.isascii() and key.isidentifier()
+        if not is_name or is_used(key):
+            why = "log lines use that name already" if is_name else "write ASCII letters, digits, _"
+            raise DeclarationError(
+                f"context_keys has {key!r}, which cannot be a field of log lines: {why}"
+            )
+    return tuple(keys)
 
 
 def _shown_value(value: object) -> str:

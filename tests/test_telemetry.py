@@ -25,7 +25,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry.catalogue import CATALOGUE, GROUPS, LOGGER, UnknownEventError
 from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter, configure_logging
 from gracekit.telemetry.metrics import METRICS
-from gracekit.telemetry.safe_text import Sentence, clean, escape, masked
+from gracekit.telemetry.safe_text import Sentence, clean, escape, masked, shown_context
 from gracekit.telemetry.telemetry import MOST_KINDS, Telemetry
 from gracekit.tracker.task import Lane, TrackedTask
 from tests.process.helpers import fill
@@ -74,7 +74,7 @@ def test_every_emission_is_in_the_catalogue():
     wrong = []
     for place, call in emissions():
         event = ast.literal_eval(call.args[0])
-        fields = fields_of(call) - {"cause", "level", "trace"}  # how it is logged is no field
+        fields = fields_of(call) - {"cause", "level", "trace", "context"}  # no fields of it
         if event not in CATALOGUE or fields - CATALOGUE[event].fields:
             wrong.append((place, event, fields))
 
@@ -135,6 +135,19 @@ def test_fields_do_not_collide_with_those_of_a_log_record(caplog):
         assert set(vars(record)) & oslos == set()
     (started,) = (record for record in caplog.records if record.event == "task.started")
     assert json.loads(JsonFormatter().format(started))["resource"] == 1
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.text() | st.floats() | st.lists(st.text())))
+def test_what_is_shown_of_a_context_is_printable_and_short(context):
+    """
+    Any text that a message can carry, also half a character, which no log file can be written with.
+    """
+    shown = shown_context(context | {"d": "\ud800\n"}, ("b", "c", "d")) or {}
+
+    assert shown["d"] == r"\ud800\n"
+    assert "a" not in shown
+    assert all(text.isprintable() and 0 < len(text) <= 255 for text in shown.values())
+    assert {type(context[key]) for key in shown.keys() - {"d"}} <= {str, float}
 
 
 # -- sinks --------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from gracekit.listings.one_task import TaskRecord, read_task
 from gracekit.listings.pending import deadline_words
 from gracekit.listings.reports import RunReport
 from gracekit.runs.run import Run
+from gracekit.telemetry.safe_text import context_words
 from gracekit.tracker.task import TaskState
 
 _LONGEST: Final = 2048
@@ -94,6 +95,7 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
     yield "method", f"{place}{columns['method']}" + _said(" version ", columns["version"])
     yield "came by", _said("", columns["queue"]) + _said(" for ", columns["target"])
     yield "resource", resource_in(columns) or ""
+    yield "context", context_words(columns["shown_context"])
     sentence = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
     yield "state", f"{columns['state']}{_said(' cut ', columns['cut'])}{_said(': ', sentence)}"
     yield "waits", _waits(columns)

@@ -33,6 +33,7 @@ from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.pending import deadline_words
 from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.telemetry.safe_text import context_words
 from gracekit.tracker.task import Lane, TaskState
 
 _HEADERS: Final = (
@@ -152,9 +153,12 @@ async def _look(records: StoreRecords, query: TaskQuery) -> TaskList:
 
 
 def _text(found: TaskList, query: TaskQuery) -> str:
-    headers = (*_HEADERS, "WHY LISTED" if query.stuck else "REASON")
+    headers: tuple[str, ...] = (*_HEADERS, "WHY LISTED" if query.stuck else "REASON", "CONTEXT")
     nothing = "no task is stuck" if query.stuck else "no tasks"
-    text = table(headers, _rows(found.tasks)) if found.tasks else nothing
+    rows = _rows(found.tasks)
+    if not any(row[-1] for row in rows):  # the service copies nothing of contexts
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    text = table(headers, rows) if rows else nothing
     return (
         f"{text}\nthere are more than {query.limit}: a larger --limit shows them"
         if found.more
@@ -202,6 +206,7 @@ def _row(entry: ListedTask, known: Mapping[str, int]) -> tuple[object, ...]:
         _owner(entry),
         _safe_point(columns),
         entry.why_listed or _reason(entry),
+        context_words(columns["shown_context"]),
     )
 
 

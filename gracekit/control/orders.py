@@ -149,7 +149,7 @@ class Orders:
     def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
         if task.order is None:  # a repeated order must not cancel the handler's clean-up
             self._dispatcher.obey(task, order)
-            self._tell(task.request_id, task.method, order, task.state)
+            self._tell(task, order, task.state)
         return {"state": task.state.value, "asked": True}
 
     # -- on record ----------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Orders:
             return None
         self._trigger.poke()
         state = TaskState.ACCEPTED if outcome is None else outcome.state
-        self._tell(target.request_id, target.method, order, state)
+        self._tell(target, order, state)
         return {"state": state.value}
 
     # -- record and log -----------------------------------------------------------------
@@ -200,11 +200,12 @@ class Orders:
         at = journal.clock.wall()
         return incident_of(order, request_id, method, was, at=at, run=journal.run_id)
 
-    def _tell(self, request_id: str, method: str, order: Order, state: TaskState) -> None:
+    def _tell(self, task: TrackedTask | OrderTarget, order: Order, state: TaskState) -> None:
         self._telemetry.emit(
             "task.ordered",
-            task_id=request_id,
-            method=method,
+            task_id=task.request_id,
+            method=task.method,
+            context=task.shown_context,
             verb=order.verb.value,
             by=order.by,
             reason=order.reason,

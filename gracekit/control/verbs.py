@@ -268,6 +268,7 @@ class Control:
             "lane": task.lane.value,
             "state": task.state.value,
             "resource": task.shown_resource and ":".join(task.shown_resource)[:LONGEST_RESOURCE],
+            "shown_context": task.shown_context,
             "age_s": round(now - _since(task), 1),
             "attempt": task.attempt,
             "expected_s": None if end is None else round(end - now, 1),

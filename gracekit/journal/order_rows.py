@@ -71,6 +71,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ops_resource: As of a `TrackedTask`.
+        shown_context: As of a `TrackedTask`.
         failure: Its last failure as JSON; None without one.
         owner: Run that may act on it; None for an ownerless row.
         attempts: Number of attempts begun so far.
@@ -92,6 +93,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     resource: tuple[str, str] | None
     ops_resource: tuple[str, str] | None
+    shown_context: dict[str, str] | None
     state: TaskState
     reason: str | None
     detail: str | None
@@ -132,6 +134,7 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
             "channel": self.lane.word,
             "resource": self.shown_resource,
             "attempt": self.attempts,
+            "context": self.shown_context,
         }
 
     def __str__(self) -> str:
@@ -145,6 +148,7 @@ def _target(row: Row) -> OrderTarget:
     return OrderTarget(
         **values
         | {
+            "shown_context": from_json(values["shown_context"]),
             "state": TaskState(str(values["state"])),
             "lane": Lane(str(values["lane"])),
             "probing": bool(values["probing"]),

@@ -10,7 +10,7 @@ NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
     "errored_due", "calling", "parkings", "pending_deadline", "lane", "ordered", "ops_kind",
-    "ops_id",
+    "ops_id", "shown_context",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""

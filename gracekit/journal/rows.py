@@ -93,6 +93,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         caller_hash: Hash of the caller; empty if it is not known.
         settle_s: Seconds between an unclean end and recovery's first look.
         ops_resource: As of a `TrackedTask`.
+        shown_context: As of a `TrackedTask`.
         reply: Where the answer goes; None for casts and fanouts.
         expires_at: Wall time until which its caller waits; None if unknown.
     """
@@ -114,6 +115,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     reply: Address | None
     expires_at: float | None
     ops_resource: tuple[str, str] | None = None
+    shown_context: Mapping[str, str] | None = None
     caller_hash: str = ""
 
     @property
@@ -174,6 +176,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
         ordered: The order that its run has taken; None if none was.
         ops_resource: As of a `TrackedTask`.
+        shown_context: As of a `TrackedTask`.
     """
 
     id: int
@@ -219,6 +222,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     pending_deadline: float | None
     ordered: Order | None
     ops_resource: tuple[str, str] | None
+    shown_context: dict[str, str] | None
 
     @property
     def shown_resource(self) -> tuple[str, str] | None:
@@ -234,6 +238,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
             "channel": self.lane.word,
             "resource": self.shown_resource,
             "attempt": self.attempts,
+            "context": self.shown_context,
         }
 
 
@@ -254,7 +259,7 @@ def task_row(columns: Row) -> TaskRow:
         values["cut"] = None if values["cut"] is None else Interruption(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
         values["alone"] = values["alone"] == MET_ALONE
-        for name in ("args", "context", "cursor"):
+        for name in ("args", "context", "cursor", "shown_context"):
             values[name] = from_json(values[name])
         return TaskRow(**values)
     except (ValueError, TypeError, msgspec.DecodeError) as error:

@@ -193,6 +193,7 @@ class Journal:
             int(begin),
             now if begin else None,
             *(request.ops_resource or (None, None)),
+            _text_of(request.shown_context),
         )
         batch.add(ACCEPT_CONTENT, to_json(request.args), to_json(request.context), of=index)
         if request.reply is not None:
@@ -236,7 +237,8 @@ class Journal:
         """Record a delivery that never becomes a task; a known id is only counted.
 
         Args:
-            delivery: request_id, recipient, lane, queue, route, namespace, method, version.
+            delivery: request_id, recipient, lane, queue, route, namespace, method, version,
+                shown_context.
             reason: One word.
             detail: A sentence, cut at 1000 characters.
         """
@@ -257,6 +259,7 @@ class Journal:
             now,
             reason,
             detail[:1000],
+            _text_of(delivery["shown_context"]),
         )
         batch.add_up(COUNT, "rejected", 1)
         self.add_note(batch, "rejected", delivery["request_id"], delivery["method"], detail)
@@ -486,8 +489,8 @@ _ReplyKey = tuple[int, str, str]
 """Row id, queue and message id of one reply."""
 
 
-def _text_of(cursor: Any) -> str | None:
-    return None if cursor is None else to_json(cursor)
+def _text_of(value: Any) -> str | None:
+    return None if value is None else to_json(value)
 
 
 def _ridden(done: Callable[[], None] | None, committed: asyncio.Future[Any]) -> None:

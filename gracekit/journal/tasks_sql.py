@@ -12,6 +12,7 @@ COLUMNS: Final = (
     "accepted_at", "started_at", "finished_at", "expires_at", "next_check", "waiting_since",
     "result", "failure", "errored_due", "alone", "hook_crashes", "caller_hash", "service",
     "parkings", "pending_deadline", "ordered", "ops_kind", "ops_id",
+    "shown_context",
 )  # fmt: skip
 CONTENT_COLUMNS: Final = ("args", "context")
 _CONTENT_OF: Final = "FROM content WHERE content.task_id = task.id"
@@ -28,8 +29,9 @@ HAS_CONTENT: Final = f"EXISTS (SELECT 1 {_CONTENT_OF})"
 ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, resource_kind, resource_id, owner, accepted_at,
-    expires_at, caller_hash, state, attempts, started_at, ops_kind, ops_id, crashes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+    expires_at, caller_hash, state, attempts, started_at, ops_kind, ops_id,
+    shown_context, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 ACCEPT_CONTENT: Final = "INSERT INTO content (task_id, args, context) VALUES (?, ?, ?)"
 ACCEPT_REPLY: Final = """
@@ -88,8 +90,9 @@ UPDATE task SET cursor = ?1, cursor_at = ?2,
 WHERE id = ?3 AND owner = ?4 AND state = 'running'"""
 REJECT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
-    version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail)
-VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?)
+    version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail,
+    shown_context)
+VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?, ?)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 # A client can have any number of requests refused, so the oldest are removed, and counted.
 _LAST_REJECTED: Final = (

@@ -28,7 +28,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one task.
 
     Attributes:
-        columns: Of its row; `failure`, `ordered` and `requested` as plain data.
+        columns: Of its row; JSON as plain data.
         kept: Bytes of arguments, context and result; None for those that are purged.
         replies: By caller: the queue, until when it waits, and since when its answer is due.
         lease: The lease of its resource; None without one.
@@ -87,6 +87,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
     columns["failure"] = _failure_of(columns["failure"])
     columns["requested"] = from_json(columns["requested"])
     columns["ordered"] = from_json(columns["ordered"])
+    columns["shown_context"] = from_json(columns["shown_context"])
     owner = str(columns["owner"] or "")
     run = (await view.runs_of({owner})).get(owner)
     key = (columns["resource_kind"], columns["resource_id"])

@@ -189,6 +189,7 @@ class _Listing:
     def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
         columns: dict[str, Any] = dict(zip(sql.TASK_NAMES, row, strict=True))
         columns["ordered"] = from_json(columns["ordered"])
+        columns["shown_context"] = from_json(columns["shown_context"])
         run_id = None if columns["owner"] is None else str(columns["owner"])
         is_transient = TaskState(str(columns["state"])) in TRANSIENT
         owner = self._runs.get(run_id or "")
@@ -226,6 +227,7 @@ class _Listing:
                 "attempts": task.get("attempt"),
                 "resource_kind": kind or None,
                 "resource_id": key or None,
+                "shown_context": task.get("shown_context"),
                 "owner": run_id,
             }
             entry = ListedTask(

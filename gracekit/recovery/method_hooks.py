@@ -211,5 +211,6 @@ class MethodHooks:
             hook=hook,
             task_id=subject.task.request_id,
             method=subject.task.method,
+            context=subject.task.shown_context,
             error=subject.masked(error),
         )

@@ -40,6 +40,7 @@ from gracekit.rpc.oslo_wire import (
 )
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
+from gracekit.telemetry.safe_text import shown_context
 from gracekit.tracing.carrier import adopted
 from gracekit.tracker.task import Lane, TrackedTask
 
@@ -61,6 +62,7 @@ class Arrivals:
         clock: Clock,
         *,
         instance: str,
+        context_keys: tuple[str, ...] = (),
     ) -> None:
         self._methods = methods
         self._refusals = refusals
@@ -68,6 +70,7 @@ class Arrivals:
         self._settings = settings
         self._clock = clock
         self._instance = instance
+        self._context_keys = context_keys
         self._dedupe_context = words_in(settings.dedupe_context)
         self._reply_queues = words_in(settings.reply_queues)
 
@@ -194,7 +197,7 @@ class Arrivals:
     def _task(
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
     ) -> TrackedTask:
-        resource = method.resource_of(request.args)
+        resource, keys = method.resource_of(request.args), self._context_keys
         return TrackedTask(
             request_id=request.request_id or self._clock.new_request_id(),
             recipient=self._instance if delivery.queue.kind is QueueKind.FANOUT else "",
@@ -207,6 +210,7 @@ class Arrivals:
             # An ops method takes no lease: it must reach a resource on which a task is running.
             resource=None if method.ops else resource,
             ops_resource=resource if method.ops else None,
+            shown_context=shown_context(request.context, keys) if keys else None,
             tracked_at=self._clock.loop(),
         )
 
@@ -230,6 +234,7 @@ class Arrivals:
             settle_s=job.settle_s,
             resource=task.resource,
             ops_resource=task.ops_resource,
+            shown_context=task.shown_context,
             reply=job.reply,
             expires_at=expires_at,
             caller_hash=job.caller_hash,
@@ -285,6 +290,7 @@ class Arrivals:
             on_interrupt=row.on_interrupt,
             resource=row.resource,
             ops_resource=row.ops_resource,
+            shown_context=row.shown_context,
             row_id=row.id,
             tracked_at=self._clock.loop(),
             attempt=row.attempts,

@@ -131,6 +131,7 @@ class Attempts:
             message_id=task.request_id,
             attempt=task.attempt,
             queue=None if job.delivery is None else job.delivery.queue.name,
+            shown=task.shown_context,
         )
         job.traced = traced
         self._events.started(job)

@@ -136,6 +136,11 @@ class Context(Mapping[str, Any]):
         return self._task.request_id
 
     @property
+    def shown_context(self) -> Mapping[str, str] | None:
+        """What the service's `context_keys` copy of the caller's context; None for nothing."""
+        return self._task.shown_context
+
+    @property
     def method(self) -> str:
         """Name of the method."""
         return self._task.method

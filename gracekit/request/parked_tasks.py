@@ -262,6 +262,7 @@ class ParkedTasks:
             "task.ordered",
             task_id=target.request_id,
             method=target.method,
+            context=target.shown_context,
             verb=order.verb.value,
             by=order.by,
             reason=order.reason,

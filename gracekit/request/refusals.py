@@ -26,6 +26,7 @@ from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import Delivery, Queue, QueueKind
 from gracekit.runs.members import Members
 from gracekit.runs.run import Run
+from gracekit.telemetry.safe_text import shown_context
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
@@ -141,6 +142,7 @@ class Refusals:
         clock: Clock,
         control: VerbHandler,
         detour: Detour,
+        context_keys: tuple[str, ...] = (),
     ) -> None:
         self._journal = journal
         self._detour = detour
@@ -148,6 +150,7 @@ class Refusals:
         self._telemetry = telemetry
         self._clock = clock
         self._control = control
+        self._context_keys = context_keys
 
     async def refuse(
         self, request: Request, delivery: Delivery, gate: LaneGate, error: RpcError
@@ -192,6 +195,7 @@ class Refusals:
             caller: Address found in a request that could not be read as a whole, if any.
             keep: Whether to keep the delivery as a dead letter although it could be read.
         """
+        context = shown_context(request.context, self._context_keys) if request else None
         detail = {
             "request_id": (request and request.request_id) or self._clock.new_id(),
             # A recipient of its own keeps the request id free: it may come again, corrected.
@@ -202,6 +206,7 @@ class Refusals:
             "namespace": request and request.namespace,
             "method": request.method[:200] if request else "",
             "version": request.version[:50] if request else "",
+            "shown_context": context,
         }
         try:
             await self._journal.reject(detail, reason=reason, detail=str(error))
@@ -216,6 +221,7 @@ class Refusals:
             method=detail["method"],
             reason=reason,
             error=str(error),
+            context=context,
         )
         await self._answers.refuse(_address(request.reply if request else caller), error)
         kept = keep or request is None

@@ -177,6 +177,7 @@ def _kinds(ground: Ground) -> str | None:
 def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     settings, clock, telemetry = ground.settings, ground.clock, ground.telemetry
     journal, leases, seat = records.journal, records.leases, ground.seat
+    service = ground.service
     trigger, lines = RecoveryTrigger(), Lines()
     outbox = _outbox(ground, records)
     services = _services(ground, records, outbox, trigger)
@@ -189,9 +190,15 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         error_details=settings.error_details,
     )
     detour = Detour(records.members, clock, telemetry)
-    refusals = Refusals(journal, answers, telemetry, clock, verbs, detour)
+    refusals = Refusals(journal, answers, telemetry, clock, verbs, detour, service.context_keys)
     arrivals = Arrivals(
-        ground.service.methods, refusals, ground.phase, settings, clock, instance=seat.instance
+        service.methods,
+        refusals,
+        ground.phase,
+        settings,
+        clock,
+        instance=seat.instance,
+        context_keys=service.context_keys,
     )
     suspects = Suspects(clock, journal.parole, telemetry)
     custody = Custody(journal, leases, telemetry, trigger, outbox)

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TextIO
@@ -19,8 +19,15 @@ from typing import Any, Final, Protocol, TextIO
 from gracekit import streams
 from gracekit.config.choices import LogFormat
 from gracekit.streams import LineHandler
-from gracekit.telemetry.catalogue import ATTRIBUTES, LOGGER
-from gracekit.telemetry.safe_text import INDENT, clean, escape, escaped_lines, word
+from gracekit.telemetry.catalogue import ATTRIBUTES, CATALOGUE, LOGGER
+from gracekit.telemetry.safe_text import (
+    INDENT,
+    clean,
+    context_words,
+    escape,
+    escaped_lines,
+    word,
+)
 
 
 class Running(Protocol):
@@ -34,13 +41,29 @@ class Running(Protocol):
     def method(self) -> str:
         """Name of the method."""
 
+    @property
+    def shown_context(self) -> Mapping[str, str] | None:
+        """What is shown of the caller's context; None for nothing."""
+
 
 running: Final[ContextVar[Running | None]] = ContextVar("gracekit_context", default=None)
 """Set by the code that calls handlers and hooks, around the call."""
 
 
-# The attributes of every record; others came from `extra`.
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# The attributes of every record; others came from `extra`, or from the context of a caller.
+_CONTEXT: Final = "gracekit_context"
+_STANDARD: Final = frozenset(
+    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", _CONTEXT}
+)
+_OF_JSON: Final = frozenset(
+    {"timestamp", "level", "logger", "exception", "trace_id", "span_id", "event", "left_out"}
+)
+
+
+def is_used(name: str) -> bool:
+    """Whether log lines have *name* already, so that no key of a caller's context may have it."""
+    is_field = any(name in event.fields for event in CATALOGUE.values())
+    return is_field or name in _STANDARD | _OF_JSON or name.startswith(LOGGER)
 
 
 # Attribute of a record to key of its JSON line; an application's attribute of that name wins.
@@ -150,7 +173,9 @@ class RequestFilter(logging.Filter):
     """Adds the request of the running handler to each log record; drops no record.
 
     Add it to a handler of your own logging, and use `%(gracekit_request_id)s` and
-    `%(gracekit_method)s` in its format. Both are empty outside of handlers.
+    `%(gracekit_method)s` in its format. Both are empty outside of handlers. So is
+    `%(gracekit_context)s`: what the service's `context_keys` copy of the caller's context, such as
+    `request_id=req-1`. Each of these keys is an attribute, too, which is missing outside.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -158,6 +183,10 @@ class RequestFilter(logging.Filter):
         here = running.get()
         record.gracekit_request_id = "" if here is None else here.task_id
         record.gracekit_method = "" if here is None else here.method
+        shown = None if here is None else here.shown_context
+        record.gracekit_context = context_words(shown)
+        if shown and record.name != LOGGER:  # an event may be about another task
+            vars(record).update({**shown, **vars(record)})
         return True
 
 
@@ -195,7 +224,8 @@ class TextFormatter(logging.Formatter):
         message = escape(record.getMessage(), longest=8192)
         origin = "" if record.name == LOGGER else f"{escape(record.name)}: "
         request = "" if record.name == LOGGER else getattr(record, "gracekit_request_id", "")
-        ending = f" task_id={word(clean(request))}" if request else ""
+        context = getattr(record, _CONTEXT, "")
+        ending = f" task_id={word(clean(request))} {context}".rstrip() if request else ""
         line = f"{when} {record.levelname:<7} {origin}{message}{ending}"
         return f"\n{INDENT}".join((line, *_traceback(record)))
 

@@ -12,6 +12,8 @@ from gracekit.config.urls import redact_url
 
 LONGEST_TEXT: Final = 256
 LONGEST_SENTENCE: Final = 1000
+LONGEST_SHOWN: Final = 255
+"""Most characters of what is shown of a caller's context, of each key."""
 LONGEST_LIST: Final = 100
 INDENT: Final = "  "
 SHORTEST_MASKED: Final = 4
@@ -60,6 +62,24 @@ def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
     if not cut.isprintable():
         cut = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
     return cut if len(text) <= longest else cut + "…"
+
+
+def shown_context(context: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str] | None:
+    """What *context* has under *keys*, to be shown anywhere; None for nothing.
+
+    Text, numbers and truths as printable text, each cut; anything else is left out.
+    """
+    return {key: text for key in keys if (text := _shown_scalar(context.get(key)))} or None
+
+
+def _shown_scalar(value: object) -> str:
+    is_scalar = isinstance(value, str | int | float)
+    return escape(str(value)[:LONGEST_SHOWN])[:LONGEST_SHOWN] if is_scalar else ""
+
+
+def context_words(shown: Mapping[str, str] | None) -> str:
+    """`request_id=req-1 user_id=ann`; empty for nothing."""
+    return " ".join(f"{key}={word(text)}" for key, text in shown.items()) if shown else ""
 
 
 def masked(text: str, *sent: object, known: str = "", who: str = "") -> str:

@@ -131,6 +131,7 @@ class Telemetry:
         level: int | None = None,
         cause: BaseException | None = None,
         trace: str = "",
+        context: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> None:
         """Report that *event* has happened, to logs, metrics and subscribers.
@@ -140,6 +141,7 @@ class Telemetry:
             level: Of its log line, if not the catalogue's.
             cause: An exception whose traceback is logged.
             trace: The text of a traceback, if the exception itself is not available.
+            context: What is shown of the caller's context: further fields, by name.
             fields: Its fields, as the catalogue lists them.
 
         Raises:
@@ -153,6 +155,8 @@ class Telemetry:
             return  # saves time, as each request has two events
         if not fields.keys() <= known.fields:
             checked(event, tuple(fields))
+        if context:
+            fields |= context
         if is_logged:
             self._log(known, level, fields, cause, trace)
         for metrics in self._counting:

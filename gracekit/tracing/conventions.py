@@ -25,6 +25,7 @@ ROUTING_KEY: Final = "messaging.rabbitmq.destination.routing_key"
 MESSAGE_ID: Final = "messaging.message.id"
 
 ATTEMPT: Final = "gracekit.attempt"
+CONTEXT: Final = "gracekit.context"
 CUT: Final = "gracekit.cut"
 OUTCOME: Final = "gracekit.outcome"
 REASON: Final = "gracekit.reason"

@@ -139,6 +139,7 @@ class Tracing:
         message_id: str,
         attempt: int,
         queue: str | None = None,
+        shown: Mapping[str, str] | None = None,
     ) -> Attempt | None:
         """Trace one attempt; None if nothing is recorded and there is no trace to pass on.
 
@@ -150,6 +151,7 @@ class Tracing:
             message_id: The request's id.
             attempt: Number of this attempt.
             queue: The queue that the request came from; None for a recovered task.
+            shown: What is shown of the request's context, for attributes; None for nothing.
         """
         keys = carried(context)
         if self._tracer is None and not keys and not active.get_current():
@@ -165,6 +167,8 @@ class Tracing:
         attributes = request_attributes(method, operation or "resume", message_id)
         attributes[names.OPERATION_TYPE] = "process"
         attributes[names.ATTEMPT] = attempt
+        if shown:
+            attributes |= {f"{names.CONTEXT}.{key}": text for key, text in shown.items()}
         if self.messaging is not None and queue is not None:
             attributes.update(self.messaging.destination(queue))
         kind = _SERVES.get(operation or "", trace.SpanKind.CONSUMER)

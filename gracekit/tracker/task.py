@@ -178,6 +178,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         on_interrupt: Policy of its method: what recovery does if it is interrupted.
         resource: (kind, id) of the resource that it acts on, under a lease; None for none.
         ops_resource: The resource that an ops method names, without a lease; None for none.
+        shown_context: What the service's context_keys copy of the caller's context; None for none.
         row_id: Its journal row; None before acceptance.
         tracked_at: Loop time in seconds.
         started_at: Loop time of the present attempt's start; None before it.
@@ -216,6 +217,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     on_interrupt: OnInterrupt = "error"
     resource: tuple[str, str] | None = None
     ops_resource: tuple[str, str] | None = None
+    shown_context: Mapping[str, str] | None = None
     row_id: int | None = None
     tracked_at: float = 0.0
     started_at: float | None = None
@@ -288,13 +290,14 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def event_fields(self) -> dict[str, Any]:
-        """The fields that every event about it has."""
+        """What every event about it has; `context` becomes a field for each of its keys."""
         return {
             "task_id": self.request_id,
             "method": self.method,
             "channel": self.lane.word,
             "resource": self.shown_resource,
             "attempt": self.attempt,
+            "context": self.shown_context,
         }
 
     def __str__(self) -> str:

@@ -169,6 +169,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         settle_s=7.5,
         resource=("vm", "v1"),
         ops_resource=("host", "h1"),
+        shown_context={"request_id": "req-1"},
         reply=reply,
         expires_at=now + 60,
     )
@@ -217,6 +218,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         pending_deadline=None,
         ordered=None,
         ops_resource=("host", "h1"),
+        shown_context={"request_id": "req-1"},
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
@@ -989,6 +991,7 @@ def refused(request_id: str) -> dict[str, Any]:
         "namespace": None,
         "method": "nope",
         "version": "1.0",
+        "shown_context": None,
     }
 
 
