@@ -15,6 +15,7 @@ from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Final, Protocol
 
 import oslo_messaging
+from oslo_context.context import _request_store
 
 from gracekit.errors import DeclarationError
 from gracekit.process import refuse_patched_threads
@@ -254,9 +255,14 @@ def _handler(
         monitor_s = getattr(ctx, "monitor_timeout", None)
         if isinstance(monitor_s, float) and monitor_s.is_integer():
             monitor_s = int(monitor_s)  # as callers of oslo write it
-        ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
-        read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
-        return serializer.serialize_entity(ctxt, _call(getattr(endpoint, name), ctxt, read))
+        try:
+            ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
+            read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
+            return serializer.serialize_entity(ctxt, _call(getattr(endpoint, name), ctxt, read))
+        finally:
+            # A RequestContext keeps itself here for its thread, which serves others after this.
+            # oslo.log would show it on their lines. The library's fixture clears it so, too.
+            vars(_request_store).pop("context", None)
 
     handler.__name__ = name
     handler.__qualname__ = getattr(function, "__qualname__", name)

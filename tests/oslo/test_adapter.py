@@ -5,8 +5,10 @@ Runs where the library is installed; `test_environment.py` sees to that.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import io
 import json
 import logging
 import re
@@ -14,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oslo_config import cfg
+from oslo_context.context import RequestContext, get_current
+from oslo_log import log
+from oslo_log.formatters import ContextFormatter
 from oslo_messaging import opts
 from oslo_messaging._drivers import common
 from oslo_service import _options
@@ -33,6 +38,7 @@ from gracekit import (
     ConfigError,
     Context,
     Done,
+    GracekitError,
     NoSuchMethodError,
     Service,
     Settings,
@@ -45,6 +51,7 @@ from gracekit.doctor.finding import Level
 from gracekit.errors import DeclarationError
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.oslo_adapter import include_endpoints
+from gracekit.telemetry import RequestFilter
 from gracekit.testing import InMemoryService, TaskState
 from tests.docs.pages import Page
 from tests.oslo import faults
@@ -55,6 +62,7 @@ from tests.testing.virtual import virtual
 
 DISPATCHER = "oslo_messaging.rpc.dispatcher"
 Target = oslo_messaging.Target
+app = logging.getLogger("app")
 
 
 @pytest.fixture
@@ -516,6 +524,102 @@ async def test_what_is_expected_is_no_warning_in_the_log(
     (said,) = [r for r in caplog.records if getattr(r, "event", "") == "task.failed"]
     assert (said.levelno, said.__dict__["method"]) == (level, method)
     assert said.__dict__["error"].startswith(f"{type(faults.fault(fault)).__name__}: ")
+
+
+class Contexts(oslo_messaging.Serializer):
+    """As the projects have one: the context is an object, which keeps itself for its thread."""
+
+    def serialize_entity(self, ctxt: Any, entity: Any) -> Any:
+        return entity
+
+    def deserialize_entity(self, ctxt: Any, entity: Any) -> Any:
+        return entity
+
+    def serialize_context(self, ctxt: Any) -> Any:
+        raise AssertionError("a server writes no context")
+
+    def deserialize_context(self, ctxt: Any) -> Any:
+        return RequestContext.from_dict(ctxt)
+
+
+@pytest.fixture
+def oslo_log() -> Iterator[io.StringIO]:
+    """The log as oslo.log formats it, with the filter of gracekit for lines of other handlers."""
+    conf, stream, root = cfg.ConfigOpts(), io.StringIO(), logging.getLogger()
+    log.register_options(conf)
+    conf([])
+    form = "%(name)s [%(request_id)s] %(message)s"
+    conf.set_default("logging_context_format_string", form)
+    conf.set_default("logging_default_format_string", "%(name)s [-] %(message)s")
+    handler, level = logging.StreamHandler(stream), root.level
+    handler.addFilter(RequestFilter())
+    handler.setFormatter(ContextFormatter(config=conf))
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield stream
+    root.removeHandler(handler)
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@virtual
+async def test_the_context_of_a_request_is_on_its_lines_and_not_on_those_of_the_next(
+    fails: bool, oslo_log: io.StringIO
+):
+    """
+    A serializer's context keeps itself in the store of oslo.context for the thread, from which
+    oslo.log takes it. The thread serves others afterwards, and they must not find it there.
+    """
+    threads = []
+
+    class Endpoint:
+        def look(self, ctxt: Any) -> None:
+            app.info("inside")
+            threads.append(threading.get_ident())
+            if fails:
+                raise LookupError("no disk")
+
+    svc = Service("shop")
+    include_endpoints(svc, [Endpoint()], serializer=Contexts())
+
+    @svc.rpc
+    def plain(ctx: Context) -> bool:
+        app.info("beside")
+        threads.append(threading.get_ident())
+        return get_current() is None
+
+    async with InMemoryService(svc, threads=1) as one:
+        with contextlib.suppress(LookupError, GracekitError):
+            await one.prepare(context={"request_id": "req-1", "user_id": "ann"}).call("look")
+        assert await one.call("plain") is True
+
+    assert len(set(threads)) == 1
+    lines = oslo_log.getvalue().splitlines()
+    assert "app [req-1] inside" in lines
+    assert "app [-] beside" in lines
+
+
+@virtual
+async def test_context_keys_are_on_lines_under_oslo_log(oslo_log: io.StringIO):
+    """
+    On those of events, which no thread of the request logs; and, by the filter, on those of a
+    handler whose context is a dictionary.
+    """
+
+    class Endpoint:
+        def look(self, ctxt: Any) -> None:
+            app.info("inside")
+
+    svc = Service("shop", context_keys=("request_id", "user_id"))
+    include_endpoints(svc, [Endpoint()])
+
+    async with InMemoryService(svc) as one:
+        await one.prepare(context={"request_id": "req-1", "user_id": "ann"}).call("look")
+
+    lines = oslo_log.getvalue().splitlines()
+    assert "app [req-1] inside" in lines
+    (started,) = [line for line in lines if " task.started " in line]
+    assert started.startswith("gracekit [req-1] task.started task_id=")
 
 
 # -- under gracekit ---------------------------------------------------------------------
