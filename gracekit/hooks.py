@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.errors import GracekitError
+from gracekit.errors import DeclarationError, GracekitError
 from gracekit.process import Threads
+from gracekit.rpc.methods import check_no_generator
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
@@ -141,3 +142,22 @@ async def _call(hook: ServiceHook, threads: Threads) -> None:
 
 def _name(hook: ServiceHook) -> str:
     return getattr(hook, "__name__", repr(hook))
+
+
+def check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
+    """Refuse a generator, and a function that cannot be called with these *arguments*.
+
+    Raises:
+        DeclarationError: *function* is refused.
+    """
+    check_no_generator(function, what)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise DeclarationError(
+            f"{what} {name}() is called with {' and '.join(arguments) or 'no argument'} alone, "
+            f"and {error}: write def {name}({', '.join(arguments)})"
+        ) from None
+    except ValueError:  # a builtin that does not say what it takes
+        return

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import (
     Any,
     Concatenate,
-    Final,
     Never,
     ParamSpec,
     Protocol,
@@ -27,7 +26,7 @@ from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
-from gracekit.hooks import ServiceHook
+from gracekit.hooks import ServiceHook, check_call
 from gracekit.periodic import PeriodicJob
 from gracekit.recovery.resources.kind_table import KindTable, undeclared_kind
 from gracekit.recovery.resources.kinds import ResourceKind
@@ -45,11 +44,9 @@ from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     Method,
     MethodTarget,
-    check_no_generator,
 )
-from gracekit.telemetry.logs import is_used
+from gracekit.telemetry.logs import checked_context_keys
 
-MOST_CONTEXT_KEYS: Final = 10
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[..., Any])
@@ -122,7 +119,7 @@ class Service:
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
         self.queues = queues
-        self.context_keys = _checked_keys(context_keys)
+        self.context_keys = checked_context_keys(context_keys)
         self.defaults = MappingProxyType(dict(defaults))
         self.version = version
         self.exceptions = dict(exceptions or {})
@@ -278,7 +275,7 @@ class Service:
             raise DeclarationError(f"every={error}") from None
 
         def register(handler: HookT) -> HookT:
-            _check_call(handler, "job", ("ctx: Context",))
+            check_call(handler, "job", ("ctx: Context",))
             job = PeriodicJob(
                 name=handler.__name__, handler=handler, every_s=every_s, singleton=singleton
             )
@@ -293,7 +290,7 @@ class Service:
         Raises:
             DeclarationError: it cannot be called without arguments.
         """
-        _check_call(hook, "on_start hook", ())
+        check_call(hook, "on_start hook", ())
         self.start_hooks.append(hook)
         return hook
 
@@ -303,7 +300,7 @@ class Service:
         Raises:
             DeclarationError: it cannot be called without arguments.
         """
-        _check_call(hook, "on_stop hook", ())
+        check_call(hook, "on_stop hook", ())
         self.stop_hooks.append(hook)
         return hook
 
@@ -384,23 +381,6 @@ def _check_arguments(unknown: Mapping[str, object], defaults: Mapping[str, objec
             f"{name} in the service's defaults is an argument of Service: write "
             f"{name}={_shown_value(defaults[name])}"
         )
-
-
-def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Raises DeclarationError for *keys* of contexts that log lines cannot show."""
-    if not isinstance(keys, tuple | list) or len(keys) > MOST_CONTEXT_KEYS:
-        raise DeclarationError(
-            f"context_keys={keys!r} must be a tuple of at most {MOST_CONTEXT_KEYS} names, such as "
-            "('request_id', 'user_id')"
-        )
-    for key in keys:
-        is_name = isinstance(key, str) and key.isascii() and key.isidentifier()
-        if not is_name or is_used(key):
-            why = "log lines use that name already" if is_name else "write ASCII letters, digits, _"
-            raise DeclarationError(
-                f"context_keys has {key!r}, which cannot be a field of log lines: {why}"
-            )
-    return tuple(keys)
 
 
 def _shown_value(value: object) -> str:
@@ -503,22 +483,3 @@ def _type_of(annotation: Any, function: Callable[..., Any]) -> type | None:
         return None  # a union, or annotated otherwise; but `list[int]` is a list
     is_special = kind in {Any, inspect.Parameter.empty} or getattr(kind, "_is_protocol", False)
     return kind if isinstance(kind, type) and not is_special else None
-
-
-def _check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
-    """Refuse a generator, and a function that cannot be called with these *arguments*.
-
-    Raises:
-        DeclarationError: *function* is refused.
-    """
-    check_no_generator(function, what)
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        name = getattr(function, "__name__", repr(function))
-        raise DeclarationError(
-            f"{what} {name}() is called with {' and '.join(arguments) or 'no argument'} alone, "
-            f"and {error}: write def {name}({', '.join(arguments)})"
-        ) from None
-    except ValueError:  # a builtin that does not say what it takes
-        return

@@ -52,8 +52,8 @@ from gracekit.config.values import (
     format_duration,
     is_pattern,
     parse_count,
-    parse_optional_count,
     parse_duration,
+    parse_optional_count,
     parse_optional_duration,
     parse_optional_name,
     parse_text,
@@ -137,9 +137,9 @@ class Settings:
             earlier.
         max_accepted: Requests of the service's topic that this process may have accepted at one
             time, waiting and running ones together. Further ones wait in their queue. If it is
-            unset, they are 1000, or `max_running` if that is more. With `accept_unshared_store` they
-            are then only as many as can run: `max_running`, and if one of the methods is a plain
-            function, at most `threads`.
+            unset, they are 1000, or `max_running` if that is more. With `accept_unshared_store`
+            they are then only as many as can run: `max_running`, and if one of the methods is a
+            plain function, at most `threads`.
         max_running: Handlers of the service's topic that run at one time. A reload that changes it
             also changes the limit of accepted requests that follows from it.
         ops_max_accepted: As `max_accepted`, for the ops topic.

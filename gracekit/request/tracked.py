@@ -114,6 +114,7 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
             handler=None if is_own else here,
             parent=task if self._keep_open and not is_own else None,
         )
+        work.ops_resource, work.shown_context = self._resource, task.shown_context
         if is_own:  # who cancels the handler cancels the block
             work.parent, work.handler = task, here
         if here is None:

@@ -11,13 +11,14 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TextIO
 
 from gracekit import streams
 from gracekit.config.choices import LogFormat
+from gracekit.errors import DeclarationError
 from gracekit.streams import LineHandler
 from gracekit.telemetry.catalogue import ATTRIBUTES, CATALOGUE, LOGGER
 from gracekit.telemetry.safe_text import (
@@ -28,6 +29,8 @@ from gracekit.telemetry.safe_text import (
     escaped_lines,
     word,
 )
+
+MOST_CONTEXT_KEYS: Final = 10
 
 
 class Running(Protocol):
@@ -60,8 +63,25 @@ _OF_JSON: Final = frozenset(
 )
 
 
+def checked_context_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Raises DeclarationError for *keys* of contexts that log lines cannot show."""
+    if not isinstance(keys, tuple | list) or len(keys) > MOST_CONTEXT_KEYS:
+        raise DeclarationError(
+            f"context_keys={keys!r} must be a tuple of at most {MOST_CONTEXT_KEYS} names, such as "
+            "('request_id', 'user_id')"
+        )
+    for key in keys:
+        is_name = isinstance(key, str) and key.isascii() and key.isidentifier()
+        if not is_name or is_used(key):
+            why = "log lines use that name already" if is_name else "write ASCII letters, digits, _"
+            raise DeclarationError(
+                f"context_keys has {key!r}, which cannot be a field of log lines: {why}"
+            )
+    return tuple(keys)
+
+
 def is_used(name: str) -> bool:
-    """Whether log lines have *name* already, so that no key of a caller's context may have it."""
+    """Whether log lines have *name* already."""
     is_field = any(name in event.fields for event in CATALOGUE.values())
     return is_field or name in _STANDARD | _OF_JSON or name.startswith(LOGGER)
 

@@ -177,7 +177,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
         on_interrupt: Policy of its method: what recovery does if it is interrupted.
         resource: (kind, id) of the resource that it acts on, under a lease; None for none.
-        ops_resource: The resource that an ops method names, without a lease; None for none.
+        ops_resource: The resource that an ops method or a tracked block names, without a lease;
+            None for none.
         shown_context: What the service's context_keys copy of the caller's context; None for none.
         row_id: Its journal row; None before acceptance.
         tracked_at: Loop time in seconds.

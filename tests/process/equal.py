@@ -24,7 +24,7 @@ def may_end(key: str) -> bool:
 
 async def waits(ctx: Context, key: str) -> None:
     effect("start", key)
-    while not may_end(key):  # noqa: ASYNC110 - made by another process
+    while not may_end(key):
         await asyncio.sleep(0.01)
     effect("done", key)
 
