@@ -49,16 +49,15 @@ def in_order(
     facts: StoreFacts,
 ) -> PartList:
     """The list of all parts: starting goes from the first line down, stopping from the last up."""
-    settings, reconciler, seat = ground.settings, parts.reconciler, ground.seat
-    margin_s = settings.exit_margin_s
+    reconciler, margin_s = parts.reconciler, ground.settings.exit_margin_s
     epoch = _epoch(ground, records)
     signs = _life_signs(ground, records, reconciler, coordinator)
     watch = _watch(ground, signs, parts.servers)
-    tidying = _tidying(ground, records, epoch, reconciler)
+    abandoning = requests.dispatcher.abandon_threads
     work = partial(_work, ground)
-    feeding = work(_watchdog(ground).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
-    gate = reconciler.gate if settings.startup_reconciliation_enabled else None
+    feeding = work(_watchdog(ground).feed)
+    gate = reconciler.gate if ground.settings.startup_reconciliation_enabled else None
     untracked, ends = Untracked(parts.tracker, ground.telemetry), parts.ends_process
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
     return PartList(
@@ -68,7 +67,7 @@ def in_order(
             ListedPart("end of the watchdog", StepPart(end=feeding.stop)),
             # Early, so that it answers probes during the start; stopped after the stop record.
             ListedPart("HTTP endpoint", _endpoint(ground, admin)),
-            ListedPart("store and seat", seat),
+            ListedPart("store and seat", ground.seat),
             ListedPart("count of accounts", StepPart(end=facts.accounts.stop)),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
@@ -85,8 +84,7 @@ def in_order(
             ListedPart("deadlines", work(reconciler.keep_deadlines)),
             ListedPart("untracked work", StepPart(end=untracked.tell if ends else None)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
-            ListedPart("known work", StepPart(untracked.note_known)),
-            ListedPart("threads", StepPart(end=_soon(requests.dispatcher.abandon_threads))),
+            ListedPart("work of others", StepPart(untracked.note_known, end=_soon(abandoning))),
             ListedPart("ops server", _intake(ground, Lane.OPS, parts.servers)),
             ListedPart("gate", StepPart(gate)),
             ListedPart("new-request server", _intake(ground, Lane.REQUESTS, parts.servers)),
@@ -96,7 +94,7 @@ def in_order(
             ListedPart("jobs", work(parts.jobs.run)),
             ListedPart("watch", work(watch.watch)),
             ListedPart("beat", work(signs.beat)),
-            ListedPart("tidying", work(tidying.tidy)),
+            ListedPart("tidying", work(_tidying(ground, records, epoch, reconciler).tidy)),
             ListedPart("facts", work(facts.keep)),
             ListedPart("watchdog", StepPart(feeding.start)),
         ]
