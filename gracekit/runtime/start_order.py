@@ -52,7 +52,6 @@ def in_order(
     reconciler, margin_s = parts.reconciler, ground.settings.exit_margin_s
     epoch = _epoch(ground, records)
     signs = _life_signs(ground, records, reconciler, coordinator)
-    watch = _watch(ground, signs, parts.servers)
     abandoning = requests.dispatcher.abandon_threads
     work = partial(_work, ground)
     seed = partial(_seed_history, ground, records.journal, requests.history)
@@ -92,7 +91,7 @@ def in_order(
             ListedPart("recovery", StepPart(end=reconciler.stop)),
             ListedPart("reconciler", work(reconciler.run)),
             ListedPart("jobs", work(parts.jobs.run)),
-            ListedPart("watch", work(watch.watch)),
+            ListedPart("watch", work(_watch(ground, signs, parts.servers).watch)),
             ListedPart("beat", work(signs.beat)),
             ListedPart("tidying", work(_tidying(ground, records, epoch, reconciler).tidy)),
             ListedPart("facts", work(facts.keep)),
