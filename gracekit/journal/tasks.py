@@ -237,8 +237,7 @@ class Journal:
         """Record a delivery that never becomes a task; a known id is only counted.
 
         Args:
-            delivery: request_id, recipient, lane, queue, route, namespace, method, version,
-                shown_context.
+            delivery: Its columns in the row, from request_id to version, and shown_context.
             reason: One word.
             detail: A sentence, cut at 1000 characters.
         """

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gracekit.admin.api import AdminApi
@@ -176,8 +177,7 @@ def _kinds(ground: Ground) -> str | None:
 
 def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     settings, clock, telemetry = ground.settings, ground.clock, ground.telemetry
-    journal, leases, seat = records.journal, records.leases, ground.seat
-    service = ground.service
+    journal, leases = records.journal, records.leases
     trigger, lines = RecoveryTrigger(), Lines()
     outbox = _outbox(ground, records)
     services = _services(ground, records, outbox, trigger)
@@ -189,17 +189,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         clock,
         error_details=settings.error_details,
     )
-    detour = Detour(records.members, clock, telemetry)
-    refusals = Refusals(journal, answers, telemetry, clock, verbs, detour, service.context_keys)
-    arrivals = Arrivals(
-        service.methods,
-        refusals,
-        ground.phase,
-        settings,
-        clock,
-        instance=seat.instance,
-        context_keys=service.context_keys,
-    )
+    arrivals = _arrivals(ground, records, answers, verbs)
     suspects = Suspects(clock, journal.parole, telemetry)
     custody = Custody(journal, leases, telemetry, trigger, outbox)
     scheduler = Scheduler(lines, suspects)
@@ -208,14 +198,14 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         leases,
         scheduler,
         clock,
-        run_id=seat.run_id,
+        run_id=ground.seat.run_id,
         wakeups=records.wakeups,
         trigger=trigger,
         settles=settings.startup_reconciliation_enabled,
     )
     history, gates = History(), _gates(ground)
-
-    _follow_settings(ground, scheduler, gates[Lane.REQUESTS])
+    methods, resize = ground.service.methods, partial(scheduler.resize, gates[Lane.REQUESTS])
+    ground.live.on_change(lambda _, now: resize(now.max_running, places=can_accept(now, methods)))
     dispatcher = Dispatcher(
         services,
         arrivals,
@@ -243,11 +233,17 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     )
 
 
-def _follow_settings(ground: Ground, scheduler: Scheduler, gate: LaneGate) -> None:
-    ground.live.on_change(
-        lambda _, now: scheduler.resize(
-            gate, now.max_running, places=can_accept(now, ground.service.methods)
-        )
+def _arrivals(ground: Ground, records: Records, answers: Answers, verbs: _Verbs) -> Arrivals:
+    service, clock, telemetry = ground.service, ground.clock, ground.telemetry
+    keys, detour = service.context_keys, Detour(records.members, clock, telemetry)
+    return Arrivals(
+        service.methods,
+        Refusals(records.journal, answers, telemetry, clock, verbs, detour, keys),
+        ground.phase,
+        ground.settings,
+        clock,
+        instance=ground.seat.instance,
+        context_keys=keys,
     )
 
 
