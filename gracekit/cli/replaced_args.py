@@ -18,6 +18,7 @@ from gracekit.errors import GracekitError, UnserialisableError
 from gracekit.journal.order_rows import OrderTarget
 from gracekit.journal.pending import ParkedCall, call_of
 from gracekit.listings import listings_sql as sql
+from gracekit.rpc.argument_paths import value_of
 from gracekit.rpc.methods import resource_id_of
 from gracekit.rpc.offer import Offer
 from gracekit.rpc.plain import dumps, plain
@@ -79,7 +80,7 @@ async def replaced(
     offers = msgspec.json.decode(str(text), type=list[Offer])
     offer = _offer_of(target, call, offers, str(instance))
     _check_names(target, offer, args, given)
-    _check_resource(target, offer, given)
+    _check_resource(target, offer, args, given)
     return args, ""
 
 
@@ -120,10 +121,14 @@ def _check_names(
         )
 
 
-def _check_resource(target: OrderTarget, offer: Offer, given: Mapping[str, Any]) -> None:
-    if offer.resource is None or offer.resource not in given:
+def _check_resource(
+    target: OrderTarget, offer: Offer, args: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    if offer.resource is None and target.shown_resource is not None:
+        raise _other_resource(target, ", ".join(given), "may name")  # only a run can read it
+    if offer.resource is None or offer.resource.partition(".")[0] not in given:
         return
-    named = resource_id_of(given[offer.resource])
+    named = resource_id_of(value_of(offer.resource, args))
     if target.shown_resource is None or named != target.shown_resource[1]:
         raise _other_resource(target, offer.resource)
 
@@ -139,10 +144,10 @@ def _check_unknown_resource(
             raise _other_resource(target, name)
 
 
-def _other_resource(target: OrderTarget, name: str) -> GracekitError:
+def _other_resource(target: OrderTarget, name: str, names: str = "names") -> GracekitError:
     resource = target.shown_resource
     acts_on = "no resource" if resource is None else safe(":".join(resource))
     return GracekitError(
-        f"{target} acts on {acts_on}, and --set {safe(name)} names another resource: a retry keeps "
-        "its resource; send a new request for another"
+        f"{target} acts on {acts_on}, and --set {safe(name)} {names} another resource: a retry "
+        "keeps its resource; send a new request for another"
     )

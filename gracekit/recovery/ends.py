@@ -32,7 +32,7 @@ def unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
     if method is None:
         return row.method
     try:
-        method.bind(row.args or {}, accepted=True)
+        method.bind(row.args or {})
     except InvalidArgumentsError as error:
         return str(error)
     return None

@@ -101,6 +101,7 @@ class Arrivals:
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)
             method.bind(request.args)
+            job = self._job(request, method, delivery, gate)
             self._check_open(method, gate)
         except RpcError as error:
             if self._settings.rpc_ping_enabled and _is_ping(request):
@@ -108,7 +109,7 @@ class Arrivals:
             else:
                 await self._refusals.refuse(request, delivery, gate, error)
             return None
-        return self._job(request, method, delivery, gate)
+        return job
 
     def _check_address(self, reply: ReplyAddress | None) -> None:
         """Refuse an address that is no reply queue.

@@ -9,6 +9,7 @@ import msgspec
 from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError
+from gracekit.rpc.argument_paths import Source
 
 
 class MarkOptions(TypedDict, total=False):
@@ -18,7 +19,7 @@ class MarkOptions(TypedDict, total=False):
     """
 
     on_interrupt: OnInterrupt
-    resource: str | tuple[str, str]
+    resource: str | tuple[str, Source]
     timeout: str | float
     anywhere: bool
     max_running: int
@@ -54,7 +55,7 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ops: Whether it is served on the ops topic, until the end of a drain.
         on_interrupt: What recovery does with a started, unfinished task.
-        resource: (kind, argument name) of the resource that it acts on; None for none.
+        resource: Kind of the resource that it acts on, and where its id is; None for none.
         timeout_s: Seconds that a handler may run; None for no limit.
         in_drain: Whether the ops server serves its requests during a drain (`answer`), or refuses
             them (`refuse`).
@@ -75,7 +76,7 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ops: bool = False
     on_interrupt: OnInterrupt = "error"
-    resource: tuple[str, str] | None = None
+    resource: tuple[str, Source] | None = None
     timeout_s: float | None = None
     in_drain: InDrain = "answer"
     anywhere: bool = False
@@ -93,7 +94,7 @@ def options_from(
     *,
     ops: bool = False,
     on_interrupt: OnInterrupt = "error",
-    resource: str | tuple[str, str] | None = None,
+    resource: str | tuple[str, Source] | None = None,
     timeout: str | float | None = None,
     in_drain: InDrain = "answer",
     anywhere: bool = False,

@@ -14,14 +14,13 @@ import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
-from gracekit.errors import (
-    DeclarationError,
-    InvalidArgumentsError,
-)
+from gracekit.errors import DeclarationError, InvalidArgumentsError
+from gracekit.rpc.argument_paths import check_path, value_of
 from gracekit.rpc.method_options import MethodOptions
 from gracekit.rpc.versions import major
 
@@ -30,9 +29,7 @@ R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns a
 MethodHook = Callable[..., Any]
 LONGEST_RESOURCE: Final = 255
 """Most characters of a resource's id, as ids are kept for as long as the store exists."""
-_NO_RESOURCE: Final = (
-    f"needs text or a number of 1 to {LONGEST_RESOURCE} characters, none of them NUL, for"
-)
+_NO_RESOURCE: Final = f"text or a number of 1 to {LONGEST_RESOURCE} characters, none of them NUL,"
 
 
 def resource_id_of(value: object) -> str | None:
@@ -44,15 +41,9 @@ def resource_id_of(value: object) -> str | None:
         return None
     text = str(value)
     is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text
-    return text if is_id and (text.isascii() or _has_whole_characters(text)) else None
-
-
-def _has_whole_characters(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate is half a character
-        return False
-    return True
+    # A lone surrogate is half a character, which no store takes.
+    is_whole = text.isascii() or text == text.encode(errors="replace").decode()
+    return text if is_id and is_whole else None
 
 
 class MethodTarget(NamedTuple):
@@ -138,30 +129,16 @@ class Method(Generic[P, R_co]):
         self.errored_hook = hook
         return hook
 
-    def bind(self, args: Mapping[str, Any], *, accepted: bool = False) -> None:
-        """Check *args* against the signature.
-
-        Args:
-            args: Arguments by name.
-            accepted: Whether the request is in the journal already. Its resource was checked at
-                acceptance and is not checked again.
+    def bind(self, args: Mapping[str, Any]) -> None:
+        """Check the names in *args* against the signature.
 
         Raises:
-            InvalidArgumentsError: one is missing or unknown, or the resource is empty.
+            InvalidArgumentsError: one is missing or unknown.
         """
         missing = self._required - args.keys()
         unknown = () if self.takes_more else args.keys() - self._named
         if missing or unknown:
             raise InvalidArgumentsError(self._explain(args, missing, unknown))
-        if not accepted and self.options.resource is not None and self.resource_of(args) is None:
-            kind, name = self.options.resource
-            value = args.get(name)
-            is_empty = value in (None, "")
-            needs = "needs a value for" if is_empty else _NO_RESOURCE
-            given = "" if is_empty else f", and not {_kind_of(value)}"
-            raise InvalidArgumentsError(
-                f"{self.name}() {needs} {name!r}{given}: it names the {kind} to act on"
-            )
 
     def hook_arguments(self, hook: MethodHook, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments for *hook*, about a request with *args*.
@@ -179,12 +156,29 @@ class Method(Generic[P, R_co]):
         return {**defaults, **args}
 
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
-        """(kind, id) of the resource in *args*; None without a resource or without an id."""
+        """(kind, id) of the resource that *args* name; None if the method acts on none.
+
+        Raises:
+            InvalidArgumentsError: there is no id in them.
+        """
         if self.options.resource is None:
             return None
-        kind, name = self.options.resource
-        resource_id = resource_id_of(args.get(name))
-        return None if resource_id is None else (kind, resource_id)
+        kind, source = self.options.resource
+        value, needs, given = None, "a value", ""
+        try:
+            value = value_of(source, args)
+        except Exception as error:  # noqa: BLE001 - a function or property of the application
+            given = f", and reading it raised {type(error).__name__}"
+        # Anything may be inside of an argument, and the text of most objects is no id.
+        can_be = source in self.signature.parameters or isinstance(value, str | int | float | UUID)
+        if can_be and (resource_id := resource_id_of(value)) is not None:
+            return kind, resource_id
+        if not (value is None or (isinstance(value, str) and not value)):
+            needs, given = _NO_RESOURCE, f", and not {_kind_of(value)}"
+        where = repr(source) if isinstance(source, str) else "the result of its resource function"
+        raise InvalidArgumentsError(
+            f"{self.name}() needs {needs} for {where}{given}: it names the {kind} to act on"
+        )
 
     # -- methods of classes -------------------------------------------------------------
 
@@ -406,17 +400,18 @@ def _check(method: Method[Any, Any]) -> None:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:
         return
-    check_resource(name, options.resource)
+    argument = check_resource(name, options.resource)
     if options.on_interrupt == "requeue":
         raise DeclarationError(
             f"{name}: on_interrupt='requeue' keeps no journal row and so cannot hold the lease of "
             f"a resource; use 'retry' with resource={options.resource[0]!r}"
         )
-    if options.resource[1] not in method.signature.parameters:
+    if argument not in {None, *method.signature.parameters}:
         raise DeclarationError(
-            f"{name}: resource argument {options.resource[1]!r} is not in {method.signature}; "
+            f"{name}: resource argument {argument!r} is not in {method.signature}; "
             "use resource=('kind', 'argument')"
         )
+    check_path(name, options.resource[1], method.handler)
 
 
 def _check_place(name: str, namespace: object, version: object) -> None:
@@ -433,19 +428,22 @@ def _check_place(name: str, namespace: object, version: object) -> None:
         raise DeclarationError(f"{name}: namespace={namespace!r} must be text, or left out")
 
 
-def check_resource(name: str, resource: object) -> None:
-    """Refuse a *resource* that names no kind, for example a ResourceKind object.
+def check_resource(name: str, resource: object) -> str | None:
+    """The argument that a *resource* reads; None if a function may read any.
 
     Raises:
-        DeclarationError: it is neither a name nor a pair of names.
+        DeclarationError: it has no kind, as a ResourceKind object, or no path or plain function.
     """
-    if isinstance(resource, tuple) and [type(part) for part in resource] == [str, str]:
-        return
+    match resource if isinstance(resource, tuple) else ():
+        case (str(kind), str(source)) if kind != source or "." not in kind:
+            return source.partition(".")[0]
+        case (str(), source) if callable(source) and not inspect.iscoroutinefunction(source):
+            return None
     known = getattr(resource, "name", None)
     kind = known if isinstance(known, str) else "kind"
     raise DeclarationError(
         f"{name}: resource={resource!r} is no name: write resource={kind!r} if the argument has "
-        f"the name of the kind, else resource=({kind!r}, 'argument')"
+        f"the name of the kind, else resource=({kind!r}, 'argument') or ({kind!r}, 'argument.part')"
     )
 
 

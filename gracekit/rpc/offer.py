@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gracekit.rpc.argument_paths import value_of
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import Method, resource_id_of
 from gracekit.rpc.versions import serves
@@ -24,7 +25,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         required: Names of the required arguments.
         optional: Names of the optional arguments.
         more: Whether it takes arguments of any other name.
-        resource: The argument with the id of its resource, which must not be empty.
+        resource: Path of its resource's id, which must not be empty; None if a function finds it.
     """
 
     namespace: str | None = None
@@ -40,7 +41,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         known = {*self.required, *self.optional}
         if not args.keys() >= set(self.required) or not (self.more or args.keys() <= known):
             return False
-        return self.resource is None or resource_id_of(args.get(self.resource)) is not None
+        return self.resource is None or resource_id_of(value_of(self.resource, args)) is not None
 
 
 def written(methods: MethodTable) -> str:
@@ -74,7 +75,7 @@ def _offers(text: str) -> Mapping[tuple[str | None, str], list[Offer]]:
 
 def _offer(method: Method[Any, Any]) -> Offer:
     named = [p for p in method.signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    resource = method.options.resource
+    _, source = method.options.resource or ("", None)
     return Offer(
         namespace=method.namespace,
         name=method.name,
@@ -82,5 +83,5 @@ def _offer(method: Method[Any, Any]) -> Offer:
         required=tuple(p.name for p in named if p.default is p.empty),
         optional=tuple(p.name for p in named if p.default is not p.empty),
         more=len(named) < len(method.signature.parameters),
-        resource=None if resource is None else resource[1],
+        resource=source if isinstance(source, str) else None,
     )

@@ -19,6 +19,7 @@ from oslo_context.context import _request_store
 
 from gracekit.errors import DeclarationError
 from gracekit.process import refuse_patched_threads
+from gracekit.rpc.argument_paths import Source
 from gracekit.rpc.endpoint_options import (
     HOOKS,
     Options,
@@ -224,7 +225,7 @@ def _target(endpoint: object) -> Any:
 
 
 def _signature(
-    name: str, function: MethodHook, resource: tuple[str, str] | None
+    name: str, function: MethodHook, resource: tuple[str, Source] | None
 ) -> inspect.Signature:
     """The signature for requests: a context, then keyword arguments.
 
@@ -238,11 +239,10 @@ def _signature(
     first, *others = _parameters(function)
     rest = [p for p in (first, *others) if p.kind is p.VAR_KEYWORD]
     named = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p.kind in _BY_NAME]
-    if resource is not None:
-        check_resource(name, resource)
-    if rest and resource is not None and resource[1] not in {p.name for p in named}:
-        check_hidden(name, function, resource[1])
-        named.append(inspect.Parameter(resource[1], inspect.Parameter.KEYWORD_ONLY))
+    argument = None if resource is None else check_resource(name, resource)
+    if rest and argument is not None and argument not in {p.name for p in named}:
+        check_hidden(name, function, argument)
+        named.append(inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature([context, *named, *rest])
 
 

@@ -74,6 +74,8 @@ def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
     """Check the arguments. If options are among them, the error says where options belong."""
     try:
         method.bind(kwargs)
+        if method.options.resource and method.options.resource[1] in method.signature.parameters:
+            method.resource_of(kwargs)  # what is inside of one may look otherwise once it is sent
     except InvalidArgumentsError as error:
         options = PrepareOptions.__annotations__.keys() - method.signature.parameters
         given = ", ".join(f"{name}=..." for name in kwargs if name in options)

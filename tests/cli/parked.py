@@ -57,17 +57,18 @@ def running(directory: Path, *words: str) -> Running:
 
 
 def park(directory: Path, *task_ids: str, **args: Any) -> None:
-    """Have a service that runs now park tasks, each for the vm of its id."""
+    """Have a service that runs now park tasks, each for the vm of its id if no other is given."""
     for task_id in task_ids:
-        words = [f"{name}={value}" for name, value in {"key": CANARY, **args}.items()]
-        called = ("call", "compute", "build", f"vm={task_id}", *words, "--id", task_id)
+        given = {"vm": task_id, "key": CANARY, **args}
+        words = [f"{name}={value}" for name, value in given.items()]
+        called = ("call", "compute", "build", *words, "--id", task_id)
         answer = gracekit(directory, *called)
         assert (answer.code, "is parked" in answer.err) == (3, True), answer
 
 
-def left_parked(directory: Path, *task_ids: str, **args: Any) -> None:
+def left_parked(directory: Path, *task_ids: str, text: str = PARKING, **args: Any) -> None:
     """A stopped service that left tasks parked, and has sent every notification."""
-    write_service(directory, text=PARKING)
+    write_service(directory, text=text)
     with running(directory) as run:
         park(directory, *task_ids, **args)
         wait_for(lambda: not rows(directory, "SELECT 1 FROM outbox"))

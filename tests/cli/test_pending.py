@@ -280,6 +280,31 @@ def test_arguments_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("source", "word", "said"),
+    [
+        ("'vm.id'", 'vm={"id": "v-2"}', "acts on vm:v-1, and --set vm.id names another resource"),
+        ("'vm.id'", "vm={}", "--set vm.id names another resource"),
+        ("'vm.id'", 'vm={"id": "v-1", "zone": "b"}', ""),
+        ("'vm.id'", "memory_mb=1", ""),
+        ("lambda args: args['vm']['id']", "memory_mb=1", "--set memory_mb may name another"),
+    ],
+)
+def test_arguments_with_the_id_of_the_resource_inside_are_compared(
+    directory: Path, source: str, word: str, said: str
+):
+    """
+    By a path; of a function only a run knows what it returns, so nothing is replaced.
+    """
+    text = PARKING.replace('resource="vm"', f'resource=("vm", {source})')
+    text = text.replace("vm: str,", "vm: dict[str, str],")
+    left_parked(directory, "order-1", text=text, vm='{"id": "v-1"}')
+
+    answer = gracekit(directory, "pending", "retry", "order-1", "--set", word)
+
+    assert (answer.code, said in answer.err) == (1 if said else 0, True), answer
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("list",), "no command 'list'; there are retry, give-up, cancel"),

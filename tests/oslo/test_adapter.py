@@ -1051,6 +1051,7 @@ MOCK = "is a mock, and only functions are served: include the real"
         (Stock(), {"options": {"shape": {"resorce": "first"}}}, "shape: unknown option 'resorce'"),
         (Stock(), {"options": {"shape": {"version": "2.0"}}}, "shape: unknown option 'version'"),
         (Stock(), {"options": {"shape": {"resource": "vm"}}}, "'vm' is not in"),
+        (Stock(), {"options": {"shape": {"resource": ("vm", "vm.id")}}}, "'vm' is not in"),
         (Stock(), {"access_policy": Stock}, "access_policy=Stock is no subclass"),
     ],
 )
@@ -1093,6 +1094,10 @@ SHAPE: Final = "options={'create': {'on_interrupt': 'retry'}}"
         ({"shape": {"anywhere": 1}}, "shape: anywhere=1 must be True or False"),
         ({"echo": {"resource": ("vm",)}}, "echo: resource=('vm',) is no name"),
         ({"echo": {"resource": 5}}, "echo: resource=5 is no name"),
+        (
+            {"fail_as_expected": {"resource": ("fault", "falt.name")}},
+            "argument 'falt' is not in (self, ctxt, fault), which a decorator hides; did you mean",
+        ),
         (
             {"fail_as_expected": {"resource": "falt"}},
             "argument 'falt' is not in (self, ctxt, fault), which a decorator hides; did you mean",

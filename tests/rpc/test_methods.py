@@ -275,7 +275,7 @@ def test_a_resource_that_cannot_be_one_is_named_by_its_kind(value, kind):
     async def build(ctx: Context, vm: str) -> None: ...
 
     with pytest.raises(InvalidArgumentsError, match=f"NUL, for 'vm', and not {kind}: it names"):
-        build.bind({"vm": value})
+        build.resource_of({"vm": value})
 
 
 def test_a_method_that_is_older_than_its_place_is_told_apart():
@@ -350,9 +350,8 @@ def test_a_resource_has_a_short_name(wrong: object):
     accepted, nor left to a sibling.
     """
     with pytest.raises(InvalidArgumentsError, match="needs text or a number of 1 to 255 char"):
-        leased.bind({"vm": wrong})
+        leased.resource_of({"vm": wrong})
 
     assert not can_serve(written(svc.methods), None, "leased", "1.0", {"vm": wrong})
     for right in ("x" * 255, 7, 1.5, uuid.UUID(int=7)):
-        leased.bind({"vm": right})
         assert leased.resource_of({"vm": right}) == ("vm", str(right))

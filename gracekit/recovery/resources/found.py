@@ -139,7 +139,7 @@ def id_of(value: object) -> str:
     """
     can_be = isinstance(value, str | Real | Decimal | UUID) and not isinstance(value, bool)
     name = resource_id_of(value) if can_be else None
-    if name is None or (not name.isprintable() and not _is_text(name)):
+    if name is None:
         raise InvalidArgumentsError(
             f"the id of a resource is text, a number or a UUID, of 1 to {LONGEST_RESOURCE} "
             f"characters without NUL, and not {words_of(value)}"
@@ -154,11 +154,6 @@ def _truth(busy: object) -> bool:
             "busy=row.task_state is not None, or busy=bool(row.busy)"
         )
     return bool(busy)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a store takes it: not with surrogates, which stand for bytes that are no UTF-8."""
-    return name == name.encode(errors="replace").decode()
 
 
 def _needs(needs: object) -> tuple[Resource, ...]:
