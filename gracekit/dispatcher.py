@@ -150,7 +150,7 @@ class Dispatcher:
             elif not job.task.journaled:
                 delivery.taken()
                 await self._unjournaled.live(job)
-            elif job.task.resource is not None and await self._refuse_held(job):
+            elif (job.task.resource or job.method.reads_early) and await self._refuse(job):
                 return
             elif await self._accept(job):
                 await settle(delivery.ack(), self._telemetry)
@@ -307,11 +307,12 @@ class Dispatcher:
             await settle(job.delivery.give_back(), self._telemetry)
         return False
 
-    async def _refuse_held(self, job: Job) -> bool:
-        held = await self._waits.refusal(job)
-        if held is not None:
-            await self._arrivals.refuse(job, "lease_held", held)
-        return held is not None
+    async def _refuse(self, job: Job) -> bool:
+        self._heartbeats.begin(job.task, job.reply)
+        wrong = await self._arrivals.read_early(job)
+        if error := wrong or await self._waits.refusal(job):
+            await self._arrivals.refuse(job, "arguments" if wrong else "lease_held", error)
+        return bool(error)
 
     # -- turn and begin -----------------------------------------------------------------
 

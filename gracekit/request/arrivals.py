@@ -7,6 +7,8 @@ it is run, and only a record is kept.
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -18,6 +20,7 @@ from gracekit.config.values import words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
 from gracekit.journal.rows import Acceptance, Address, TaskRow, caller_hash
 from gracekit.phase import Phase, ServiceState
+from gracekit.request.calls import in_thread
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
@@ -132,6 +135,28 @@ class Arrivals:
             return None
         return caller
 
+    async def read_early(self, job: Job) -> RpcError | None:
+        """Let a thread find a resource inside of arguments; returns what is wrong with them."""
+        if (reads := job.method.reads_early) is None or job.request is None or job.delivery is None:
+            return None
+        job.delivery.taken()  # otherwise deliveries read after it would wait for the thread
+        job.gate.entering[job] = None
+        job.task.handler, job.waiting = asyncio.current_task(), True
+        try:
+            read = partial(reads, job.caller, job.args)
+            resource = await in_thread(read, job.gate.readers, given_up=lambda: True)
+            column = "ops_resource" if job.method.ops else "resource"
+            setattr(job.task, column, resource)
+            job.request = structs.replace(job.request, **{column: resource})
+        except RpcError as error:
+            return error
+        except asyncio.CancelledError:
+            if job.gate.is_open:  # otherwise the delivery goes back
+                raise
+        finally:
+            job.waiting = False
+        return None
+
     async def refuse(self, job: Job, reason: RejectReason, error: GracekitError) -> None:
         """Refuse a delivery that was already turned into a job."""
         assert job.delivery is not None
@@ -198,7 +223,8 @@ class Arrivals:
     def _task(
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
     ) -> TrackedTask:
-        resource, keys = method.resource_of(request.args), self._context_keys
+        keys = self._context_keys
+        resource = None if method.reads_early else method.resource_of(request.args)
         return TrackedTask(
             request_id=request.request_id or self._clock.new_request_id(),
             recipient=self._instance if delivery.queue.kind is QueueKind.FANOUT else "",

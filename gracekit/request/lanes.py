@@ -58,7 +58,8 @@ class LaneGate(msgspec.Struct, eq=False):
         claim_limit: How many recovered rows may be claimed here. They take no place, as they are
             accepted already.
         max_running: How many handlers may run at a time.
-        threads: Worker threads.
+        threads: Worker threads of handlers, which find one free when it is their turn.
+        readers: Those in which arguments are read before acceptance (`Method.reads_early`).
         is_open: If false, no commit that accepts or starts a request of the lane is submitted.
         is_shut: If true, no handler starts any more, even if its commit succeeds.
         entering: Jobs between the submission of their acceptance and their start.
@@ -70,6 +71,7 @@ class LaneGate(msgspec.Struct, eq=False):
     claim_limit: ClaimLimit
     max_running: int
     threads: Threads
+    readers: Threads
     is_open: bool = True
     is_shut: bool = False
     entering: dict[Job, None] = msgspec.field(default_factory=dict)

@@ -67,6 +67,7 @@ class Method(Generic[P, R_co]):
         is_async: Whether the handler is a coroutine function; others run in threads.
         probe_hook: Finds out what became of an interrupted task; None without one.
         errored_hook: Called when recovery marks a task ERRORED; None without one.
+        reads_early: As `resource_of`, of (context, arguments), in a thread; None if not needed.
         takes_more: Whether it takes arguments of any name, by `**`.
     """
 
@@ -77,6 +78,7 @@ class Method(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(handler)
         self.probe_hook: MethodHook | None = None
         self.errored_hook: MethodHook | None = None
+        self.reads_early: Callable[..., tuple[str, str] | None] | None = None
         self._owner: object = None
         self._learnt: list[
             tuple[Callable[[], object], MethodTarget]

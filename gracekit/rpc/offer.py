@@ -25,7 +25,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         required: Names of the required arguments.
         optional: Names of the optional arguments.
         more: Whether it takes arguments of any other name.
-        resource: Path of its resource's id, which must not be empty; None if a function finds it.
+        resource: Path of its resource's id, which must not be empty; None if only a run knows it.
     """
 
     namespace: str | None = None
@@ -83,5 +83,5 @@ def _offer(method: Method[Any, Any]) -> Offer:
         required=tuple(p.name for p in named if p.default is p.empty),
         optional=tuple(p.name for p in named if p.default is not p.empty),
         more=len(named) < len(method.signature.parameters),
-        resource=source if isinstance(source, str) else None,
+        resource=source if isinstance(source, str) and method.reads_early is None else None,
     )

@@ -7,17 +7,19 @@ arguments, and with the same reply. The one difference: private names are never 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partialmethod
+from copy import deepcopy
+from functools import cached_property, partial, partialmethod, update_wrapper
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Final, Protocol
 
 import oslo_messaging
 from oslo_context.context import _request_store
 
-from gracekit.errors import DeclarationError
+from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.process import refuse_patched_threads
 from gracekit.rpc.argument_paths import Source
 from gracekit.rpc.endpoint_options import (
@@ -28,9 +30,10 @@ from gracekit.rpc.endpoint_options import (
     check_shape,
     read_options,
 )
-from gracekit.rpc.failures import expect
+from gracekit.rpc.failures import expect, words_of
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import Method, MethodHook, check_resource
+from gracekit.telemetry.safe_text import masked
 
 _NO_METHODS: Final = (
     property,  # reading it may be expensive
@@ -71,7 +74,8 @@ def include_endpoints(
     Args:
         service: Serves the endpoints beside its own methods.
         endpoints: The objects, in order of precedence.
-        serializer: An oslo Serializer; None for none.
+        serializer: An oslo Serializer; None for none. For a method whose `resource` is inside of
+            arguments it also reads these before acceptance; its error refuses the request.
         access_policy: A subclass of oslo's RPCAccessPolicyBase, asked once for
             each method; None for DefaultRPCAccessPolicy.
         options: Options of `@svc.rpc` by method name (`on_interrupt`,
@@ -95,6 +99,9 @@ def include_endpoints(
             said = serializer or oslo_messaging.NoOpSerializer()
             handler = _handler(name, endpoint, function, said)
             for method in _methods(handler, endpoint, function, options.get(name, {})):
+                source = method.options.resource and method.options.resource[1]
+                if serializer and source and source not in method.signature.parameters:
+                    method.reads_early = partial(_read_early, method, serializer)
                 service.methods.add(method, beside=True)
     check_names(options, named)
 
@@ -250,24 +257,47 @@ def _handler(
     name: str, endpoint: object, function: MethodHook, serializer: Any
 ) -> Callable[..., Any]:
     def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
-        known = {key: value for key, value in ctx.items() if key not in _LOST}
         # oslo's key for the monitor timeout of a call, read only by its own dispatcher.
         monitor_s = getattr(ctx, "monitor_timeout", None)
         if isinstance(monitor_s, float) and monitor_s.is_integer():
             monitor_s = int(monitor_s)  # as callers of oslo write it
-        try:
-            ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
-            read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
+        with _own_context():
+            ctxt, read = _deserialized(serializer, {**ctx, "client_timeout": monitor_s}, args)
             return serializer.serialize_entity(ctxt, _call(getattr(endpoint, name), ctxt, read))
-        finally:
-            # A RequestContext keeps itself here for its thread, which serves others after this.
-            # oslo.log would show it on their lines. The library's fixture clears it so, too.
-            vars(_request_store).pop("context", None)
 
+    update_wrapper(handler, function, updated=())  # also the types of its arguments
     handler.__name__ = name
-    handler.__qualname__ = getattr(function, "__qualname__", name)
-    handler.__doc__ = function.__doc__
     return handler
+
+
+@contextlib.contextmanager
+def _own_context() -> Iterator[None]:
+    """Remove the RequestContext of this request from its thread, which serves others after it.
+
+    It keeps itself there, and oslo.log would show it on their lines. The library's fixture does so.
+    """
+    try:
+        yield
+    finally:
+        vars(_request_store).pop("context", None)
+
+
+def _deserialized(serializer: Any, ctx: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
+    ctxt = serializer.deserialize_context({k: ctx[k] for k in ctx if k not in _LOST})
+    return ctxt, {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
+
+
+def _read_early(
+    method: Method[Any, Any], serializer: Any, ctx: Mapping[str, Any], args: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """As `resource_of`; an error of the serializer is one of the arguments."""
+    try:  # with a copy, as the serializer of oslo.versionedobjects changes what it reads
+        with _own_context():
+            _, read = _deserialized(serializer, {**ctx, "client_timeout": None}, deepcopy(args))
+    except BaseException as error:  # SystemExit would end the event loop
+        why = masked(words_of(error), ctx, args)
+        raise InvalidArgumentsError(f"{method.name}(): the serializer raised {why}") from error
+    return method.resource_of(read)
 
 
 def _call(function: MethodHook, ctxt: Any, args: Mapping[str, Any]) -> Any:

@@ -299,12 +299,14 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
             ClaimLimit(ahead=settings.max_running, total=settings.max_accepted or MAX_ACCEPTED),
             settings.max_running,
             threads(settings.threads),
+            threads(settings.threads),
         ),
         Lane.OPS: LaneGate(
             Lane.OPS,
             Capacity(settings.ops_max_accepted),
             ClaimLimit(ahead=settings.ops_max_running, total=settings.ops_max_accepted),
             settings.ops_max_running,
+            threads(settings.ops_threads),
             threads(settings.ops_threads),
         ),
     }

@@ -177,7 +177,8 @@ async def oslo_peer(
         url: `amqp://…` or `rabbit://…`.
         profile: One of `PROFILES`.
         exception_modules: `allowed_remote_exmods` of its clients.
-        serializer: `none`, or `labels`, which shows its steps in the data.
+        serializer: `none`; `labels`, which shows its steps in the data; or `objects`, with which
+            `{"an_instance": {...}}` as an argument is an object of `objects.py`.
         spans: Trace, and keep the spans for `ask("spans")`.
         rabbit: Further options of the group oslo_messaging_rabbit.
         default: Further options of the group DEFAULT.

@@ -27,13 +27,13 @@ from oslo_config import cfg  # noqa: E402
 from oslo_context.context import RequestContext  # noqa: E402
 from oslo_messaging.rpc.server import RPCServer  # noqa: E402
 
-from tests.oslo import faults  # noqa: E402
+from tests.oslo import faults, objects  # noqa: E402
 
 Data = Mapping[str, Any]
 
 OPTIONS: Final = [
     cfg.ListOpt("peer_exception_modules", default=[], help="Modules that a client may import."),
-    cfg.StrOpt("peer_serializer", default="none", choices=["none", "labels"]),
+    cfg.StrOpt("peer_serializer", default="none", choices=["none", "labels", "objects"]),
     cfg.BoolOpt("peer_spans", default=False, help="Keep spans, for the command 'spans'."),
 ]
 POLICIES: Final = {
@@ -234,6 +234,7 @@ def _who(ctxt: Any) -> Any:
 SERIALIZERS: Final[Mapping[str, Callable[[], Any]]] = {
     "none": oslo_messaging.NoOpSerializer,
     "labels": Labels,
+    "objects": objects.Objects,
 }
 
 
@@ -291,11 +292,11 @@ class Peer:
 
     def call(self, target: Data, options: Data, ctxt: Data, method: str, args: Data) -> Any:
         """Call; the answer, or what the client raises."""
-        return self._client(target, options).call(ctxt, method, **args)
+        return self._client(target, options).call(ctxt, method, **objects.meant(args))
 
     def cast(self, target: Data, options: Data, ctxt: Data, method: str, args: Data) -> None:
         """Cast, or with `fanout` in the options send to all."""
-        self._client(target, options).cast(ctxt, method, **args)
+        self._client(target, options).cast(ctxt, method, **objects.meant(args))
 
     def can_send(self, target: Data, options: Data, version: str) -> bool:
         """`can_send_version`."""

@@ -1014,6 +1014,122 @@ def test_options_that_mean_no_profile_are_refused_with_the_others(tmp_path: Path
     assert "did you mean GRACEKIT_MAX_RUNNING" in str(refused.value)
 
 
+# -- resources inside of arguments ------------------------------------------------------
+
+
+class Disk:
+    """What a serializer makes of an argument."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+
+class Disks(oslo_messaging.NoOpSerializer):
+    """Makes a Disk of each text, and counts."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[Any, Any]] = []
+
+    def deserialize_context(self, ctxt: Any) -> Any:
+        assert not {"msg_id", "reply_q"} & ctxt.keys()
+        return types.SimpleNamespace(**ctxt)
+
+    def deserialize_entity(self, ctxt: Any, entity: Any) -> Any:
+        self.read.append((ctxt.user, entity))
+        if entity == "exit":
+            raise SystemExit(entity)
+        return Disk(entity)
+
+
+class Storage:
+    def attach(self, ctxt: Any, disk: Disk) -> Any:
+        return disk.uuid
+
+    def plain(self, ctxt: Any, disk: Any) -> Any:
+        return disk if isinstance(disk, dict) else disk.uuid
+
+    @oslo_messaging.expected_exceptions(faults.NotFound)
+    def hidden(self, ctxt: Any, disk: Disk) -> Any:
+        return disk.uuid
+
+
+INSIDE: Final = {"resource": ("disk", "disk.uuid")}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("method", ["attach", "hidden"])
+async def test_the_id_in_an_object_is_read_before_acceptance(world: World, method: str):
+    """
+    With the caller's context; the method gets an object as before.
+    """
+    serializer = Disks()
+    body = a_request(method, {"disk": "d-1"}, context={"user": "ann", "msg_id": "m"})
+
+    answer = await ask_gracekit(
+        world, [Storage()], body, serializer=serializer, options={method: INSIDE}
+    )
+
+    assert answer == Answer(result="d-1")
+    assert serializer.read == [("ann", "d-1")] * 2
+    (row,) = world.rows("SELECT resource_kind, resource_id, state FROM task")
+    assert tuple(row.values()) == ("disk", "d-1", "succeeded")
+
+
+@pytest.mark.looptime
+async def test_other_methods_are_read_once(world: World):
+    """
+    Only a path or a function needs the arguments early.
+    """
+    serializer = Disks()
+    body = a_request("plain", {"disk": "d-1"}, context={"user": "ann"})
+
+    answer = await ask_gracekit(
+        world, [Storage()], body, serializer=serializer, options={"plain": {"resource": "disk"}}
+    )
+
+    assert answer == Answer(result="d-1")
+    assert serializer.read == [("ann", "d-1")]
+
+
+@pytest.mark.looptime
+async def test_without_a_serializer_a_path_leads_through_plain_data(world: World):
+    """
+    As it does for gracekit's own methods.
+    """
+    options = {"plain": {"resource": ("disk", "disk.data.uuid")}}
+    disk = {"data": {"uuid": "d-1"}}
+
+    answer = await ask_gracekit(
+        world, [Storage()], a_request("plain", {"disk": disk}), options=options
+    )
+
+    assert answer == Answer(result=disk)
+    assert [row["resource_id"] for row in world.rows("SELECT resource_id FROM task")] == ["d-1"]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("disk", "said"),
+    [("exit", "attach(): the serializer raised SystemExit"), ("", "needs a value for 'disk.uuid'")],
+)
+async def test_arguments_that_cannot_be_read_early_are_refused(world: World, disk: str, said: str):
+    """
+    As wrong arguments; the method is not called.
+    """
+    body = a_request("attach", {"disk": disk}, context={"user": "ann"})
+
+    answer = await ask_gracekit(
+        world, [Storage()], body, serializer=Disks(), options={"attach": INSIDE}
+    )
+
+    assert answer.kind == ("TypeError", "builtins")
+    assert answer.failure is not None
+    assert said in answer.failure["message"]
+    (row,) = world.rows("SELECT state, reason, detail FROM task")
+    assert (row["state"], row["reason"]) == ("rejected", "arguments")
+    assert said in row["detail"]
+
+
 # -- declarations that cannot work ------------------------------------------------------
 
 
@@ -1052,6 +1168,11 @@ MOCK = "is a mock, and only functions are served: include the real"
         (Stock(), {"options": {"shape": {"version": "2.0"}}}, "shape: unknown option 'version'"),
         (Stock(), {"options": {"shape": {"resource": "vm"}}}, "'vm' is not in"),
         (Stock(), {"options": {"shape": {"resource": ("vm", "vm.id")}}}, "'vm' is not in"),
+        (
+            Storage(),
+            {"options": {"attach": {"resource": ("disk", "disk.uid")}}},
+            "'disk.uid': Disk has no 'uid'; did you mean uuid",
+        ),
         (Stock(), {"access_policy": Stock}, "access_policy=Stock is no subclass"),
     ],
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from gracekit import Context, NoCapacity, Service
+from gracekit.rpc.methods import Method
 from tests.service.kit import Doors, World
 from tests.service.parked import Site
 
+SHORT = {"drain_timeout_s": 0.3, "handover_grace_s": 0.2, "handover_flush_s": 0.2}
 INSTANCE = {"uuid": "i-1", "name": "a"}
 
 
@@ -117,3 +123,146 @@ async def test_a_retry_of_a_parked_task_keeps_the_resource_inside_of_arguments(w
     await site.order("retry", args={"instance": {**INSTANCE, "name": "b"}})
     await world.until(lambda: site.row()["parkings"] == 2)
     assert site.row()["resource_id"] == "i-1"
+
+
+# -- arguments that must be deserialized, as those of endpoints of oslo.messaging ----------------
+
+
+def read_by(
+    method: Method[..., Any], serializer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Have arguments read early, as `include_endpoints` does."""
+
+    def reads_early(
+        method: Method[..., Any], ctx: Mapping[str, Any], args: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
+        return method.resource_of(serializer(args))
+
+    method.reads_early = partial(reads_early, method)
+
+
+async def test_a_drain_gives_a_request_back_while_its_arguments_are_read(
+    world: World, svc: Service
+):
+    """
+    At once, however long the serializer takes; the next run runs it, once.
+    """
+    go, reading, begun = threading.Event(), threading.Event(), []
+
+    def slow(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        reading.set()
+        go.wait(30)
+        return args
+
+    @svc.rpc(resource=("instance", "instance.uuid"), on_interrupt="retry")
+    async def build(ctx: Context, instance: Any) -> None:
+        begun.append(ctx.fence)
+
+    read_by(build, slow)
+    life = await world.start(svc, **(SHORT | {"drain_timeout_s": 20}))
+    client = await world.client(svc)
+    await client.prepare(request_id="r").cast(build, instance=INSTANCE)
+    await world.until(reading.is_set)
+    report = await life.drain()
+
+    assert (report.given_back, report.exit_code, report.waited_s < 5) == (1, 0, True)
+    assert world.states() == {}
+    go.set()
+    await world.start(svc)
+    await world.until(lambda: world.states() == {"r": "succeeded"})
+    assert len(begun) == 1
+
+
+async def test_a_serializer_that_hangs_takes_no_thread_of_a_handler(world: World, svc: Service):
+    """
+    Whatever waits for it is neither accepted nor lost.
+    """
+    go, reading = threading.Event(), threading.Event()
+
+    def hangs(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        reading.set()
+        go.wait(30)
+        return args
+
+    @svc.rpc(resource=("instance", "instance.uuid"))
+    async def build(ctx: Context, instance: Any) -> None: ...
+
+    @svc.rpc
+    def work(ctx: Context) -> str:
+        return "done"
+
+    read_by(build, hangs)
+    life = await world.start(svc, threads=1, **SHORT)
+    client = await world.client(svc)
+    for _ in range(3):
+        await client.cast(build, instance=INSTANCE)
+    await world.until(reading.is_set)
+
+    assert await client.prepare(timeout=10).call(work) == "done"
+    report = await life.drain()
+    go.set()
+
+    assert (report.given_back, report.exit_code) == (3, 0)
+    assert world.broker.waiting("compute") == 3
+
+
+async def test_recovery_runs_a_task_without_reading_its_resource_again(world: World, svc: Service):
+    """
+    The row has the resource, so a serializer that fails by then does not matter.
+    """
+    doors, begun = Doors(), []
+    works = [True]
+
+    def once(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not works.pop():
+            raise AssertionError("read again")
+        return args
+
+    @svc.rpc(resource=("instance", "instance.uuid"), on_interrupt="retry", settle=0)
+    async def build(ctx: Context, instance: Any) -> None:
+        begun.append(ctx.fence)
+        if len(begun) == 1:
+            await doors.pass_("first")
+
+    read_by(build, once)
+    life = await world.start(svc, **SHORT)
+    client = await world.client(svc)
+    await client.prepare(request_id="r").cast(build, instance=INSTANCE)
+    await doors.wait(1)
+    await life.crash()
+    await world.start(svc, startup_reconciliation_wait_seconds=0)
+    await world.until(lambda: world.states() == {"r": "succeeded"})
+
+    assert world.task("r")["resource_id"] == "i-1"
+    assert begun[0] < begun[1]
+
+
+async def test_a_request_whose_step_is_cancelled_from_outside_comes_again(
+    world: World, svc: Service
+):
+    """
+    A request whose arguments are being read comes again, and runs once.
+    """
+    go, reading, begun = threading.Event(), threading.Event(), []
+
+    def slow(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        reading.set()
+        go.wait(30)
+        return args
+
+    @svc.rpc(resource=("instance", "instance.uuid"))
+    async def build(ctx: Context, instance: Any) -> None:
+        begun.append(ctx.request_id)
+
+    read_by(build, slow)
+    await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="r").cast(build, instance=INSTANCE)
+    await world.until(reading.is_set)
+    for task in asyncio.all_tasks():
+        if task.get_coro().__name__ == "dispatch":  # type: ignore[union-attr]
+            task.cancel()
+    go.set()
+    await world.until(lambda: world.states() == {"r": "succeeded"})
+
+    assert begun == ["r"]
