@@ -28,7 +28,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["oslo_messaging"]
+autodoc_mock_imports = ["oslo_context", "oslo_messaging"]
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 

@@ -74,7 +74,7 @@ class Dispatcher:
         self._gates = gates
         self._heartbeats = heartbeats = Heartbeats(answers, services.clock, telemetry)
         self._events = events = TaskEvents(telemetry, services.phase, services.clock)
-        self.unfinished = Unfinished()
+        self.unfinished, self.leases = Unfinished(), services.leases
         self._duplicates = Duplicates(
             self._journal, self._tracker, arrivals, answers, heartbeats, telemetry
         )
@@ -321,6 +321,7 @@ class Dispatcher:
         while await self._scheduler.wait(job):
             if job.expires_at is not None and self._clock.loop() >= job.expires_at:
                 self._scheduler.leave(job)
+                self._events.errored(job, Reason.EXPIRED.value)
                 await self._end_unstarted(job, errored(str(job.task), Reason.EXPIRED))
                 return False
             match await self._custody.begin(job):
@@ -418,12 +419,14 @@ class Dispatcher:
     async def _hand_over_stuck(self, job: Job) -> None:
         job.stuck = True
         self._heartbeats.end(job.task)
-        if job.task.journaled:
-            await self._custody.hand_over(job, Interruption.UNCLEAN, returned=False)
-        else:
-            await self._unjournaled.hand_over_stuck(job)
-        if job.task.running:  # else it ended while it was being recorded
-            self._events.cut(job, Interruption.UNCLEAN)
+        try:
+            if job.task.journaled:
+                await self._custody.hand_over(job, Interruption.UNCLEAN, returned=False)
+            else:
+                await self._unjournaled.hand_over_stuck(job)
+        finally:  # also if there is no time to record it
+            if job.task.running:  # else it ended meanwhile
+                self._events.cut(job, Interruption.UNCLEAN)
 
     def abandon_threads(self) -> None:
         """Stop waiting for plain handlers that the drain recorded as unclean.
@@ -490,10 +493,6 @@ class Dispatcher:
         """Let no handler of any lane start any more."""
         for gate in self._gates.values():
             gate.is_shut = True
-
-    def kept_leases(self) -> int:
-        """How many leases only the death of this process frees."""
-        return self._services.leases.kept
 
     def left_behind(self) -> int:
         """How many requests gracekit has not finished, without those stuck in a handler."""

@@ -236,10 +236,10 @@ class ConflictingRequestError(RpcError):
 class Undeliverable(RpcError):  # noqa: N818 - named for a state
     """No queue takes the message; nothing was kept.
 
-    The service or host has never run, or is gone. Check topic, host, exchange and virtual host.
+    The service or host has never run, or is gone. Check topic, host, exchange and virtual host. A
+    service with `queues="directed"` takes only new requests that name a host.
 
-    No `Error` in its name: the service or host is not there, or not yet, and the sender
-    decides whether to try later.
+    No `Error` in its name: there may be a reader later, and the sender decides whether to try.
     """
 
 

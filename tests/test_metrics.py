@@ -57,7 +57,7 @@ NUMBERS: Final = words(
     hard_limit_s allowed_s every_s took_s exit_code again_s given_back not_started attempt crashes
     for_s ran_s waited_s tries in_flight running timeout_s running_s safe_point_s expected_s
     open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid blocked_s
-    more_s settled failed waiting left waits_for requests number parkings waits_s
+    more_s settled failed waiting left waits_for requests number parkings waits_s lapses_s
     """
 )
 NO_NUMBERS: Final = words(
@@ -65,7 +65,7 @@ NO_NUMBERS: Final = words(
     service instance host run loop text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
-    status written broken interrupted token topic dry_run siblings
+    status written broken interrupted token topic dry_run siblings forced not_begun
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).
@@ -97,6 +97,11 @@ NOT_MEASURED: Final = {
     ("drain.progress", "left_s"): "a gauge",
     ("drain.progress", "expected_s"): "a gauge",
     ("drain.waiting", "limit_s"): "a setting",
+    ("drain.out_of_time", "running"): "each has a line of its own",
+    ("drain.out_of_time", "open_holds"): "drain.finished has it too",
+    ("hold.awaited", "lapses_s"): "of one hold",
+    ("work.ended", "ran_s"): "of one block of work",
+    ("work.untracked", "number"): "part of the line of one drain",
     ("drain.extended", "more_s"): "what somebody asked for; gracekit_drain_left_seconds shows it",
     ("drain.extended", "left_s"): "a gauge: gracekit_drain_left_seconds",
     ("drain.finished", "finished"): "each was a task.finished",

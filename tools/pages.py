@@ -177,7 +177,7 @@ def _default(name: str) -> str:
 def setting_rules() -> str:
     """Which settings limit each other."""
     lines = ["| must hold | otherwise | |", "|---|---|---|"]
-    for rule in rules(Settings(host="host", kill_after_s=30.0)):
+    for rule in rules(Settings(host="host", kill_after_s=30.0, max_accepted=1000)):
         result = "the start is refused" if rule.refused else "`gracekit doctor` warns"
         lines.append(f"| {_relation(rule)} | {rule.because} | {result} |")
     return "\n".join(lines)

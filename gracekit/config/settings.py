@@ -646,7 +646,8 @@ def rules(settings: Settings) -> Iterator[Rule]:
         for name, because in _WITHIN_A_DRAIN.items():
             yield _at_most(settings, name, "drain_timeout_s", because)
     for name, other, because in _NEVER_USED:
-        yield _at_most(settings, name, other, because)
+        if getattr(settings, other) is not None:
+            yield _at_most(settings, name, other, because)
 
 
 _WITHIN_A_DRAIN: Final = MappingProxyType(
@@ -670,7 +671,7 @@ def _at_most(settings: Settings, name: str, other: str, because: str) -> Rule:
         left=_side(settings, name),
         relation="at most",
         right=_side(settings, other),
-        holds=limit is None or value <= limit,
+        holds=value <= limit,
         because=because,
         remedy=f"lower {variable_name(name)}, or raise {variable_name(other)}",
         about=(name, other),

@@ -262,8 +262,7 @@ class ShutdownCoordinator:
     async def _announce(self, request: StopRequest) -> None:
         """Step 1: arm the alarm, record the stop-intent, and then change the state."""
         self._arm_alarm(self._times.deadline_of(self._request or request))
-        # The record comes first. A handler that sees the new state may hold the interpreter's lock
-        # from then on, and nothing could be recorded any more.
+        # Before a handler sees the new state, and may hold the interpreter's lock from then on.
         await self._steps.bounded("stop-intent", self._intend(request), INTENT_TIMEOUT_S)
         request = self._request or request  # a signal may have made it final and shorter meanwhile
         if self._phase.state is not ServiceState.DRAINING:  # `_insist` may repeat the step
@@ -338,6 +337,7 @@ class ShutdownCoordinator:
         await self._close_ops()
         await self._wait_running(ops=True)
         await self._count_holds()  # they are not counted while a task runs
+        self._progress.tell_ended()
         self._report.waited_s = self._times.now - request.at
         return True
 
@@ -366,6 +366,7 @@ class ShutdownCoordinator:
         if holds is None:
             return None
         self._report.note_holds(holds)
+        self._progress.note_holds(holds)
         return len(holds)
 
     async def _wait_ops(self) -> None:
@@ -406,7 +407,6 @@ class ShutdownCoordinator:
         self._report.unfinished = await self._steps.bounded("count of rows", counting, limit)
         await self._write_record()
         await order.stop(self._stop_one, by=self._times.now + RECORD_TIMEOUT_S)
-        self._progress.tell_finished()
 
     async def _write_record(self) -> None:
         report, parts = self._report, self._parts
@@ -418,6 +418,7 @@ class ShutdownCoordinator:
         if parts.ends_process:
             parts.process.exit_within(LAST_STEPS * self._settings.now.exit_margin_s, code)
         self._telemetry.tell_left_out(at_once=True)
+        self._progress.tell_finished()
         self._telemetry.emit(
             "service.stopped",
             service=parts.seat.service,
@@ -470,12 +471,10 @@ class ShutdownCoordinator:
         return DrainProgress(
             self._report,
             self._steps,
-            self._forecast,
             self._times,
-            self._parts.tracker,
-            self._parts.holds,
-            self._parts.process.notify,
+            self._parts,
             self._telemetry,
+            self._clock,
             every_s=self._settings.now.progress_every_s,
         )
 
@@ -495,6 +494,5 @@ class ShutdownCoordinator:
         )
 
     async def _intend(self, request: StopRequest) -> None:
-        await self._parts.record.intend_stop(
-            source=request.source, by=request.by, reason=request.reason
-        )
+        source, by, reason = request.source, request.by, request.reason
+        await self._parts.record.intend_stop(source=source, by=by, reason=reason)

@@ -8,12 +8,12 @@ from typing import Final
 from gracekit.config.settings import Settings
 from gracekit.drain.parts import DrainParts
 from gracekit.drain.progress import Forecast
-from gracekit.drain.report import DrainReport
+from gracekit.drain.report import DrainReport, list_first
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.journal.rows import TaskRow
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import CancelCause, TaskState, TrackedTask
+from gracekit.tracker.task import CancelCause, Lane, TaskState, TrackedTask
 
 FREE_TRIES: Final = 3
 
@@ -47,6 +47,7 @@ class HandOver:
         """Step 5: cancel running handlers, wait the grace period, record the rest as unclean."""
         tracker = self._parts.tracker
         self._parts.dispatcher.seal()
+        self._tell_out_of_time()
         cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
         for task in tracker:
             if task.running and task.parent is None:  # a parent passes it on
@@ -58,14 +59,21 @@ class HandOver:
         if stuck:
             await self._hand_over_stuck(stuck)
 
-    async def _hand_over_stuck(self, stuck: list[TrackedTask]) -> None:
-        for task in stuck:
+    def _tell_out_of_time(self) -> None:
+        """Log, if something still runs or is held, that it is cut, and what has not begun."""
+        tracker, report = self._parts.tracker, self._report
+        running = tracker.running + tracker.running_ops
+        if running or report.open_holds:
             self._telemetry.emit(
-                "task.stuck",
-                **task.event_fields,
-                running_s=self._forecast.age_s(task.started_at),
-                safe_point_s=self._forecast.since_s(task.safe_point_at),
+                "drain.out_of_time",
+                running=running,
+                open_holds=report.open_holds,
+                holds=report.named_holds,
+                not_begun=list_first(report.not_started, len(report.not_started)),
+                forced=report.forced,
             )
+
+    async def _hand_over_stuck(self, stuck: list[TrackedTask]) -> None:
         ids = [task.request_id for task in stuck]
         self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
         # Uses time of the flush, as stuck tasks have no outcomes and replies; but leaves enough
@@ -73,6 +81,10 @@ class HandOver:
         end = min(self._times.now + 1.0, self._times.flush_by - SHORTEST_STEP_S)
         handing = self._parts.dispatcher.hand_over_stuck(stuck)
         await self._steps.bounded("hand-over of stuck tasks", handing, self._times.until(end))
+        for task in stuck:
+            if task.lane not in (Lane.REQUESTS, Lane.OPS):  # they have a line of their own
+                running_s = self._forecast.age_s(task.started_at)
+                self._telemetry.emit("task.stuck", **task.event_fields, running_s=running_s)
 
     async def flush(self) -> None:
         """Step 6: wait until outcomes are committed and replies are sent."""
@@ -81,7 +93,7 @@ class HandOver:
         deadline = times.now + times.until(end)
         await self._parts.dispatcher.wait_flushed(deadline=deadline)
         await self._free_forgotten(deadline)
-        self._report.leases_kept = self._parts.dispatcher.kept_leases()
+        self._report.leases_kept = self._parts.dispatcher.leases.kept
         self._report.left_behind = self._parts.dispatcher.left_behind()
 
     async def _free_forgotten(self, deadline: float) -> None:

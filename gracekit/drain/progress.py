@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import Clock
+from gracekit.drain.parts import DrainParts
 from gracekit.drain.report import DrainReport, StopRequest, list_first
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import Times
 from gracekit.errors import StoreError
-from gracekit.journal.holds import Holds
-from gracekit.notify import Notify
+from gracekit.journal.holds import Hold
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import TrackedTask
+from gracekit.tracker.task import Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 LISTED_TASKS: Final = 5
@@ -113,31 +114,31 @@ class DrainProgress:
         self,
         report: DrainReport,
         steps: BoundedSteps,
-        forecast: Forecast,
         times: Times,
-        tracker: Tracker,
-        holds: Holds,
-        notify: Notify,
+        parts: DrainParts,
         telemetry: Telemetry,
+        clock: Clock,
         *,
         every_s: float,
     ) -> None:
         self._report = report
         self._steps = steps
-        self._forecast = forecast
+        self._forecast = Forecast(clock)
         self._times = times
-        self._tracker = tracker
-        self._holds = holds
-        self._notify = notify
+        self._tracker = parts.tracker
+        self._holds = parts.holds
+        self._notify = parts.process.notify
         self._telemetry = telemetry
+        self._clock = clock
         self._every_s = every_s
-        self._movement = Movement(report, tracker, steps)
+        self._movement = Movement(report, parts.tracker, steps)
         self._moved_at = times.now
-        # Not the report's, in which the coordinator counts: it would get an older answer.
-        self._open_holds: list[str] = []
+        self._blocks: list[TrackedTask] = []  # awaited ones whose end has no other line
+        self._open_holds: dict[int, Hold] = {}
+        self._ended_holds: set[int] = set()
 
     def tell_started(self, request: StopRequest) -> None:
-        """Log that the drain begins, and each task that it waits for."""
+        """Log that the drain begins, and each task that it waits for; `show` logs the holds."""
         running = self._running()
         self._telemetry.emit(
             "drain.started",
@@ -147,7 +148,9 @@ class DrainProgress:
             running=len(running),
             timeout_s=self._times.deadline - request.at,
         )
+        self._blocks = [task for task in running if task.lane is Lane.BACKGROUND]
         for task in running[:MOST_AWAITED]:
+            task.is_awaited = True
             self._telemetry.emit(
                 "task.awaited",
                 **task.event_fields,
@@ -155,6 +158,36 @@ class DrainProgress:
                 safe_point_s=self._forecast.since_s(task.safe_point_at),
                 expected_s=self._forecast.left_s(task),
             )
+
+    def note_holds(self, holds: Sequence[Hold]) -> None:
+        """Take in which holds are open; log those that are new, and those that have ended.
+
+        An answer of the store may come after a later one, so an ended hold stays ended.
+        """
+        before, wall = self._open_holds, self._clock.wall()
+        self._open_holds = {hold.id: hold for hold in holds if hold.id not in self._ended_holds}
+        for hold in self._open_holds.values():
+            if hold.id not in before:
+                lapses_s = round(hold.lapses_at - wall, 1)
+                self._telemetry.emit("hold.awaited", **hold.event_fields, lapses_s=lapses_s)
+        for hold in before.values():
+            if hold.id not in self._open_holds:
+                self._ended_holds.add(hold.id)
+                reason = "lapsed" if hold.lapses_at <= wall else "ended"
+                self._telemetry.emit("hold.ended", **hold.event_fields, reason=reason)
+
+    def tell_ended(self) -> None:
+        """Log which of the awaited blocks of work have ended since the last call."""
+        tracked = set(self._tracker)
+        for block in self._blocks:
+            if block not in tracked:
+                self._telemetry.emit(
+                    "work.ended",
+                    **block.event_fields,
+                    outcome="cut" if block.cut else "ended",
+                    ran_s=self._forecast.age_s(block.started_at),
+                )
+        self._blocks = [block for block in self._blocks if block in tracked]
 
     def tell_platform(self, *, stopping: bool) -> None:
         """Send systemd the state, and STOPPING=1 if *stopping*; `show` asks for time later."""
@@ -202,6 +235,7 @@ class DrainProgress:
         next_line_at = self._times.now + self._every_s
         while True:
             await asyncio.sleep(look_s)
+            self.tell_ended()
             extension_s = self.extension_s()
             if extension_s is not None:
                 self._notify.extend(extension_s, self.status())
@@ -222,20 +256,22 @@ class DrainProgress:
         """Read which holds are open; if the store does not answer, keep what was read before."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(HOLDS_TIMEOUT_S):
-                self._open_holds = [hold.title for hold in await self._holds.mine()]
+                self.note_holds(await self._holds.mine())
 
     def _running(self) -> list[TrackedTask]:
         return [task for task in self._tracker if task.running]
 
     def _emit(self) -> None:
-        running = self._running()
+        running, holds = self._running(), [hold.title for hold in self._open_holds.values()]
         self._telemetry.emit(
             "drain.progress",
             step=self._steps.under_way,
             in_flight=len(self._tracker),
             running=len(running),
-            open_holds=len(self._open_holds),
-            holds=list_first(self._open_holds, len(self._open_holds)),
+            open_holds=len(holds),
+            holds=list_first(
+                [hold.title for hold in self._open_holds.values()], len(self._open_holds)
+            ),
             tasks=self._forecast.listed(running),
             left_s=round(max(0.0, self._times.deadline - self._times.now), 1),
             expected_s=self._forecast.all_left_s(running),

@@ -47,6 +47,11 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool
 
     @property
+    def event_fields(self) -> dict[str, Any]:
+        """What every event about it has."""
+        return {"hold": self.name, "key": self.key, "method": self.method}
+
+    @property
     def title(self) -> str:
         """`migration vm-1`."""
         return f"{self.name} {self.key}"

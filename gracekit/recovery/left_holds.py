@@ -97,8 +97,6 @@ class LeftHolds:
     ) -> None:
         if not await self._holds.settle(hold, reason, errored=errored, given_up=given_up):
             return
-        self._telemetry.emit(
-            "hold.ended", hold=hold.name, key=hold.key, method=hold.method, reason=reason
-        )
+        self._telemetry.emit("hold.ended", **hold.event_fields, reason=reason)
         if errored:
             self._trigger.go_on()  # its errored hook is due now

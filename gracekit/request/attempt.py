@@ -42,10 +42,16 @@ from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.task import CancelCause, Interruption, Order, TaskState, TrackedTask
+from gracekit.tracker.task import (
+    OUT_OF_TIME,
+    CancelCause,
+    Interruption,
+    Order,
+    TaskState,
+    TrackedTask,
+)
 from gracekit.tracker.tracker import Tracker
 
-_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 _EXITS: Final = (SystemExit, KeyboardInterrupt)
 
 
@@ -309,7 +315,7 @@ def _judge(
     if task.stopped:
         return _STOPPED
     cause = task.cancel_cause
-    if cause in _BY_DRAIN and not _was_cancelled_again(task, error):
+    if cause in OUT_OF_TIME and not _was_cancelled_again(task, error):
         return AttemptEnd(cut=Interruption.CANCELLED)  # interrupted is not failed
     if cause is CancelCause.TIMEOUT:
         return AttemptEnd(outcome=failed(timeout_error(method, during=error)))

@@ -16,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -34,11 +34,10 @@ from gracekit.request.tracked import TrackedBlock, TrackedCall
 from gracekit.rpc.message import LEASE_KEY
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
-from gracekit.tracker.task import CancelCause, Order, TrackedTask, Verb
+from gracekit.tracker.task import OUT_OF_TIME, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
 T = TypeVar("T")
-_CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
 
 class SafePointStop(asyncio.CancelledError):
@@ -285,7 +284,7 @@ class Context(Mapping[str, Any]):
 
     def _stop_if_asked(self) -> None:
         task = self._task
-        if task.stopped or (task.cancel_cause in _CUT_BY_DRAIN and task.journaled):
+        if task.stopped or (task.cancel_cause in OUT_OF_TIME and task.journaled):
             self._stop()  # in the grace period too, a safe point is an exact place to stop
         if task.cancel_cause is not None:
             raise asyncio.CancelledError(task.cancel_cause.value)
@@ -464,7 +463,7 @@ class Context(Mapping[str, Any]):
         finally:
             # A drain cut the block, so its last step may still take effect: the lease stays with
             # this process until that is proven dead.
-            if self._task.cancel_cause in _CUT_BY_DRAIN:
+            if self._task.cancel_cause in OUT_OF_TIME:
                 services.leases.kept += 1
             else:
                 await self._release(guard)

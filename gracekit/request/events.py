@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
 from gracekit.telemetry.safe_text import masked
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Interruption, TaskState, TrackedTask
+from gracekit.tracker.task import OUT_OF_TIME, Interruption, TaskState, TrackedTask
 
 
 class TaskEvents:
@@ -31,48 +32,28 @@ class TaskEvents:
 
     def not_started(self, job: Job) -> None:
         """Emit that a task was accepted, but does not start in this process."""
-        task = job.task
-        self._telemetry.emit(
-            "task.not_started",
-            **task.event_fields,
-        )
+        self._emit("task.not_started", job)
 
     def started(self, job: Job) -> None:
         """Emit that a handler is about to be called; for a suspect, also that it may run alone."""
-        task = job.task
-        if job.suspicion is not None:
-            self._telemetry.emit(
-                "task.apart",
-                **task.event_fields,
-                alone=job.alone,
-                crashes=job.suspicion.crashes,
-                for_s=job.suspicion.apart_s,
-            )
-        if self._telemetry.hears("task.started", level := self._level_of(task)):
-            self._telemetry.emit(
-                "task.started",
-                level=level,
-                **task.event_fields,
-            )
+        if (suspicion := job.suspicion) is not None:
+            crashes, for_s = suspicion.crashes, suspicion.apart_s
+            self._emit("task.apart", job, alone=job.alone, crashes=crashes, for_s=for_s)
+        if self._telemetry.hears("task.started", level := self._level_of(job.task)):
+            self._emit("task.started", job, level=level)
         job.unended = True
 
     def interrupted(self, job: Job, error: str) -> None:
         """Emit that something other than gracekit has cancelled a handler."""
-        task = job.task
-        self._telemetry.emit(
-            "task.interrupted",
-            **task.event_fields,
-            error=_masked(job, error),
-        )
+        self._emit("task.interrupted", job, error=_masked(job, error))
 
     def result_left_out(self, job: Job, why: str) -> None:
         """Emit that a task has succeeded with a result that cannot be sent."""
-        task = job.task
-        self._telemetry.emit(
-            "task.result_left_out",
-            **task.event_fields,
-            error=_masked(job, why),
-        )
+        self._emit("task.result_left_out", job, error=_masked(job, why))
+
+    def errored(self, job: Job, reason: str) -> None:
+        """Emit that a task was given up before it began."""
+        self._emit("task.errored", job, reason=reason)
 
     def ended(
         self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool, why: str = ""
@@ -89,40 +70,34 @@ class TaskEvents:
         if not job.unended:
             return
         job.unended = False
-        task = job.task
         if outcome.state is TaskState.PENDING:
             self._parked(job, outcome, ran_s=ran_s)
             return
-        if self._telemetry.hears("task.finished", level := self._level_of(task)):
-            self._telemetry.emit(
-                "task.finished",
-                level=level,
-                **task.event_fields,
-                outcome=outcome.state.word,
-                ran_s=ran_s,
-            )
+        if self._telemetry.hears("task.finished", level := self._level_of(job.task)):
+            self._emit("task.finished", job, level=level, outcome=outcome.state.word, ran_s=ran_s)
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
             failure = failure_from(outcome.failure)
             if why:
                 said = joined(failure.message, not_parked_words(why))
                 failure = msgspec.structs.replace(failure, message=said)
             with_trace = self._telemetry.log_failures == "traceback"
-            self._telemetry.emit(
+            self._emit(
                 "task.failed",
+                job,
                 level=logging.DEBUG if expected else None,
                 trace=_masked(job, "".join(failure.tb)) if with_trace else "",
-                **task.event_fields,
+                is_awaited=level is not None,
                 error=_words_of_failure(job, failure),
                 ran_s=ran_s,
             )
 
     def _parked(self, job: Job, outcome: Outcome, *, ran_s: float) -> None:
         """Emit that a task was parked, because its handler found no capacity."""
-        task, parking = job.task, outcome.parking
+        parking = outcome.parking
         assert parking is not None
-        self._telemetry.emit(
+        self._emit(
             "task.parked",
-            **task.event_fields,
+            job,
             parkings=parking.version,
             waits_s=round(max(0.0, parking.deadline - self._clock.wall()), 1),
             reason=_masked(job, outcome.detail or ""),
@@ -135,27 +110,26 @@ class TaskEvents:
             return
         job.unended = False
         task, now = job.task, self._clock.loop()
-        if not task.journaled:
-            self._telemetry.emit(
-                "task.given_back",
-                **task.event_fields,
-                cut=cut.value,
-                running_s=_since(task.started_at, now),
-                safe_point_s=_since(task.safe_point_at, now),
-            )
-            return
-        self._telemetry.emit(
-            "task.handed_over",
-            **task.event_fields,
+        cursor = None
+        if task.journaled and task.safe_point_at is not None:
+            cursor = _masked(job, words_of(task.cursor))
+        self._emit(
+            "task.handed_over" if task.journaled else "task.given_back",
+            job,
+            level=logging.WARNING if task.cancel_cause in OUT_OF_TIME else None,
             cut=cut.value,
             running_s=_since(task.started_at, now),
             safe_point_s=_since(task.safe_point_at, now),
-            cursor=None if task.safe_point_at is None else _masked(job, words_of(task.cursor)),
+            cursor=cursor,
         )
 
+    def _emit(self, event: str, job: Job, **fields: Any) -> None:
+        self._telemetry.emit(event, **job.task.event_fields, **fields)
+
     def _level_of(self, task: TrackedTask) -> int | None:
-        """Level for starts and ends: INFO during a drain, when an operator wants to see them."""
-        return logging.INFO if task.holds_drain and self._phase.draining else None
+        """Level for starts and ends: INFO for those that a drain waits for, as operators do."""
+        is_awaited = self._phase.draining and (task.holds_drain or task.is_awaited)
+        return logging.INFO if is_awaited else None
 
 
 def _since(moment: float | None, now: float) -> float | None:

@@ -249,6 +249,7 @@ _DRAIN: Final = (
         "It runs at the start of a drain, which waits for it.",
         f"{_TASK} running_s safe_point_s expected_s",
     ),
+    _event("hold.awaited", _I, "A drain waits for a hold.", "hold key method lapses_s"),
     _event(
         "drain.progress",
         _I,
@@ -260,6 +261,13 @@ _DRAIN: Final = (
         _I,
         "An operator has moved the deadline later; left_s is the time until it.",
         "more_s left_s",
+    ),
+    _event(
+        "drain.out_of_time",
+        _W,
+        "The deadline has passed, or a second signal has cut the wait: what still runs is "
+        "cancelled, and has a line of its own.",
+        "running open_holds holds not_begun forced",
     ),
     _event("drain.waiting", _I, "A step takes long; limit_s is its time limit.", "step limit_s"),
     _event(
@@ -276,6 +284,7 @@ _DRAIN: Final = (
         "waited_s finished handed_over not_started given_back open_holds holds unfinished "
         "exit_code",
     ),
+    _event("work.ended", _I, "Tracked work has ended in a drain.", f"{_TASK} outcome ran_s"),
     _event(
         "work.untracked",
         _W,
@@ -286,13 +295,14 @@ _DRAIN: Final = (
     _event(
         "task.stuck",
         _W,
-        "A handler was cancelled at the deadline, and did not return.",
-        f"{_TASK} running_s safe_point_s",
+        "Work without a row, such as a block that a handler tracks, was cancelled at the deadline, "
+        "and has not ended: it ends with the process.",
+        f"{_TASK} running_s",
     ),
     _event(
         "task.handed_over",
         _I,
-        "A task is unfinished; the journal has it for the next run.",
+        "A task is unfinished; the journal has it for the next run. A WARNING if time ran out.",
         f"{_TASK} cut running_s safe_point_s cursor",
     ),
     _event(
@@ -305,7 +315,7 @@ _DRAIN: Final = (
         "task.given_back",
         _I,
         "Its handler was interrupted; it has no row, so its message goes back to the queue.",
-        f"{_TASK} cut running_s safe_point_s",
+        f"{_TASK} cut running_s safe_point_s cursor",
     ),
 )
 _OPERATORS: Final = (
@@ -390,13 +400,13 @@ _RECOVERY: Final = (
     _event(
         "task.errored",
         _W,
-        "Recovery has given a task up; it will not be run again.",
+        "A task was given up, and is not run again; `expired` if its caller has left before.",
         f"{_TASK} reason",
     ),
     _event(
         "hold.ended",
         _I,
-        "A hold has ended without a request: it lapsed, or was settled.",
+        "A hold has ended: it lapsed, or was settled; in a drain also if a request has ended it.",
         "hold key method reason",
     ),
     _event("clock.set", _W, "The wall clock was changed; waits keep their length.", "by_s"),

@@ -132,6 +132,7 @@ class Telemetry:
         cause: BaseException | None = None,
         trace: str = "",
         context: Mapping[str, str] | None = None,
+        is_awaited: bool = False,
         **fields: Any,
     ) -> None:
         """Report that *event* has happened, to logs, metrics and subscribers.
@@ -142,6 +143,7 @@ class Telemetry:
             cause: An exception whose traceback is logged.
             trace: The text of a traceback, if the exception itself is not available.
             context: What is shown of the caller's context: further fields, by name.
+            is_awaited: Whether a drain waits for it: then the rate limit does not apply.
             fields: Its fields, as the catalogue lists them.
 
         Raises:
@@ -158,7 +160,7 @@ class Telemetry:
         if context:
             fields |= context
         if is_logged:
-            self._log(known, level, fields, cause, trace)
+            self._log(known, level, fields, cause, trace, not is_awaited)
         for metrics in self._counting:
             metrics.record(event, fields)
         if self._is_measured:
@@ -225,10 +227,11 @@ class Telemetry:
         fields: Mapping[str, Any],
         cause: BaseException | None,
         trace: str,
+        is_limited: bool,  # noqa: FBT001 - the test kit passes all on
     ) -> None:
         if event.name == "task.failed" and self.log_failures == "off":
             return
-        if event.kind is not None and not self._logger.isEnabledFor(logging.DEBUG):
+        if is_limited and event.kind is not None and not self._logger.isEnabledFor(logging.DEBUG):
             left_out = self._admit(event, fields)
             if left_out is None:
                 return

@@ -16,7 +16,7 @@ from gracekit.tracing import conventions as names
 
 _CUTS: Final = {"task.handed_over": "handed_over", "task.given_back": "given_back"}
 _NOTED: Final = frozenset(
-    {"intake.closed", "drain.extended", "drain.waiting", "drain.step_failed", "task.stuck"}
+    {"intake.closed", "drain.extended", "drain.waiting", "drain.step_failed", "drain.out_of_time"}
 )
 _TEXTS: Final = (str, bool, int, float)
 

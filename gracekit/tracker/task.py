@@ -127,6 +127,10 @@ class CancelCause(enum.Enum):
     OPERATOR = "operator"
 
 
+OUT_OF_TIME: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
+"""The causes by which a drain cancels what still runs at its end."""
+
+
 class Awaited(enum.Enum):
     """What a task waits for; `tracker.waiting` shows it as a sentence."""
 
@@ -174,6 +178,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         lane: Where it came from.
         holds_drain: Whether a drain stops it at its next safe point, and waits for it before it
             looks at the others, which are ops methods on the ops lane.
+        is_awaited: Whether a drain has logged that it waits for it.
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
         on_interrupt: Policy of its method: what recovery does if it is interrupted.
         resource: (kind, id) of the resource that it acts on, under a lease; None for none.
@@ -214,6 +219,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     lane: Lane
     recipient: str = ""
     holds_drain: bool = True
+    is_awaited: bool = False
     journaled: bool = True
     on_interrupt: OnInterrupt = "error"
     resource: tuple[str, str] | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -181,6 +182,7 @@ DRAINED = """
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 from gracekit import Context, Service
@@ -231,46 +233,88 @@ def stays(ctx: Context) -> None:
 async def asks(ctx: Context) -> None:
     print("began asks\\n", end="", flush=True)
     await asyncio.sleep(1000)
+
+
+@svc.ops(resource="vm")
+async def resizes(ctx: Context, vm: str) -> None:
+    await ctx.hold("resize", vm, at_most="1m")
+    await until_drain(ctx)
+    await asyncio.sleep(1)
+    await ctx.end_hold("resize", vm)
+
+
+@svc.ops
+async def watches(ctx: Context) -> None:
+    await ctx.hold("watch", "all", at_most="1m")
+    print("began watches\\n", end="", flush=True)
+    await asyncio.sleep(1000)
+
+
+def build(ctx: Context) -> None:
+    while not ctx.draining:
+        time.sleep(0.01)
+    time.sleep(1)
+
+
+@svc.rpc
+async def spawns(ctx: Context) -> None:
+    ctx.track_call(lambda call: threading.Thread(target=call).start(), lambda: build(ctx))
+    print("began spawns\\n", end="", flush=True)
 """
+
+UNFINISHED: Final = {"task.handed_over", "task.given_back", "task.not_started", "task.stuck"}
 
 
 async def cast_all(directory: Path) -> None:
     """One of each, by its name, and a second one for the same machine."""
     async with RpcClient(f"sqlite:///{directory}/gracekit.db", "compute") as client:
-        for task_id in ("moves", "ends", "fails", "copies", "stays", "asks"):
+        for task_id in ("moves", "ends", "fails", "copies", "stays", "asks", "spawns"):
             args = {"vm": "vm-1"} if task_id == "moves" else {}
             await client.prepare(request_id=task_id).cast(task_id, **args)
             if args:
                 await client.prepare(request_id="second").cast(task_id, **args)
+        await client.prepare(request_id="watches", ops=True).cast("watches")
+        await client.prepare(request_id="resizes", ops=True).cast("resizes", vm="vm-9")
+
+
+def drained(directory: Path) -> list[dict[str, Any]]:
+    """The lines of a drain in which one of each runs."""
+    write_service(directory, text=DRAINED)
+    with Running(directory, "--drain-timeout", "3s", "--handover-grace", "1s") as run:
+        asyncio.run(cast_all(directory))
+        for _ in range(9):
+            run.wait_line("began ")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 75
+        return [json.loads(line) for line in run.rest().splitlines() if line.startswith("{")]
 
 
 def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
     """
     What ran at its start, how each of them ended, what was handed over, from where, and what not
-    started: the lines at INFO agree with the journal, and their sums with the last one.
+    started: each unfinished id is in one line, as in the journal, and the sums are in the last one.
     """
-    write_service(tmp_path, text=DRAINED)
-    with Running(tmp_path, "--drain-timeout", "3s", "--handover-grace", "1s") as run:
-        asyncio.run(cast_all(tmp_path))
-        for _ in range(6):
-            run.wait_line("began ")
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 75
-        lines = [json.loads(line) for line in run.rest().splitlines() if line.startswith("{")]
+    lines = drained(tmp_path)
 
     def told(event: str) -> dict[str, dict[str, Any]]:
         return {line["task_id"]: line for line in lines if line.get("event") == event}
 
     (started,) = [line for line in lines if line.get("event") == "drain.started"]
-    assert (started["running"], started["timeout_s"]) == (6, 3.0)
+    assert (started["running"], started["timeout_s"]) == (10, 3.0)
     awaited = told("task.awaited")
-    assert set(awaited) == {"moves", "ends", "fails", "copies", "stays", "asks"}
-    assert awaited["moves"]["resource"] == "vm:vm-1"
+    (block,) = [task_id for task_id, line in awaited.items() if line["channel"] == "background"]
+    tasks = {"moves", "ends", "fails", "copies", "stays", "asks", "spawns", "watches", "resizes"}
+    assert set(awaited) == {*tasks, block}
+    assert (awaited["moves"]["resource"], awaited["resizes"]["resource"]) == ("vm:vm-1", "vm:vm-9")
+    assert awaited[block]["method"] == "spawns:<lambda>"
 
-    finished, cut, back = map(told, ("task.finished", "task.handed_over", "task.given_back"))
-    assert set(awaited) == {*finished, *cut, *back}
+    ends = ("task.finished", "task.handed_over", "task.given_back", "work.ended")
+    finished, cut, back, blocks = map(told, ends)
+    assert set(awaited) == {*finished, *cut, *back, *blocks}
+    assert blocks[block]["outcome"] == "ended"
     outcomes = {task_id: line["outcome"] for task_id, line in finished.items()}
-    assert outcomes == {"ends": "succeeded", "fails": "failed"}
+    ended = dict.fromkeys(("ends", "spawns", "resizes"), "succeeded")
+    assert outcomes == ended | {"fails": "failed"}
     assert told("task.failed")["fails"]["error"] == "LookupError: no such disk"
     cuts = {task_id: line["cut"] for task_id, line in (cut | back).items()}
     assert cuts == {
@@ -278,8 +322,21 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
         "moves": "cancelled",
         "stays": "unclean",
         "asks": "cancelled",
+        "watches": "cancelled",
     }
-    assert set(told("task.stuck")) == {"stays"}
+    levels = {task_id: line["level"] for task_id, line in (cut | back).items()}
+    assert levels == dict.fromkeys(cuts, "WARNING") | {"copies": "INFO"}
+    (late,) = [line for line in lines if line.get("event") == "drain.out_of_time"]
+    assert (late["level"], late["running"], late["holds"]) == ("WARNING", 4, "watch all")
+    assert late["not_begun"] == "second"
+    unfinished = Counter(line["task_id"] for line in lines if line.get("event") in UNFINISHED)
+    assert unfinished == dict.fromkeys((*cuts, "second"), 1)
+    holds = [(line["event"], line["key"]) for line in lines if "hold" in line]
+    assert sorted(holds) == [
+        ("hold.awaited", "all"),
+        ("hold.awaited", "vm-9"),
+        ("hold.ended", "vm-9"),
+    ]
     one = cut["moves"]
     assert (one["method"], one["channel"], one["resource"]) == ("moves", "requests", "vm:vm-1")
     assert (one["attempt"], one["running_s"] >= 1) == (1, True)
@@ -290,9 +347,10 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
     closed = [line["channel"] for line in lines if line.get("event") == "intake.closed"]
     opened = [line["channel"] for line in lines if line.get("event") == "intake.opened"]
     assert (closed, set(opened)) == (["requests", "ops"], {"requests", "ops"})
-    (end,) = [line for line in lines if line.get("event") == "drain.finished"]
-    assert (end["finished"], end["handed_over"], end["exit_code"]) == (2, 3, 75)
-    assert (end["not_started"], end["given_back"]) == (1, 1)
+    end, last = [line for line in lines if "event" in line][-2:]
+    assert (end["event"], last["event"]) == ("drain.finished", "service.stopped")
+    assert (end["finished"], end["handed_over"], end["exit_code"]) == (5, 4, 75)
+    assert (end["not_started"], end["given_back"], end["open_holds"]) == (1, 1, 1)
 
     rows = read_rows(tmp_path / "gracekit-store.db", "SELECT request_id, state FROM task", ())
     states = {row["request_id"]: row["state"] for row in rows}

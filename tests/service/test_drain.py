@@ -66,8 +66,8 @@ async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service
         "drain.progress",
         "task.finished",
         "intake.closed",
-        "service.stopped",
         "drain.finished",
+        "service.stopped",
     ]
     assert seen == [("on_stop", {"w": "succeeded"}, None)]
     assert life.runtime.state is ServiceState.STOPPED
@@ -220,7 +220,7 @@ async def test_a_handler_that_ignores_its_cancellation_holds_nobody(world: World
         "unclean",
         life.runtime.run_id,
     )
-    assert [fields["task_id"] for fields in life.told("task.stuck")] == ["s"]
+    assert [fields["cut"] for fields in life.told("task.handed_over")] == ["unclean"]
 
 
 @pytest.mark.parametrize("on_interrupt", ["error", "retry", "probe"])
