@@ -199,7 +199,7 @@ class Custody:
             task_id=task.request_id,
             service=journal.service,
             method=task.method,
-            resource=task.resource,
+            resource=task.shown_resource,
             version=job.parkings,
             deadline=job.pending_deadline or 0.0,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Service
+from gracekit import Context, NoCapacity, Service
 from gracekit.journal.order_rows import OrderTarget, add_order, incident_of, state_of, target_named
 from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.pending import add_parked_order
@@ -231,6 +231,30 @@ async def test_a_task_that_never_waited_ends_without_a_notification(world: World
 
     assert builds.unsent() == []
     assert await builds.read() == []
+
+
+async def test_each_notification_names_the_resource_of_an_ops_method(world: World, svc: Service):
+    """
+    It takes no lease of it; a resolver still finds the task by it, at its end, too.
+    """
+    builds = Builds(world, svc)
+
+    @svc.ops(resource="vm", on_interrupt="retry")
+    async def move(ctx: Context, vm: str) -> None:
+        if ctx.attempt == 1:
+            raise NoCapacity("no host")
+
+    await builds.start()
+    await (await builds.client()).prepare(ops=True, request_id="t").cast(move, vm="v")
+    await builds.ends("pending")
+    await builds.order("retry")
+    await builds.ends("succeeded")
+    await world.until(lambda: not builds.unsent())
+
+    told = [one.payload for one in await builds.read("info")]
+
+    assert [one["new_state"] for one in told] == ["pending", "accepted", "succeeded"]
+    assert {one["resource"] for one in told} == {"vm:v"}
 
 
 @pytest.mark.parametrize("how", ["running", "handed over"])
