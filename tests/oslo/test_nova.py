@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import pytest
 
+from tests.docs.pages import Page
 from tests.oslo.kit import ROOT, OsloClient, oslo_client, oslo_python, serving
 from tests.process.helpers import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 EXAMPLES: Final = ROOT / "examples" / "nova_oslo"
-PAGE: Final = ROOT / "docs" / "adopting-nova.md"
+PAGE: Final = Page("adopting-nova.md")
 MOST_LINES: Final = 10
 CONTEXT: Final = {
     "request_id": "req-8f2c6a1e-5b1c-4a44-9c55-2f8f5b6b7c11",
@@ -147,6 +148,33 @@ async def test_a_build_that_outlives_the_drain_is_listed(rabbit_url: str, tmp_pa
     assert written(tmp_path / "vm-1.vm") == parts
 
 
+async def test_with_the_options_of_the_page_one_instance_has_one_task(
+    rabbit_url: str, tmp_path: Path
+):
+    """
+    The id of the instance is inside of an object: a stop waits until the build's thread has ended.
+    """
+    PAGE.write_to(tmp_path)
+    settings = {
+        "GRACEKIT_TRANSPORT_URL": f"{rabbit_url}?exchange=openstack&profile=oslo-durable",
+        "GRACEKIT_HOST": "host1",
+        "PYTHONPATH": str(ROOT),
+    }
+    run = ("-m", "gracekit", "run", "compute_options:svc")
+    async with (
+        oslo_client(rabbit_url, "compute", profile="durable") as client,
+        serving(tmp_path, *run, until="service.serving", end=DRAINED, **settings),
+    ):
+        host = conductor(client)
+        await host.cast(CONTEXT, "build_and_run_instance", instance=instance("vm-1", 3072))
+        await until(lambda: written(tmp_path / "vm-1.vm"), "the first part of a build")
+        await host.call(CONTEXT, "stop_instance", instance=instance("vm-2"))
+        assert written(tmp_path / "vm-1.state") == ""
+        await host.call(CONTEXT, "stop_instance", instance=instance("vm-1"))
+        assert written(tmp_path / "vm-1.vm") == "3"
+        assert written(tmp_path / "vm-1.state") == "stopped"
+
+
 def changed() -> list[str]:
     """The lines of the programs that differ, each with its sign; without their first docstring."""
     texts = [(EXAMPLES / name).read_text().split('"""', 2)[2] for name in ("before.py", "after.py")]
@@ -158,7 +186,7 @@ def test_the_move_is_as_long_as_the_page_says():
     """
     What differs between the two programs is the diff on the page, and at most ten new lines.
     """
-    shown, _ = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    shown, _ = re.findall(r"^```diff\n(.*?)^```", PAGE.text, re.MULTILINE | re.DOTALL)
     marked = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
 
     assert marked == changed()
