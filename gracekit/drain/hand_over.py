@@ -121,7 +121,4 @@ class HandOver:
             known = lists.get(row.state)
             if known is not None and row.request_id not in known:
                 known.append(row.request_id)
-                self._telemetry.emit(
-                    "task.not_started",
-                    **row.event_fields,
-                )
+                self._telemetry.emit("task.not_started", **row.event_fields)

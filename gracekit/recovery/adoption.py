@@ -167,10 +167,7 @@ class Adoption:
             self._leases.add_drop(batch, row.resource, row.request_id)
         with contextlib.suppress(ConflictError):
             await self._journal.commit(batch)
-            self._telemetry.emit(
-                "task.adopted",
-                **row.event_fields,
-            )
+            self._telemetry.emit("task.adopted", **row.event_fields)
 
     def _is_known(self, row: TaskRow) -> bool:
         return self._tracker.get(row.request_id, row.recipient) is not None

@@ -183,11 +183,7 @@ class Ends:
 
     def _tell_bad_end(self, row: TaskRow, outcome: Outcome) -> None:
         if outcome.state is TaskState.ERRORED:
-            self._telemetry.emit(
-                "task.errored",
-                **row.event_fields,
-                reason=outcome.reason or "",
-            )
+            self._telemetry.emit("task.errored", **row.event_fields, reason=outcome.reason or "")
         elif outcome.state is TaskState.FAILED:
             self._telemetry.emit(
                 "task.failed",

@@ -97,8 +97,4 @@ class Overdue:
         self._telemetry.tracing.decided(
             target.request_id, TaskState.ERRORED.value, Reason.EXPIRED.value
         )
-        self._telemetry.emit(
-            "task.errored",
-            **target.event_fields,
-            reason=Reason.EXPIRED.value,
-        )
+        self._telemetry.emit("task.errored", **target.event_fields, reason=Reason.EXPIRED.value)

@@ -213,10 +213,7 @@ class Custody:
         if task.token is not None and task.resource is not None:
             guard = Guard(resource=task.resource, token=task.token)
             self._leases.owe(guard, task.request_id)
-        self._telemetry.emit(
-            "task.row_lost",
-            **task.event_fields,
-        )
+        self._telemetry.emit("task.row_lost", **task.event_fields)
         state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
         task.advance(state)
         sentence = f"{task} has ended, but the store has lost its row and cannot record the outcome"

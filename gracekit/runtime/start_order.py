@@ -83,7 +83,7 @@ def in_order(
             ListedPart("deadlines", work(reconciler.keep_deadlines)),
             ListedPart("untracked work", StepPart(end=untracked.tell if ends else None)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
-            ListedPart("work of others", StepPart(untracked.note_known, end=_soon(abandoning))),
+            ListedPart("threads", StepPart(untracked.note_known, end=_soon(abandoning))),
             ListedPart("ops server", _intake(ground, Lane.OPS, parts.servers)),
             ListedPart("gate", StepPart(gate)),
             ListedPart("new-request server", _intake(ground, Lane.REQUESTS, parts.servers)),

@@ -104,14 +104,7 @@ class Tracker:
     def background(
         self, name: str, clock: Clock, *, lane: Lane = Lane.BACKGROUND, about: str = ""
     ) -> Iterator[TrackedTask]:
-        """Let a drain wait for a block of work that is no request; its deadline cancels it.
-
-        Args:
-            name: Shown as its method.
-            clock: Has the time and the ids.
-            lane: Where it came from.
-            about: See `TrackedTask`.
-        """
+        """Let a drain wait for a block of work that is no request; its deadline cancels it."""
         handler = asyncio.current_task()
         task = self.begin_work(name, clock, lane=lane, about=about, handler=handler)
         try:
@@ -134,10 +127,10 @@ class Tracker:
         """Begin to track work that is no request.
 
         Args:
-            name: As for `background`.
-            clock: As for `background`.
-            lane: As for `background`.
-            about: As for `background`.
+            name: Shown as its method.
+            clock: Has the time and the ids.
+            lane: Where it came from.
+            about: See `TrackedTask`.
             handler: The asyncio task to cancel; None for work in a thread.
             parent: The task that stays open until this work has ended, if it may still begin some.
         """

@@ -691,7 +691,7 @@ def test_hold_keeps_the_drain_and_its_probe_settles_what_is_left(loaded):
             await one.crash()
             migration.arriving.clear()
             await one.start()
-            await one.hears("hold.ended")
+            await one.hears("hold.ended", 2)
             assert await one.call(migration.arrived, vm="vm-2") is False
 
     run(main())

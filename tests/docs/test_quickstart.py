@@ -61,8 +61,9 @@ def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
         assert run(tmp_path, "ask.py") == PAGE.outputs[1]
         service.wait_text("spring/0")
         assert service.stop(signal.SIGTERM) == 75, service.log.read_text()
-        (*_, last) = service.log.read_text().splitlines()  # as JSON, where no terminal is
-        assert {"handed_over": 1, "exit_code": 75}.items() <= json.loads(last).items()
+        (*_, line, _) = service.log.read_text().splitlines()  # as JSON, where no terminal is
+        told = {"event": "drain.finished", "handed_over": 1, "exit_code": 75}
+        assert told.items() <= json.loads(line).items()
         done = pictures_in(service.log)
     for look in commands("gracekit (?:status|tasks)"):
         run(tmp_path, "-m", *look)

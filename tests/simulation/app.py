@@ -8,12 +8,12 @@ from typing import Any
 from gracekit import Context, Service
 from gracekit.rpc.methods import Method
 from tests.simulation.records import Records, declare_kinds
-from tests.simulation.threads import sleep
+from tests.simulation.threads import sleep, spawn
 from tests.simulation.truth import Truth
 
 SETTLE_S = 3.0
 POLICIES = ("error", "retry", "probe", "requeue")
-STYLES = ("plain", "steps", "thread", "thread_steps")
+STYLES = ("plain", "steps", "thread", "thread_steps", "spawned", "spawned_steps")
 
 
 class App:
@@ -88,6 +88,16 @@ class App:
         def alone_in_thread(ctx: Context, n: int) -> str:
             return self.truth.work_in_thread(ctx, None, sleep, steps=steps)
 
+        async def on_one_spawned(ctx: Context, n: int, vm: str) -> str:
+            ctx.track_call(spawn, on_one_in_thread, ctx, n, vm)
+            return self.truth.plans[ctx.request_id].value()
+
+        async def alone_spawned(ctx: Context, n: int) -> str:
+            ctx.track_call(spawn, alone_in_thread, ctx, n)
+            return self.truth.plans[ctx.request_id].value()
+
+        if "spawned" in style:
+            return on_one_spawned if on_vm else alone_spawned
         if "thread" in style:
             return on_one_in_thread if on_vm else alone_in_thread
         return on_one if on_vm else alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +23,27 @@ def sleep(seconds: float) -> None:
     parent = greenlet.getcurrent().parent
     assert parent is not None, "only a plain handler sleeps here"
     parent.switch(seconds)
+
+
+_spawned: set[asyncio.Task[None]] = set()
+
+
+def spawn(call: Callable[..., object], *args: object) -> None:
+    """What starts a thread of the application: it goes on by itself, until its process dies."""
+
+    async def run() -> None:
+        thread = greenlet.greenlet(call)
+        thread.gr_context = contextvars.copy_context()
+        await asyncio.sleep(0)
+        with contextlib.suppress(Exception, asyncio.CancelledError):  # nobody looks at its future
+            given: Any = thread.switch(*args)
+            while not thread.dead:
+                await asyncio.sleep(given)
+                given = thread.switch()
+
+    task = asyncio.ensure_future(run())
+    _spawned.add(task)
+    task.add_done_callback(_spawned.discard)
 
 
 class GreenThreads(Threads):

@@ -63,7 +63,12 @@ _STAGES: Final = (
         "",
         ("transport", "answers", "outbox", "epoch", "foreign readers", "deadlines"),
     ),
-    _Stage("Hooks", "calls the on_start hooks of the service", "", ("hooks", "threads")),
+    _Stage(
+        "Hooks",
+        "calls the on_start hooks of the service",
+        "",
+        ("untracked work", "hooks", "threads"),
+    ),
     _Stage(
         "Read ops requests",
         "opens the intake of the ops topic",
