@@ -23,6 +23,7 @@ from gracekit import (
     Retry,
     RpcClient,
     Service,
+    Settings,
     UnconfirmedError,
     Undeliverable,
     Wait,
@@ -32,6 +33,8 @@ from gracekit import (
 
 PAGE_S = 0.1
 """How long a page takes."""
+RESIZE_S = float(os.environ.get("NOVA_RESIZE_S", "30"))
+"""How long a resize takes."""
 
 
 class ComputeManager:
@@ -189,6 +192,17 @@ class ComputeManager:
             await ctx.end_hold("migration", vm)
         await self._step(vm, "let-go")
 
+    # -- one host alone ---------------------------------------------------------------
+
+    @ops_method(resource="vm", on_interrupt="retry")
+    async def resize_instance(self, _ctx: Context, vm: str, pages: int) -> int:
+        """Give a vm more memory. As it comes by the ops topic, a drain waits for its end."""
+        await self._step(vm, "resizing")
+        await asyncio.sleep(RESIZE_S)
+        self.hypervisor.grow(vm, pages)
+        await self._step(vm, "resized")
+        return pages
+
     # -- what people and tests see ------------------------------------------------------
 
     async def _step(self, vm: str, step: str) -> None:
@@ -199,14 +213,23 @@ class ComputeManager:
             await asyncio.sleep(0.02)
 
 
-svc = Service("compute", queues="directed")  # each request names its host
+# Each request names its host. Nova's services have 180 s to stop, too.
+svc = Service("compute", queues="directed", defaults={"drain_timeout": "180s"})
 
 # A handler has neither client nor settings: what `gracekit run` reads is read here once more.
 CLOUD = Path(os.environ.get("NOVA_CLOUD", "cloud"))
 TRANSPORT = os.environ.get("GRACEKIT_TRANSPORT_URL", "sqlite:///gracekit.db")
+
+
+def connect() -> RpcClient:
+    """A client of the hosts' services."""
+    ops_topic = os.environ.get("GRACEKIT_OPS_TOPIC", "{topic}-ops")
+    return svc.client(TRANSPORT, Settings(ops_topic=ops_topic))
+
+
 manager = ComputeManager(
     Hypervisor(CLOUD, os.environ.get("GRACEKIT_HOST", socket.gethostname())),
-    svc.client(TRANSPORT),
+    connect(),
     halt=CLOUD / "halt",
     at_most=os.environ.get("NOVA_HOLD", "15m"),
 )

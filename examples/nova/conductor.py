@@ -2,6 +2,7 @@
 
 python -m examples.nova.conductor boot vm-1 src --pages 100
 python -m examples.nova.conductor migrate vm-1 dst
+python -m examples.nova.conductor resize vm-1 --pages 200
 python -m examples.nova.conductor show
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from examples.nova.compute import CLOUD, TRANSPORT, ComputeManager, svc
+from examples.nova.compute import CLOUD, ComputeManager, connect
 from examples.nova.hypervisor import Hypervisor
 from gracekit import Draining
 
@@ -24,7 +25,7 @@ def boot(vm: str, host: str, pages: int) -> None:
 async def migrate(vm: str, dests: list[str]) -> None:
     """Ask the vm's host to move it, to the first of *dests* that is not draining."""
     source = Hypervisor(CLOUD, "").record(vm).host
-    async with svc.client(TRANSPORT) as client:
+    async with connect() as client:
         view = client.prepare(host=source, timeout="1h")
         for dest in dests:
             try:
@@ -35,6 +36,16 @@ async def migrate(vm: str, dests: list[str]) -> None:
                 print(f"{vm} runs on {answer}")
                 return
     print(f"no host takes {vm}: it stays on {source}")
+
+
+async def resize(vm: str, pages: int) -> None:
+    """Ask the vm's host to give it more memory."""
+    host = Hypervisor(CLOUD, "").record(vm).host
+    async with connect() as client:
+        view = client.prepare(host=host, timeout="1h")
+        print(
+            f"{vm} has {await view.call(ComputeManager.resize_instance, vm=vm, pages=pages)} pages"
+        )
 
 
 def show() -> None:
@@ -59,6 +70,9 @@ def main() -> None:
     migrating = commands.add_parser("migrate")
     migrating.add_argument("vm")
     migrating.add_argument("dest", nargs="+", help="hosts, in the order in which they are asked")
+    resizing = commands.add_parser("resize")
+    resizing.add_argument("vm")
+    resizing.add_argument("--pages", type=int, default=40)
     commands.add_parser("show")
     given = parser.parse_args()
     match given.command:
@@ -66,6 +80,8 @@ def main() -> None:
             boot(given.vm, given.host, given.pages)
         case "migrate":
             asyncio.run(migrate(given.vm, given.dest))
+        case "resize":
+            asyncio.run(resize(given.vm, given.pages))
         case _:
             show()
 

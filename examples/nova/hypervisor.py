@@ -98,6 +98,16 @@ class Hypervisor:
             self._write(vm, Record(pages=pages, host=self.host))
             self._change(vm, self.host, "running")
 
+    def grow(self, vm: str, pages: int) -> None:
+        """Give it so many pages; it keeps those that it has."""
+        with self._locked():
+            if not self.owns(vm):
+                raise RefusedError(f"{vm} is not of {self.host}")
+            record = self.record(vm)
+            for page in range(record.pages, pages):
+                self._page(self.host, vm, page).write_text(f"page {page} of {vm}")
+            self._write(vm, replace(record, pages=max(record.pages, pages)))
+
     def begin(self, vm: str, dest: str, *, fence: int) -> None:
         """It is to go to *dest*."""
         with self._locked():

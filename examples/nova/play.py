@@ -1,11 +1,12 @@
-"""Live migrations, and a drain and a crash in the middle of them.
+"""Live migrations and a resize, and drains and a crash in the middle of them.
 
     python -m examples.nova.play
 
 Three hosts are processes with a store each. host-b is told to leave while vm-1
 is on its way to it: it stays until vm-1 is there, and vm-2 goes to host-c
 instead. Then host-a is killed at the worst moment, when vm-3 is paused: its next
-life asks the hypervisor, lets the vm run again, and goes on.
+life asks the hypervisor, lets the vm run again, and goes on. At last host-c is told
+to leave while it resizes vm-2: it stays until that is done, half a minute later.
 """
 
 from __future__ import annotations
@@ -20,21 +21,27 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from examples.nova.compute import manager
-from examples.nova.conductor import boot, migrate, show
+from examples.nova.conductor import boot, migrate, resize, show
 
 CHECKOUT = Path(__file__).parents[2]
-SETTINGS = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "100ms"}
+SETTINGS = {
+    "GRACEKIT_OPS_TOPIC": "compute-alt",
+    "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "100ms",
+}
 
 
 async def main() -> None:
-    """Three migrations."""
+    """Three migrations and a resize."""
+    os.environ.update(SETTINGS)
     for vm in ("vm-1", "vm-2", "vm-3"):
         boot(vm, "host-a", pages=4)
-    async with host("host-a") as a, host("host-c"):
+    async with host("host-a") as a, host("host-c") as c:
         async with host("host-b") as b:
             await drain_the_destination(a, b)
         print(f"host-b has left with exit code {b.returncode}")
         await kill_the_source(a)
+        await resize_in_a_drain(c)
+        print(f"host-c has left with exit code {c.returncode}")
     show()
 
 
@@ -67,6 +74,17 @@ async def kill_the_source(source: Process) -> None:
         await third
 
 
+async def resize_in_a_drain(service: Process) -> None:
+    """It ends although its host is told to leave, and the caller is answered."""
+    growing = asyncio.create_task(resize("vm-2", 8))
+    await listen(service, until="vm-2 resizing")
+    service.terminate()
+    print("SIGTERM was sent to host-c; a drain waits for the resize")
+    await listen(service, until="vm-2 resized")
+    await growing
+    await listen(service)
+
+
 @contextlib.contextmanager
 def halt(vm: str, step: str) -> Iterator[None]:
     """During the block the vm waits when it has come to that step."""
@@ -85,7 +103,7 @@ async def host(name: str) -> AsyncIterator[Process]:
     own = {"GRACEKIT_HOST": name, "GRACEKIT_STORE_URL": f"sqlite:///{name}.db"}
     run = ("-m", "gracekit", "run", "--app-dir", CHECKOUT, "examples.nova.compute:svc")
     service = await asyncio.create_subprocess_exec(
-        sys.executable, *run, stdout=PIPE, env={**os.environ, **SETTINGS, **own}
+        sys.executable, *run, stdout=PIPE, env={**os.environ, **own}
     )
     try:
         await listen(service, until="service.serving")

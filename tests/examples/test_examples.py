@@ -391,10 +391,13 @@ def test_rung_14_a_fastapi_program_answers_probes_and_operators(play):
 # -- the larger ones --------------------------------------------------------------
 
 
-def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_source(play):
+def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_source(
+    play, monkeypatch
+):
     """
     A draining host waits for the vm that it expects and takes no other; a killed one goes on.
     """
+    monkeypatch.setenv("NOVA_RESIZE_S", "2")
     lines = play("examples.nova.play")
 
     assert said_by_the_example(lines) == [
@@ -408,6 +411,9 @@ def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_sourc
         "host-b has left with exit code 0",
         "host-a was killed",
         "vm-3 runs on host-c",
+        "SIGTERM was sent to host-c; a drain waits for the resize",
+        "vm-2 has 8 pages",
+        "host-c has left with exit code 0",
         "vm-1 is of host-b: host-a gone, host-b running, host-c gone",
         "vm-2 is of host-c: host-a gone, host-b gone, host-c running",
         "vm-3 is of host-c: host-a gone, host-b gone, host-c running",

@@ -58,7 +58,9 @@ class ComputeHost(Site):
         self.url = cloud.queues.url
         self.name = name
         self.hypervisor = Hypervisor(cloud.files, name)
-        self._variables = (f"NOVA_CLOUD={cloud.files}", f"NOVA_HOLD={cloud.hold}")
+        hold = f"NOVA_HOLD={cloud.hold}"
+        topic = "GRACEKIT_OPS_TOPIC=compute-alt"
+        self._variables = (f"NOVA_CLOUD={cloud.files}", hold, topic, "NOVA_RESIZE_S=1")
         self._lives: list[ServiceProcess] = []
 
     def start(self, **settings: object) -> ServiceProcess:
@@ -132,7 +134,7 @@ class Cloud:
         self, vm: str, *, source: str = "src", dest: str = "dst", request_id: str | None = None
     ) -> None:
         """Cast, as a conductor; the vm is the request's id by default."""
-        async with RpcClient(self.queues.url, "compute") as client:
+        async with RpcClient(self.queues.url, "compute", ops_topic="compute-alt") as client:
             view = client.prepare(host=source, request_id=request_id or vm)
             await view.cast(ComputeManager.live_migration, vm=vm, dest=dest)
 
@@ -509,3 +511,23 @@ async def test_a_migration_that_is_given_up_leaves_nothing_half_done(tmp_path: P
         judge(cloud)
         assert [cloud.src.state(vm) for vm in vms] == ["errored"] * 3
         assert [cloud.src.hypervisor.owns(vm) for vm in vms] == [True, True, False]
+
+
+async def test_a_resize_on_the_ops_topic_ends_in_a_drain(tmp_path: Path) -> None:
+    """
+    It takes longer than the time that ops requests have to come; it ends, and its caller knows.
+    """
+    with on_file(tmp_path) as cloud:
+        await cloud.start(ops_quiet_timeout="100ms")
+        cloud.boot("vm-1", stop_at="resizing")
+        async with RpcClient(cloud.queues.url, "compute", ops_topic="compute-alt") as client:
+            view = client.prepare(host="src", ops=True, timeout=60)
+            growing = asyncio.create_task(view.call("resize_instance", vm="vm-1", pages=PAGES + 2))
+            await cloud.at("vm-1", "resizing")
+            cloud.src.life.terminate()
+            await cloud.src.life.wait_log("intake.closed")
+            cloud.go_on()
+            assert await growing == PAGES + 2
+        assert await cloud.src.life.exit_code() == 0
+        assert cloud.src.hypervisor.record("vm-1").pages == PAGES + 2
+        assert await cloud.dst.life.stop() == 0
