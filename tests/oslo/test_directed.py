@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,48 @@ async def test_hosts_of_one_topic_with_a_store_each_serve_oslo_clients(
     assert sorted(ran) == sorted(
         (name, vm) for name in ("one", "two") for vm in (f"cast-{name}", "vm", "vm")
     )
+
+
+async def test_a_resize_on_the_ops_topic_ends_in_a_drain_and_answers_its_oslo_client(
+    rabbit_url: str, tmp_path: Path
+) -> None:
+    """
+    The client calls the second topic, as Nova's does, and gets its answer from a host that leaves.
+    """
+    tmp_path.chmod(0o700)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    svc = Service("compute", queues="directed")
+
+    @svc.ops(resource="vm")
+    async def resize(ctx: Context, vm: str) -> str:
+        begun.set()
+        await go_on.wait()
+        return vm
+
+    runtime = Runtime(
+        svc,
+        Settings(
+            transport_url=rabbit_url,
+            store_url=f"sqlite:///{tmp_path}/one.db",
+            host="one",
+            exchange="nova",
+            declare_profile="oslo-durable",
+            ops_topic="compute-alt",
+            ops_quiet_timeout_s=0.1,
+        ),
+    )
+    closed = asyncio.Event()
+    runtime.ground.telemetry.subscribe(lambda event, _: event == "intake.closed" and closed.set())
+    async with (
+        oslo_client(rabbit_url, "compute-alt", exchange="nova", profile="durable") as client,
+        runtime,
+    ):
+        view = client.prepare(server="one", timeout=30)
+        call = asyncio.create_task(view.call({}, "resize", vm="vm-1"))
+        await begun.wait()
+        runtime.request_stop()
+        leaving = asyncio.create_task(runtime.serve())
+        await closed.wait()
+        go_on.set()
+        assert await call == "vm-1"
+        assert (await leaving).exit_code == 0
