@@ -132,7 +132,7 @@ class Context(Mapping[str, Any]):
     @property
     def request_id(self) -> str:
         """The sender's id of this request."""
-        return self._task.request_id
+        return self._task.about or self._task.request_id  # `about`: of a block that is by itself
 
     @property
     def shown_context(self) -> Mapping[str, str] | None:

@@ -40,7 +40,7 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
     ) -> None:
         self._ctx = ctx
         self._name = f"{ctx.method}:{name}"
-        self._resource = resource
+        self._resource = resource and (str(resource[0]), str(resource[1]))
         self._keep_open = keep_open
         self._services = ctx._services  # noqa: SLF001 - a block is a part of its Context
         self._work: TrackedTask | None = None
@@ -130,7 +130,10 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
 
         def make() -> None:
             if tracked.set_running_or_notify_cancel():
-                tracked.set_result(track())
+                try:
+                    tracked.set_result(track())
+                except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                    tracked.set_exception(error)
 
         loop.call_soon_threadsafe(make)
         with contextlib.suppress(TimeoutError):

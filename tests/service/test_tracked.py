@@ -248,6 +248,7 @@ async def test_a_thread_by_itself_holds_the_drain_and_not_its_task(
     def clean_up() -> None:
         asked.append(gracekit.current().cancelled)
         assert gracekit.current()["user_id"] == "ann"
+        assert gracekit.current().request_id == "one"
         threads.wait()
         asked.append(gracekit.current().cancelled)
 
@@ -258,7 +259,8 @@ async def test_a_thread_by_itself_holds_the_drain_and_not_its_task(
 
     life = await world.start(svc)
     client = await world.client(svc)
-    assert await client.prepare(context={"user_id": "ann"}).call(delete) == "deleted"
+    view = client.prepare(context={"user_id": "ann"}, request_id="one")
+    assert await view.call(delete) == "deleted"
     assert works_in(life) == ["delete:clean_up"]
     report = await life.drain()
     threads.go()
