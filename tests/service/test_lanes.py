@@ -348,7 +348,7 @@ async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
     world: World, svc: Service
 ):
     """
-    Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler.
+    Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler, one line.
     """
     doors = Doors()
 
@@ -357,7 +357,7 @@ async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
         await doors.pass_(who)
 
     await world.start(svc, instance="a", host="a")
-    await world.start(svc, instance="b", host="b")
+    life = await world.start(svc, instance="b", host="b")
     client = await world.client(svc)
     await client.prepare(host="a").cast(change, vm="v", who="a")
     await doors.wait(1)
@@ -367,6 +367,8 @@ async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
     await world.until(lambda: world.state("late") == "errored", within_s=3)
 
     assert world.task("late")["reason"] == "expired"
+    (told,) = life.told("task.errored")
+    assert (told["task_id"], told["reason"]) == ("late", "expired")
     doors.open("a")
     await asyncio.sleep(5)
     assert doors.entered == ["a"]
