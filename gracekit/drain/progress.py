@@ -135,7 +135,6 @@ class DrainProgress:
         self._moved_at = times.now
         self._blocks: list[TrackedTask] = []  # awaited ones whose end has no other line
         self._open_holds: dict[int, Hold] = {}
-        self._ended_holds: set[int] = set()
 
     def tell_started(self, request: StopRequest) -> None:
         """Log that the drain begins, and each task that it waits for; `show` logs the holds."""
@@ -160,19 +159,15 @@ class DrainProgress:
             )
 
     def note_holds(self, holds: Sequence[Hold]) -> None:
-        """Take in which holds are open; log those that are new, and those that have ended.
-
-        An answer of the store may come after a later one, so an ended hold stays ended.
-        """
+        """Take in which holds are open; log those that are new, and those that have ended."""
         before, wall = self._open_holds, self._clock.wall()
-        self._open_holds = {hold.id: hold for hold in holds if hold.id not in self._ended_holds}
+        self._open_holds = {hold.id: hold for hold in holds}
         for hold in self._open_holds.values():
             if hold.id not in before:
                 lapses_s = round(hold.lapses_at - wall, 1)
                 self._telemetry.emit("hold.awaited", **hold.event_fields, lapses_s=lapses_s)
         for hold in before.values():
             if hold.id not in self._open_holds:
-                self._ended_holds.add(hold.id)
                 reason = "lapsed" if hold.lapses_at <= wall else "ended"
                 self._telemetry.emit("hold.ended", **hold.event_fields, reason=reason)
 
@@ -198,6 +193,7 @@ class DrainProgress:
 
     def tell_finished(self) -> None:
         """Log the numbers of the report, at the end of the drain."""
+        self.tell_ended()
         report = self._report
         self._telemetry.emit(
             "drain.finished",

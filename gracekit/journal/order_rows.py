@@ -17,7 +17,7 @@ import msgspec
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.outbox import News, Subject, add_update
-from gracekit.journal.rows import Outcome, TaskRow, from_json, order_from, taken_pair, to_json
+from gracekit.journal.rows import Outcome, RowOfTask, from_json, order_from, taken_pair, to_json
 from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
@@ -66,49 +66,33 @@ _NOT_RETRIED: Final = MappingProxyType(
 _NOT_GIVEN_UP: Final = "only a task that waits for capacity can be; `gracekit tasks fail` ends it"
 
 
-class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
+class OrderTarget(RowOfTask, frozen=True, kw_only=True):
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
-        ops_resource: As of a `TrackedTask`.
-        shown_context: As of a `TrackedTask`.
         failure: Its last failure as JSON; None without one.
         owner: Run that may act on it; None for an ownerless row.
-        attempts: Number of attempts begun so far.
         probing: Whether a probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and recovery's first look.
         errored_due: Whether it has ended and its errored hook is still to be called, or to return.
         calling: Whether its errored hook was called and has not returned.
-        parkings: How often it was parked.
-        pending_deadline: Wall time until which it may be PENDING; None if it never was.
         ordered: The order that its run has taken, as JSON; None if none was.
         has_arguments: Whether its arguments are still on record.
         owes_replies: Whether a caller is still to be answered, or may not have got the answer.
     """
 
     id: int
-    request_id: str
     recipient: str
-    service: str
-    method: str
-    resource: tuple[str, str] | None
-    ops_resource: tuple[str, str] | None
-    shown_context: dict[str, str] | None
-    state: TaskState
     reason: str | None
     detail: str | None
     failure: str | None
     owner: str | None
     cut: str | None
-    attempts: int
     probing: bool
     settle_s: float
     finished_at: float | None
     errored_due: bool
     calling: bool
-    parkings: int
-    pending_deadline: float | None
-    lane: Lane
     ordered: str | None
     has_arguments: bool
     owes_replies: bool
@@ -119,23 +103,6 @@ class OrderTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is TaskState.RUNNING or (
             self.state is TaskState.HANDED_OVER and self.owner is not None
         )
-
-    @property
-    def shown_resource(self) -> tuple[str, str] | None:
-        """As of a `TrackedTask`."""
-        return self.resource or self.ops_resource
-
-    @property
-    def event_fields(self) -> dict[str, Any]:
-        """As of a `TrackedTask`."""
-        return {
-            "task_id": self.request_id,
-            "method": self.method,
-            "channel": self.lane.word,
-            "resource": self.shown_resource,
-            "attempt": self.attempts,
-            "context": self.shown_context,
-        }
 
     def __str__(self) -> str:
         return f"task {self.request_id} ({self.method})"
@@ -403,7 +370,7 @@ def add_order(
     incident.add(batch)
 
 
-def subject_of(row: OrderTarget | TaskRow) -> Subject:
+def subject_of(row: RowOfTask) -> Subject:
     """The task as its notifications name it."""
     return Subject(
         task_id=row.request_id,

@@ -166,63 +166,28 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     parking: Parking | None = None
 
 
-class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A journal row, as recovery and the listings read it; columns as in the schema.
+class RowOfTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What all that reads rows of tasks wants to know.
 
     Attributes:
-        alone: Whether nothing else was at work in its process at its last crash.
-        caller_hash: Hash of the caller; None if an older gracekit accepted it, which kept none.
+        attempts: Number of attempts begun so far.
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
-        ordered: The order that its run has taken; None if none was.
         ops_resource: As of a `TrackedTask`.
         shown_context: As of a `TrackedTask`.
     """
 
-    id: int
     request_id: str
-    recipient: str
-    lane: Lane
-    queue: str
-    route: str
-    target: str
-    namespace: str | None
-    method: str
-    version: str
-    args: dict[str, Any] | None
-    context: dict[str, Any] | None
-    content_hash: str
-    on_interrupt: OnInterrupt
-    settle_s: float
-    resource: tuple[str, str] | None
-    state: TaskState
-    reason: str | None
-    detail: str | None
-    owner: str | None
-    cut: Interruption | None
-    not_before: float | None
-    attempts: int
-    crashes: int
-    token: int | None
-    cursor: Any
-    accepted_at: float
-    started_at: float | None
-    finished_at: float | None
-    expires_at: float | None
-    next_check: float | None
-    waiting_since: float | None
-    result: str | None
-    failure: str | None
-    errored_due: bool
-    alone: bool
-    hook_crashes: int
-    caller_hash: str | None
     service: str
-    parkings: int
-    pending_deadline: float | None
-    ordered: Order | None
+    method: str
+    lane: Lane
+    resource: tuple[str, str] | None
     ops_resource: tuple[str, str] | None
     shown_context: dict[str, str] | None
+    state: TaskState
+    attempts: int
+    parkings: int
+    pending_deadline: float | None
 
     @property
     def shown_resource(self) -> tuple[str, str] | None:
@@ -240,6 +205,50 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
             "attempt": self.attempts,
             "context": self.shown_context,
         }
+
+
+class TaskRow(RowOfTask, frozen=True, kw_only=True):
+    """A journal row, as recovery and the listings read it; columns as in the schema.
+
+    Attributes:
+        alone: Whether nothing else was at work in its process at its last crash.
+        caller_hash: Hash of the caller; None if an older gracekit accepted it, which kept none.
+        ordered: The order that its run has taken; None if none was.
+    """
+
+    id: int
+    recipient: str
+    queue: str
+    route: str
+    target: str
+    namespace: str | None
+    version: str
+    args: dict[str, Any] | None
+    context: dict[str, Any] | None
+    content_hash: str
+    on_interrupt: OnInterrupt
+    settle_s: float
+    reason: str | None
+    detail: str | None
+    owner: str | None
+    cut: Interruption | None
+    not_before: float | None
+    crashes: int
+    token: int | None
+    cursor: Any
+    accepted_at: float
+    started_at: float | None
+    finished_at: float | None
+    expires_at: float | None
+    next_check: float | None
+    waiting_since: float | None
+    result: str | None
+    failure: str | None
+    errored_due: bool
+    alone: bool
+    hook_crashes: int
+    caller_hash: str | None
+    ordered: Order | None
 
 
 def task_row(columns: Row) -> TaskRow:

@@ -358,5 +358,5 @@ def _is_ping(request: Request) -> bool:
 
 
 def _holds_drain(method: Method[Any, Any], lane: Lane) -> bool:
-    """Whether a drain waits for it: for all but an ops method that came by the ops lane."""
+    """Whether it may stop at a safe point: all but ops methods that came by the ops lane."""
     return not (method.ops and lane is Lane.OPS)

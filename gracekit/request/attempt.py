@@ -178,15 +178,16 @@ class Attempts:
         """
         task = job.task
         self._scheduler.leave_to_resource(job)
-        await self._tracker.wait_children(task)
-        if task.handler is not None and task.handler.cancelling():
-            await _take_cancellations(task.handler)
+        while task.children and task.cut is None:
+            await self._tracker.wait_children(task)
+            if task.handler is not None and task.handler.cancelling():
+                await _take_cancellations(task.handler)  # another child may begin meanwhile
         error, task.child_error = task.child_error, None
+        if end.outcome is None or end.outcome.state is not TaskState.SUCCEEDED:
+            return end
         if task.stopped:
             return _STOPPED
-        if error is None or end.outcome is None or end.outcome.state is not TaskState.SUCCEEDED:
-            return end
-        return _judge(task, job.method, error, parks=self._services.parks)
+        return end if error is None else _judge(task, job.method, error, parks=self._services.parks)
 
     def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Add an attempt that was not cut to the history of its method, and to the log."""

@@ -255,8 +255,6 @@ class Scheduler:
 
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken; may be called twice."""
-        if not job.inside and not job.alone:
-            return
         while job.inside:
             self._lines.leave(job.inside.pop())
         self._suspects.leave(job)

@@ -1,7 +1,7 @@
 """Work that a handler tracks: blocks of `ctx.track`, and calls by `ctx.track_call`.
 
 It may run in a thread of the application. The tracker belongs to the loop, so a thread has the
-loop change it, and goes on when the change is made.
+loop change it. It waits until its block is tracked, and does not wait at the end.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import concurrent.futures
 import contextlib
 import contextvars
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gracekit.request.current import running_in
@@ -49,24 +49,14 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
         here = asyncio.current_task() if _running_loop() is self._services.loop else None
         return self.begin(here, threading.get_ident())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.end(error)
 
     async def __aenter__(self) -> Context:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end(error)
 
     def begin(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> Context:
         """Track the block, which runs in the asyncio task *here* or in that thread.
@@ -160,11 +150,18 @@ class TrackedCall:
         self._function = function
         self._ctx = block.begin(None, None)
         self._context = contextvars.copy_context()
-        self._begun = False
+        self._unbegun = [True]  # who takes it out decides; a `pop` is atomic
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; the block ends with it."""
-        self._begun = True
+        """Call the function; the block ends with it.
+
+        Raises:
+            CancelledError: the call was given up.
+        """
+        try:
+            self._unbegun.pop()
+        except IndexError:
+            raise concurrent.futures.CancelledError from None
         return self._context.run(self.run, *args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,15 +184,24 @@ class TrackedCall:
         try:
             submitted = submit(self, *args, **kwargs)
         except BaseException:
-            self._block.end(None)
+            self._give_up()
             raise
+        if inspect.iscoroutine(submitted):
+            submitted.close()
+            self._give_up()
+            name = getattr(self._function, "__name__", "work")
+            raise TypeError(
+                "track_call() needs a function that submits at once, such as executor.submit, and "
+                f"not a coroutine function: await that in `async with ctx.track({name!r})`"
+            )
         if callable(when_done := getattr(submitted, "add_done_callback", None)):
             when_done(self._give_up)
         return submitted
 
-    def _give_up(self, _: object) -> None:
+    def _give_up(self, _: object = None) -> None:
         """The executor is done with it: if it was cancelled before it began, nothing runs."""
-        if not self._begun:
+        with contextlib.suppress(IndexError):
+            self._unbegun.pop()
             self._block.end(None)
 
 

@@ -169,7 +169,7 @@ class Method(Generic[P, R_co]):
         value, needs, given = None, "a value", ""
         try:
             value = value_of(source, args)
-        except Exception as error:  # noqa: BLE001 - a function or property of the application
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a property ends the loop
             given = f", and reading it raised {type(error).__name__}"
         # Anything may be inside of an argument, and the text of most objects is no id.
         can_be = source in self.signature.parameters or isinstance(value, str | int | float | UUID)

@@ -153,6 +153,8 @@ class Tracker:
             task.cancel_cause = parent.cancel_cause
         self.add(task)
         self.started(task)
+        if task.cancel_cause is not None and handler is not None:
+            task.cancel(task.cancel_cause)  # its parent was cancelled before
         return task
 
     def end_work(self, task: TrackedTask, error: BaseException | None) -> None:

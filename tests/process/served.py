@@ -99,6 +99,13 @@ async def spawned(ctx: Context, key: str) -> str:
     return key
 
 
+@svc.ops
+def resized(ctx: Context, key: str) -> str:
+    """A long piece of work on the ops topic, in a thread."""
+    wait_for_go(key)
+    return key
+
+
 @svc.rpc
 async def untracked(ctx: Context, key: str) -> None:
     """Leave the work to a thread and an asyncio task that nothing tracks."""

@@ -101,6 +101,24 @@ async def test_task_that_waits_for_its_turn_does_not_keep_the_drain(
     assert await again.stop() == 0
 
 
+async def test_an_ops_task_in_a_thread_is_drained(site: Site, client: RpcClient) -> None:
+    """
+    Also if it takes longer than ops requests have to come, and its caller is answered.
+    """
+    service = await site.start(
+        drain_timeout="60s", ops_quiet_timeout="100ms", progress_every="500ms"
+    ).serving()
+    call = asyncio.create_task(client.call(served.resized, key="t"))
+    await site.effect("start", "t")
+    service.terminate()
+    await service.wait_log("drain.progress", times=1)
+    assert await client.call(served.ping) == service.pid
+    site.go()
+
+    assert await call == "t"
+    assert await service.exit_code() == 0
+
+
 async def test_a_tracked_thread_is_drained(site: Site, client: RpcClient) -> None:
     """
     Its task is open, the drain waits for the thread, and then the caller is answered.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 import pytest
 
@@ -462,3 +462,179 @@ async def test_a_handler_may_block_the_loop_until_its_tracked_threads_have_ended
 
     await world.start(svc)
     assert await (await world.client(svc)).call(create) == "created"
+
+
+# -- blocks in asyncio tasks of the handler ---------------------------------------------
+
+
+async def begin(kept: list[asyncio.Task[None]], *works: Callable[[], Awaitable[None]]) -> None:
+    """Leave work to asyncio tasks, and let each begin."""
+    kept.extend(asyncio.ensure_future(work()) for work in works)
+    await asyncio.sleep(0)
+
+
+async def test_nothing_is_kept_of_a_request_that_has_left_work(world: World, svc: Service):
+    """
+    Otherwise no suspect could be alone in this process any more.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc(on_interrupt="requeue")
+    async def create(ctx: Context) -> str:
+        async def work() -> None:
+            async with ctx.track("work"):
+                await asyncio.sleep(1)
+
+        await begin(kept, work)
+        return "created"
+
+    life = await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
+    assert not life.runtime.wired.dispatcher._scheduler._suspects._inside
+
+
+async def test_a_block_that_begins_as_another_ends_keeps_the_task_open(world: World, svc: Service):
+    """
+    Also in the moment in which a cancellation by the application is taken back.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc(resource="vm")
+    async def create(ctx: Context, vm: str) -> str:
+        go = asyncio.Event()
+
+        async def first() -> None:
+            async with ctx.track("first"):
+                await asyncio.sleep(5)
+            go.set()
+
+        async def second() -> None:
+            await go.wait()
+            async with ctx.track("second"):
+                await asyncio.sleep(5)
+
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.get_running_loop().call_later(1, me.cancel)
+        await begin(kept, second, first)
+        return "created"
+
+    life = await world.start(svc)
+    call = await sent(await world.client(svc), "create", vm="1")
+    await asyncio.sleep(7)
+    assert (works_in(life), call.done()) == (["create:second"], False)
+    assert await call == "created"
+
+
+async def test_a_block_that_begins_after_the_cancel_of_its_task_is_cancelled(
+    world: World, svc: Service
+):
+    """
+    While another one cleans up after it.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc(timeout="5s")
+    async def create(ctx: Context) -> None:
+        async def first() -> None:
+            async with ctx.track("first"):
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(10)
+
+        async def second() -> None:
+            await asyncio.sleep(10)
+            async with ctx.track("second"):
+                await asyncio.sleep(3600)
+
+        await begin(kept, first, second)
+
+    await world.start(svc)
+    with pytest.raises(MethodTimeoutError):
+        await (await world.client(svc)).prepare(request_id="one").call(create)
+    await asyncio.sleep(15)
+    assert (world.state("one"), kept[1].cancelled()) == ("failed", True)
+
+
+async def test_a_failed_handler_stays_failed_whatever_its_work_does(world: World, svc: Service):
+    """
+    A safe point of the work in a drain takes nothing back.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc(on_interrupt="retry")
+    async def create(ctx: Context) -> None:
+        async def work() -> None:
+            async with ctx.track("work"):
+                for part in range(100):
+                    await asyncio.sleep(1)
+                    await ctx.safe_point(part)
+
+        await begin(kept, work)
+        raise ValueError("no disk")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: works_in(life) == ["create:work"])
+    assert (await life.drain()).exit_code == 0
+    assert world.state("one") == "failed"
+
+
+async def test_the_end_of_a_block_that_is_cut_is_a_line(world: World, svc: Service):
+    """
+    As that of one that ends by itself.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        async def work() -> None:
+            async with ctx.track("work", keep_open=False):
+                await asyncio.sleep(3600)
+
+        await begin(kept, work)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).call(create)
+    await life.drain()
+    assert [told["outcome"] for told in life.told("work.ended")] == ["cut"]
+
+
+async def test_a_submit_that_is_a_coroutine_function_is_refused(world: World, svc: Service):
+    """
+    Its thread may never begin, if what awaits it is cancelled; the error says what to write.
+    """
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        await ctx.track_call(asyncio.to_thread, str)
+
+    life = await world.start(svc)
+    with pytest.raises(TypeError, match=r"async with ctx\.track\('str'\)"):
+        await (await world.client(svc)).call(create)
+    assert works_in(life) == []
+
+
+async def test_a_call_that_was_given_up_does_not_run(world: World, svc: Service):
+    """
+    Its task has ended without it: a thread that comes to it later is told that it is cancelled.
+    """
+    given: list[Callable[[], object]] = []
+    ran: list[str] = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        def submit(call: Callable[[str], object], word: str) -> asyncio.Future[object]:
+            given.append(lambda: call(word))
+            return asyncio.get_running_loop().create_future()
+
+        ctx.track_call(submit, ran.append, "ran").cancel()
+        await asyncio.sleep(0)
+        return "created"
+
+    await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
+    with pytest.raises(CancelledError):
+        given[0]()
+    assert ran == []
