@@ -45,7 +45,8 @@ class RequestContextSerializer(InstanceSerializer):
 
     def serialize_context(self, context: RequestContext) -> dict[str, Any]:
         """The context as plain data, with `request_id`, `user_id` and `project_id`."""
-        return dict(context.to_dict())
+        ids = {"user_id": context.user_id, "project_id": context.project_id}
+        return {**context.to_dict(), **ids}
 
     def deserialize_context(self, context: dict[str, Any]) -> RequestContext:
         """The context that such data describes."""

@@ -15,7 +15,9 @@ from gracekit.drain.report import list_first
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.tracker import Tracker
 
-_OURS: Final = frozenset({"gracekit", "aio_pika", "aiormq", "anyio", "starlette", "uvicorn"})
+_OURS: Final = frozenset(
+    {"gracekit", "aio_pika", "aiormq", "anyio", "asyncio", "concurrent", "starlette", "uvicorn"}
+)
 _IDLE: Final = pools._worker.__code__  # noqa: SLF001 - is not public
 
 
@@ -35,7 +37,7 @@ class Untracked:
     async def tell(self) -> None:
         """Log what has come since and is no library's, in one line; nothing without any."""
         names = sorted([*self._tasks(), *self._threads()])
-        if names:
+        if names and self._known:  # else the start has ended before
             self._telemetry.emit(
                 "work.untracked", number=len(names), work=list_first(names, len(names))
             )

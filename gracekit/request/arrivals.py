@@ -17,7 +17,14 @@ from gracekit.clock import Clock
 from gracekit.config.choices import RejectReason
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
-from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
+from gracekit.errors import (
+    BadMessageError,
+    Draining,
+    GracekitError,
+    InvalidArgumentsError,
+    MessageTooLargeError,
+    RpcError,
+)
 from gracekit.journal.rows import Acceptance, Address, TaskRow, caller_hash
 from gracekit.phase import Phase, ServiceState
 from gracekit.request.calls import in_thread
@@ -25,6 +32,7 @@ from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
 from gracekit.request.suspects import suspicion
+from gracekit.rpc.foreign_readers import need_one_store
 from gracekit.rpc.message import (
     CONTROL_NAMESPACE,
     STATE_VERB,
@@ -65,7 +73,7 @@ class Arrivals:
         clock: Clock,
         *,
         instance: str,
-        context_keys: tuple[str, ...] = (),
+        is_directed: bool = False,
     ) -> None:
         self._methods = methods
         self._refusals = refusals
@@ -73,7 +81,8 @@ class Arrivals:
         self._settings = settings
         self._clock = clock
         self._instance = instance
-        self._context_keys = context_keys
+        self._is_directed = is_directed
+        self._context_keys = refusals.context_keys
         self._dedupe_context = words_in(settings.dedupe_context)
         self._reply_queues = words_in(settings.reply_queues)
 
@@ -105,6 +114,7 @@ class Arrivals:
             method = self._methods.resolve(request.namespace, request.method, request.version)
             method.bind(request.args)
             job = self._job(request, method, delivery, gate)
+            self._check_host(method, delivery)
             self._check_open(method, gate)
         except RpcError as error:
             if self._settings.rpc_ping_enabled and _is_ping(request):
@@ -175,6 +185,15 @@ class Arrivals:
             "open": self._phase.state not in _CLOSED,
             "ready": self._phase.not_ready is None,  # the reason is for operators only
         }
+
+    def _check_host(self, method: Method[Any, Any], delivery: Delivery) -> None:
+        """Refuse what must run on one host, if each has a store of its own and none is named."""
+        is_anywhere = delivery.queue.kind is QueueKind.SHARED and self._is_directed
+        if is_anywhere and need_one_store([method]):
+            raise InvalidArgumentsError(
+                f"{method.name}() must not run twice, or on two hosts at a time, and each host has "
+                "a store of its own (queues='directed'): say prepare(host=...)"
+            )
 
     def _check_open(self, method: Method[Any, Any], gate: LaneGate) -> None:
         if gate.lane is not Lane.OPS or not self._phase.draining:

@@ -22,7 +22,7 @@ from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.calls import WorkerCall, call_hook, in_thread
-from gracekit.request.context import Context, Services
+from gracekit.request.context import Context, SafePointStop, Services
 from gracekit.request.current import enter, leave
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
@@ -183,11 +183,13 @@ class Attempts:
             if task.handler is not None and task.handler.cancelling():
                 await _take_cancellations(task.handler)  # another child may begin meanwhile
         error, task.child_error = task.child_error, None
-        if end.outcome is None or end.outcome.state is not TaskState.SUCCEEDED:
+        has_succeeded = end.outcome is not None and end.outcome.state is TaskState.SUCCEEDED
+        if not has_succeeded and end is not _STOPPED:
             return end
-        if task.stopped:
-            return _STOPPED
-        return end if error is None else _judge(task, job.method, error, parks=self._services.parks)
+        if error is None or isinstance(error, SafePointStop):
+            return _STOPPED if task.stopped else end
+        task.stopped = False  # what the work did counts for more
+        return _judge(task, job.method, error, parks=self._services.parks)
 
     def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Add an attempt that was not cut to the history of its method, and to the log."""

@@ -41,8 +41,15 @@ def enter(ctx: Context) -> None:
 
     It needs no generator and no tokens, of which each request in flight would keep some.
     """
+    swap(ctx)
+
+
+def swap(ctx: Context | None) -> Context | None:
+    """Make *ctx* the result of `current()` here; returns what was."""
+    before = running.get()
     running.set(ctx)
-    _carry(ctx.travelling_lease)
+    _carry(None if ctx is None else ctx.travelling_lease)
+    return cast("Context | None", before)
 
 
 def leave(ctx: Context) -> None:
@@ -51,8 +58,7 @@ def leave(ctx: Context) -> None:
     An abandoned coroutine may be closed in another task; the context of that one is left alone.
     """
     if running.get() is ctx:
-        running.set(None)
-        _carry(None)
+        swap(None)
 
 
 def _carry(lease: JsonObject | None) -> None:

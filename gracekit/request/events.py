@@ -110,13 +110,15 @@ class TaskEvents:
             return
         job.unended = False
         task, now = job.task, self._clock.loop()
+        was_cut = cut is not Interruption.SAFE_POINT or task.cancel_cause in OUT_OF_TIME
+        is_late = self._phase.draining and was_cut
         cursor = None
         if task.journaled and task.safe_point_at is not None:
             cursor = _masked(job, words_of(task.cursor))
         self._emit(
             "task.handed_over" if task.journaled else "task.given_back",
             job,
-            level=logging.WARNING if task.cancel_cause in OUT_OF_TIME else None,
+            level=logging.WARNING if is_late else None,
             cut=cut.value,
             running_s=_since(task.started_at, now),
             safe_point_s=_since(task.safe_point_at, now),

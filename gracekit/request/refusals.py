@@ -132,7 +132,11 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 class Refusals:
-    """Records, answers and settles deliveries that are refused; answers control verbs."""
+    """Records, answers and settles deliveries that are refused; answers control verbs.
+
+    Attributes:
+        context_keys: Of the service; what is shown of the contexts of requests.
+    """
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Refusals:
         self._telemetry = telemetry
         self._clock = clock
         self._control = control
-        self._context_keys = context_keys
+        self.context_keys = context_keys
 
     async def refuse(
         self, request: Request, delivery: Delivery, gate: LaneGate, error: RpcError
@@ -195,7 +199,7 @@ class Refusals:
             caller: Address found in a request that could not be read as a whole, if any.
             keep: Whether to keep the delivery as a dead letter although it could be read.
         """
-        context = shown_context(request.context, self._context_keys) if request else None
+        context = shown_context(request.context, self.context_keys) if request else None
         detail = {
             "request_id": (request and request.request_id) or self._clock.new_id(),
             # A recipient of its own keeps the request id free: it may come again, corrected.

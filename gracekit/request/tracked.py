@@ -18,7 +18,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gracekit.request.current import running_in
+from gracekit.request.current import running_in, swap
+from gracekit.telemetry.logs import running
 from gracekit.tracker.task import TrackedTask
 
 if TYPE_CHECKING:
@@ -44,19 +45,28 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
         self._keep_open = keep_open
         self._services = ctx._services  # noqa: SLF001 - a block is a part of its Context
         self._work: TrackedTask | None = None
+        self._here: tuple[asyncio.Task[Any] | None, int] = (None, 0)
+        self._inside: Context | None = None
+        self._before: Context | None = None
 
     def __enter__(self) -> Context:
-        here = asyncio.current_task() if _running_loop() is self._services.loop else None
-        return self.begin(here, threading.get_ident())
+        self._here = _here(self._services.loop)
+        self._inside = self.begin(*self._here)
+        self._before = swap(self._inside)
+        return self._inside
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.end(error)
+        if running.get() is self._inside:  # else it is left in another thread or task
+            swap(self._before)
+        # What is raised into the handler itself is no error of work beside it.
+        is_seen = self._is_own(*self._here) and _here(self._services.loop) == self._here
+        self.end(None if is_seen else error)
 
     async def __aenter__(self) -> Context:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.end(error)
+        self.__exit__(kind, error, trace)
 
     def begin(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> Context:
         """Track the block, which runs in the asyncio task *here* or in that thread.
@@ -73,6 +83,11 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
         alone = copy.copy(self._ctx)
         alone._task, alone._expires_at = self._work, None  # noqa: SLF001
         return alone
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the block should end; it may have begun to run only now."""
+        return self._work is not None and self._work.cancel_cause is not None
 
     def end(self, error: BaseException | None) -> None:
         """Track the block no more; *error* is what it has raised. May be called twice.
@@ -93,20 +108,23 @@ class TrackedBlock(AbstractContextManager["Context"], AbstractAsyncContextManage
         assert self._work is not None
         self._work.thread_id = thread_id
 
+    def _is_own(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> bool:
+        """Whether code that runs there is the handler's own."""
+        task = self._ctx._task  # noqa: SLF001
+        return here is task.handler if here else thread_id == (task.thread_id or -1)
+
     def _tracked(self, here: asyncio.Task[Any] | None, thread_id: int | None) -> TrackedTask:
         task = self._ctx._task  # noqa: SLF001
-        # A block of the handler's own code ends before it does, and raises into it.
-        is_own = here is task.handler if here else thread_id == (task.thread_id or -1)
+        is_own = self._is_own(here, thread_id)  # then who cancels the handler cancels the block
         work = self._services.tracker.begin_work(
             self._name,
             self._services.clock,
             about=task.request_id,
             handler=None if is_own else here,
-            parent=task if self._keep_open and not is_own else None,
+            parent=task if self._keep_open else None,
         )
         work.ops_resource, work.shown_context = self._resource, task.shown_context
-        if is_own:  # who cancels the handler cancels the block
-            work.parent, work.handler = task, here
+        work.handler = here
         if here is None:
             work.thread_id = thread_id
         return work
@@ -148,6 +166,7 @@ class TrackedCall:
     def __init__(self, block: TrackedBlock, function: Callable[..., Any]) -> None:
         self._block = block
         self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
         self._ctx = block.begin(None, None)
         self._context = contextvars.copy_context()
         self._unbegun = [True]  # who takes it out decides; a `pop` is atomic
@@ -161,7 +180,10 @@ class TrackedCall:
         try:
             self._unbegun.pop()
         except IndexError:
-            raise concurrent.futures.CancelledError from None
+            raise self._unbegun_error() from None
+        if self._block.is_cancelled:
+            self._block.end(error := self._unbegun_error())
+            raise error
         return self._context.run(self.run, *args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,25 +206,36 @@ class TrackedCall:
         try:
             submitted = submit(self, *args, **kwargs)
         except BaseException:
-            self._give_up()
+            self._give_up(None)
             raise
         if inspect.iscoroutine(submitted):
             submitted.close()
-            self._give_up()
-            name = getattr(self._function, "__name__", "work")
+            self._give_up(None)
             raise TypeError(
                 "track_call() needs a function that submits at once, such as executor.submit, and "
-                f"not a coroutine function: await that in `async with ctx.track({name!r})`"
+                f"no coroutine function: await that in `async with ctx.track({self._name!r})`"
             )
         if callable(when_done := getattr(submitted, "add_done_callback", None)):
-            when_done(self._give_up)
+            when_done(self._done)
         return submitted
 
-    def _give_up(self, _: object = None) -> None:
-        """The executor is done with it: if it was cancelled before it began, nothing runs."""
+    def _done(self, future: Any) -> None:
+        """The executor is done with it: if it has not begun, nothing was done."""
+        error = None if future.cancelled() else future.exception()
+        self._give_up(error or self._unbegun_error())
+
+    def _give_up(self, error: BaseException | None) -> None:
         with contextlib.suppress(IndexError):
             self._unbegun.pop()
-            self._block.end(None)
+            self._block.end(error)
+
+    def _unbegun_error(self) -> BaseException:
+        return concurrent.futures.CancelledError(f"{self._name}() was cancelled before it began")
+
+
+def _here(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Task[Any] | None, int]:
+    """The asyncio task of *loop* that runs here, if any, and this thread."""
+    return (asyncio.current_task() if _running_loop() is loop else None), threading.get_ident()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

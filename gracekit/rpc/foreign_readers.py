@@ -63,9 +63,10 @@ def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[s
 
 SHARE_REMEDY: Final = "give both GRACEKIT_STORE_URL the same file, or each a topic of its own"
 FOREIGN_REMEDY: Final = (
-    f"{SHARE_REMEDY}; or, if each request names its host, say Service(..., queues='directed'); "
-    "or set GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service, "
-    "as beside a worker of oslo.messaging in a rolling move (docs/oslo.md)"
+    f"{SHARE_REMEDY}; or, if each request names its host, say Service(..., queues='directed'), and "
+    "give each host a GRACEKIT_HOST of its own; or set GRACEKIT_ACCEPT_UNSHARED_STORE=true if "
+    "every request is safe to meet a second service, as beside a worker of oslo.messaging in a "
+    "rolling move (docs/oslo.md)"
 )
 
 

@@ -243,7 +243,7 @@ def _arrivals(ground: Ground, records: Records, answers: Answers, verbs: _Verbs)
         ground.settings,
         clock,
         instance=ground.seat.instance,
-        context_keys=keys,
+        is_directed=service.queues == "directed",
     )
 
 

@@ -20,6 +20,7 @@ from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 FOLLOWING_WAIT_S: Final = 60.0
 """Timeout of one wait for the task in flight with the same key; the wait is repeated."""
 
+_NO_TASKS: Final = frozenset({Lane.BACKGROUND})
 _TO_END: Final = frozenset({TaskState.ACCEPTED, TaskState.RUNNING})
 TaskKey = str | tuple[str, str]
 
@@ -91,7 +92,7 @@ class Tracker:
         if self._tasks.pop(key, None) is not None:
             self._by_lane[task.lane] -= 1
             self.removed += 1
-            if task.started_at is not None and task.cut is None:
+            if task.started_at is not None and task.cut is None and task.lane not in _NO_TASKS:
                 self.finished += 1
         if self._changed:
             self._wake()
@@ -168,8 +169,11 @@ class Tracker:
             return
         del parent.children[task]
         # The application may cancel what it has begun: only gracekit's own cancellations count.
-        if task.cancel_cause is not None or not isinstance(error, asyncio.CancelledError):
-            parent.child_error = parent.child_error or error
+        cancelled = asyncio.CancelledError
+        if task.cancel_cause is None and task.handler is not None and isinstance(error, cancelled):
+            error = None
+        if parent.child_error is None or isinstance(parent.child_error, cancelled):
+            parent.child_error = error or parent.child_error
         if not parent.children and (waiting := self._parents.get(parent)):
             waiting.set()
 

@@ -146,3 +146,27 @@ async def test_processes_of_one_host_and_store_start_beside_each_other(
         queues = [server.queues[0] for server in one.runtime.wired.servers.values()]
 
     assert queues == [directed_queue("compute", "one"), shared_queue("compute-ops")]
+
+
+async def test_an_ops_request_without_a_host_runs_only_what_may_run_anywhere(
+    url: str, place: Path
+) -> None:
+    """
+    Each host has a record of its own, so what must not run twice needs the name of one.
+    """
+    host = Host(url, place, "one", queues="directed")
+
+    @host.svc.ops
+    async def charge(ctx: Context) -> str:
+        return "charged"
+
+    @host.svc.ops(on_interrupt="requeue")
+    async def ping(ctx: Context) -> str:
+        return "pong"
+
+    async with host.runtime, host.svc.client(url) as client:
+        assert await client.call(ping) == "pong"
+        assert await client.prepare(host="one").call(charge) == "charged"
+        for method, args in (("charge", {}), ("boot", {"vm": "vm-1"})):
+            with pytest.raises(TypeError, match=r"say prepare\(host=\.\.\.\)"):
+                await client.prepare(ops=True).call(method, **args)

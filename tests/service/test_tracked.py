@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -15,6 +17,7 @@ from gracekit import (
     LeaseHeld,
     MethodTimeoutError,
     NoCapacity,
+    RemoteError,
     RpcClient,
     Service,
     TaskCancelledError,
@@ -350,11 +353,29 @@ async def test_a_block_of_the_handler_itself_raises_into_it(
     assert await client.call(build) == "built"
 
 
-async def test_a_call_that_is_not_submitted_or_cancelled_leaves_nothing(
+async def test_a_call_that_the_executor_refuses_leaves_nothing(world: World, svc: Service):
+    """
+    The error is the handler's, and the task ends with it.
+    """
+
+    @svc.rpc
+    async def create(ctx: Context) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            pass
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            ctx.track_call(pool.submit, str)
+        return "created"
+
+    life = await world.start(svc)
+    assert await (await world.client(svc)).call(create) == "created"
+    assert works_in(life) == []
+
+
+async def test_a_task_whose_work_never_began_is_failed(
     world: World, svc: Service, threads: Threads
 ):
     """
-    The task ends with its handler, and the error of the executor is the handler's.
+    The executor has cancelled it, or could not call it: nothing was done.
     """
     begun = threading.Event()
 
@@ -362,19 +383,180 @@ async def test_a_call_that_is_not_submitted_or_cancelled_leaves_nothing(
         begun.set()
         threads.wait()
 
+    def broken() -> None:
+        raise OSError
+
+    @svc.rpc
+    async def cancelled(ctx: Context) -> str:
+        pool = ThreadPoolExecutor(1)
+        pool.submit(hold)
+        begun.wait(PATIENCE_S)
+        ctx.track_call(pool.submit, str)
+        pool.shutdown(wait=False, cancel_futures=True)
+        return "created"
+
+    @svc.rpc
+    async def uncalled(ctx: Context) -> str:
+        logging.getLogger("concurrent.futures").setLevel(logging.CRITICAL + 1)
+        with ThreadPoolExecutor(1, initializer=broken) as pool:
+            ctx.track_call(pool.submit, str)
+        return "created"
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RemoteError, match=r"CancelledError: str\(\) was cancelled before it began"):
+        await client.call(cancelled)
+    threads.go()
+    with pytest.raises(RemoteError, match="BrokenThreadPool"):
+        await client.call(uncalled)
+
+
+async def test_a_call_does_not_begin_after_its_task_was_cancelled(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    It waited for a thread of its pool all the time.
+    """
+    ran: list[str] = []
+    pool = ThreadPoolExecutor(1)
+
+    @svc.rpc(timeout="3s")
+    async def create(ctx: Context) -> None:
+        ctx.track_call(pool.submit, threads.wait)
+        ctx.track_call(pool.submit, ran.append, "late")
+
+    await world.start(svc)
+    with pytest.raises(MethodTimeoutError):
+        await (await world.client(svc)).prepare(request_id="one").call(create)
+    threads.go()
+    pool.shutdown()
+    await world.until(lambda: world.state("one") == "failed")
+    assert ran == []
+
+
+async def test_the_error_of_work_counts_beside_a_stop_at_a_safe_point(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    The handler would begin again from its cursor, and nobody would hear of the error.
+    """
+
+    def build() -> None:
+        threads.wait()
+        raise ValueError("no disk")
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        ctx.track_call(threads.submit, build)
+        async for _ in ctx.steps(range(1000)):
+            await asyncio.sleep(1)
+
+    life = await world.start(svc)
+    call = await sent(await world.client(svc), "create")
+    await world.until(lambda: works_in(life) == ["create:build"])
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+    await asyncio.sleep(2)
+    threads.go()
+
+    with pytest.raises(ValueError, match="no disk"):
+        await call
+    assert (await life.wait_end()).exit_code == 0
+
+
+async def test_work_that_is_cut_is_no_stop_at_a_safe_point(world: World, svc: Service):
+    """
+    The handler has stopped at one, and what goes on is cancelled at the deadline.
+    """
+    kept: list[asyncio.Task[None]] = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        async def build() -> None:
+            async with ctx.track("build"):
+                await asyncio.sleep(3600)
+
+        await begin(kept, build)
+        async for _ in ctx.steps(range(1000)):
+            await asyncio.sleep(1)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).cast(create)
+    await world.until(lambda: works_in(life) == ["create:build"])
+    await life.drain()
+    assert [row["cut"] for row in world.rows("SELECT cut FROM task")] == ["cancelled"]
+
+
+async def test_a_block_may_end_elsewhere_than_it_began(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    Entered by the handler and left by a thread, it keeps the task open, and its error counts.
+    """
+
     @svc.rpc
     async def create(ctx: Context) -> str:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(hold)
-            ctx.track_call(pool.submit, hold).cancel()
-            threads.go()
-        with pytest.raises(RuntimeError, match="after shutdown"):
-            ctx.track_call(pool.submit, hold)
+        block = contextlib.ExitStack()
+        block.enter_context(ctx.track("build"))
+
+        def build() -> None:
+            with block:
+                threads.wait()
+                raise ValueError("no disk")
+
+        threads.submit(build)
         return "created"
 
     life = await world.start(svc)
-    assert await (await world.client(svc)).call(create) == "created"
-    assert works_in(life) == []
+    call = await sent(await world.client(svc), "create")
+    await asyncio.sleep(5)
+    assert (works_in(life), call.done()) == (["create:build"], False)
+    threads.go()
+    with pytest.raises(ValueError, match="no disk"):
+        await call
+
+
+async def test_a_block_that_never_ends_is_unclean(world: World, svc: Service):
+    """
+    As a thread that does not.
+    """
+    blocks = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        for keep_open in (True, False):
+            blocks.append(ctx.track("build", keep_open=keep_open))
+            blocks[-1].__enter__()
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="one").cast(create)
+    await world.until(lambda: len(works_in(life)) == 2)
+    report = await life.drain()
+
+    assert (report.exit_code, len(report.unclean), report.unclean[0]) == (75, 2, "one")
+
+
+async def test_a_block_in_a_thread_has_its_context_as_the_current_one(
+    world: World, svc: Service, threads: Threads
+):
+    """
+    A thread of the application has none before.
+    """
+    seen: list[object] = []
+
+    @svc.rpc
+    async def create(ctx: Context) -> None:
+        def build() -> None:
+            with ctx.track("build") as inside:
+                seen.append(gracekit.current() is inside)
+            with pytest.raises(LookupError):
+                gracekit.current()
+
+        await asyncio.wrap_future(threads.submit(build))
+
+    await world.start(svc)
+    await (await world.client(svc)).prepare(timeout=3000).call(create)
+    assert seen == [True]
 
 
 async def test_a_coroutine_function_is_no_call_for_a_thread(
@@ -618,23 +800,23 @@ async def test_a_submit_that_is_a_coroutine_function_is_refused(world: World, sv
 
 async def test_a_call_that_was_given_up_does_not_run(world: World, svc: Service):
     """
-    Its task has ended without it: a thread that comes to it later is told that it is cancelled.
+    Its task has FAILED without it: a thread that comes to it later gets the same error.
     """
     given: list[Callable[[], object]] = []
     ran: list[str] = []
 
     @svc.rpc
-    async def create(ctx: Context) -> str:
+    async def create(ctx: Context) -> None:
         def submit(call: Callable[[str], object], word: str) -> asyncio.Future[object]:
             given.append(lambda: call(word))
             return asyncio.get_running_loop().create_future()
 
         ctx.track_call(submit, ran.append, "ran").cancel()
         await asyncio.sleep(0)
-        return "created"
 
     await world.start(svc)
-    assert await (await world.client(svc)).call(create) == "created"
+    with pytest.raises(RemoteError, match="was cancelled before it began"):
+        await (await world.client(svc)).call(create)
     with pytest.raises(CancelledError):
         given[0]()
     assert ran == []
