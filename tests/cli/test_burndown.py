@@ -123,7 +123,7 @@ def test_a_terminal_draws_the_drain_and_then_says_the_verdict(tmp_path: Path):
     assert "│" in said
     assert "┃" in said
     assert ", no safe point yet" in said
-    assert "verdict: handed_over: 0 finished, 1 handed over" in said
+    assert "verdict: handed_over: 1 finished, 1 handed over" in said
 
 
 @pytest.mark.process

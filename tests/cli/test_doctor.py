@@ -188,10 +188,10 @@ def test_on_a_terminal_it_is_a_table(directory):
     With rich installed the columns fit the terminal, and remedies stand below what was seen.
     """
     pytest.importorskip("rich")
-    with Started(directory, "doctor", terminal=True, GRACEKIT_PREFETCH="2000") as doctor:
+    with Started(directory, "doctor", terminal=True, GRACEKIT_THREADS="200") as doctor:
         assert doctor.wait() == 0
         said = doctor.rest()
 
     assert "seen, and what to do" in said
     assert "WARN" in said
-    assert "lower GRACEKIT_PREFETCH" in said
+    assert "lower GRACEKIT_THREADS" in said

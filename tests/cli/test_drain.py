@@ -41,7 +41,7 @@ def test_a_drain_is_watched_until_its_end(directory):
 
     assert "/ 01:00   longest work vm:vm-1" in said
     # The task, and the ops request that let it end.
-    assert "verdict: drained: 1 finished, 0 handed over, 0 not started. exit 0" in said
+    assert "verdict: drained: 2 finished, 0 handed over, 0 not started. exit 0" in said
 
 
 def test_what_outlives_the_deadline_is_named_and_exits_3(directory):

@@ -17,7 +17,7 @@ backend.init_backend(backend.BackendType.THREADING)
 
 import oslo_messaging  # noqa: E402
 
-from gracekit import Context, Service  # noqa: E402
+from gracekit import Service, current  # noqa: E402
 from gracekit.rpc.oslo_adapter import include_endpoints  # noqa: E402
 from tests.process.served import GO, effect  # noqa: E402
 
@@ -68,7 +68,7 @@ class Compute:
 
     def build(self, ctxt: Any, instance: Instance, key: str) -> str:
         """Take effect when the test says so."""
-        effect("start", key, Context.current().fence)
+        effect("start", key, current().fence)
         while not GO.exists():
             time.sleep(0.02)
         effect("done", key)
@@ -76,7 +76,7 @@ class Compute:
 
     def reboot(self, ctxt: Any, instance: Instance, key: str) -> str:
         """Take effect at once."""
-        effect("start", key, Context.current().fence)
+        effect("start", key, current().fence)
         effect("done", key)
         return instance.uuid
 
