@@ -349,7 +349,7 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
     assert (closed, set(opened)) == (["requests", "ops"], {"requests", "ops"})
     end, last = [line for line in lines if "event" in line][-2:]
     assert (end["event"], last["event"]) == ("drain.finished", "service.stopped")
-    assert (end["finished"], end["handed_over"], end["exit_code"]) == (5, 4, 75)
+    assert (end["finished"], end["handed_over"], end["exit_code"]) == (4, 4, 75)
     assert (end["not_started"], end["given_back"], end["open_holds"]) == (1, 1, 1)
 
     rows = read_rows(tmp_path / "gracekit-store.db", "SELECT request_id, state FROM task", ())
