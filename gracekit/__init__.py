@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gracekit.callables import plain
     from gracekit.config.settings import Settings
     from gracekit.drain.report import DrainReport
     from gracekit.errors import (
@@ -104,6 +105,7 @@ __all__ = [
     "Wait",
     "current",
     "ops_method",
+    "plain",
     "rpc_method",
 ]
 
@@ -130,6 +132,7 @@ _ELSEWHERE = {
     "Wait": "recovery.decisions",
     "current": "request.current",
     "ops_method": "service",
+    "plain": "callables",
     "rpc_method": "service",
 }
 """Modules of the public names that are no errors."""

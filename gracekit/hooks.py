@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from gracekit.callables import check, name_of
 from gracekit.clock import Clock
 from gracekit.errors import DeclarationError, GracekitError
 from gracekit.process import Threads
-from gracekit.rpc.methods import check_no_generator
+from gracekit.request.calls import call
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
@@ -79,7 +80,7 @@ class ServiceHooks:
         calling = await self._call_for(hook, self._start_timeout_s, START_GRACE_S)
         if calling is None:
             raise GracekitError(
-                f"on_start hook {_name(hook)}() took over {self._start_timeout_s:g} s: make it "
+                f"on_start hook {name_of(hook)}() took over {self._start_timeout_s:g} s: make it "
                 "faster or raise GRACEKIT_START_TIMEOUT"
             )
         calling.result()
@@ -91,7 +92,7 @@ class ServiceHooks:
                 hook, left_s = self._to_stop[0], self._left_s()
                 calling = await self._call_for(hook, left_s, STOP_GRACE_S)
                 if error := _failure(calling, left_s):
-                    self._telemetry.emit("hook.failed", hook=_name(hook), error=error)
+                    self._telemetry.emit("hook.failed", hook=name_of(hook), error=error)
                 del self._to_stop[0]
 
     def _left_s(self) -> float:
@@ -108,7 +109,7 @@ class ServiceHooks:
         directly, it could block the step that awaits it for ever, or cancel that step.
         """
         calling = asyncio.create_task(
-            _call(hook, self._threads), name=f"gracekit-hook-{_name(hook)}"
+            call(hook, self._threads, abandon=True), name=f"gracekit-hook-{name_of(hook)}"
         )
         try:
             await asyncio.wait({calling}, timeout=timeout_s)
@@ -129,32 +130,17 @@ def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:
     return "" if (error := calling.exception()) is None else repr(error)
 
 
-async def _call(hook: ServiceHook, threads: Threads) -> None:
-    try:
-        if inspect.iscoroutinefunction(hook):
-            await hook()
-        else:
-            await threads.run(hook, abandon=True)
-    except (SystemExit, KeyboardInterrupt) as error:
-        # If a task raised it, asyncio would end the whole loop, and with it the drain.
-        raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error
-
-
-def _name(hook: ServiceHook) -> str:
-    return getattr(hook, "__name__", repr(hook))
-
-
 def check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
     """Refuse a generator, and a function that cannot be called with these *arguments*.
 
     Raises:
         DeclarationError: *function* is refused.
     """
-    check_no_generator(function, what)
+    check(function, what)
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        name = getattr(function, "__name__", repr(function))
+        name = name_of(function)
         raise DeclarationError(
             f"{what} {name}() is called with {' and '.join(arguments) or 'no argument'} alone, "
             f"and {error}: write def {name}({', '.join(arguments)})"

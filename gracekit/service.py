@@ -21,6 +21,7 @@ from typing import (
     overload,
 )
 
+from gracekit.callables import check, name_of, shown_name
 from gracekit.config.choices import ServiceQueues, choices_of
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
@@ -277,7 +278,7 @@ class Service:
         def register(handler: HookT) -> HookT:
             check_call(handler, "job", ("ctx: Context",))
             job = PeriodicJob(
-                name=handler.__name__, handler=handler, every_s=every_s, singleton=singleton
+                name=name_of(handler), handler=handler, every_s=every_s, singleton=singleton
             )
             self.jobs.append(job)
             return handler
@@ -419,7 +420,7 @@ def _mark(handler: Any, options: dict[str, Any], *, ops: bool) -> Any:
         for option in ("version", "namespace"):
             if option in options:
                 raise DeclarationError(
-                    f"{function.__name__}: {option} is said where the object is served: "
+                    f"{name_of(function)}: {option} is said where the object is served: "
                     f"svc.include(..., {option}={options[option]!r})"
                 )
         return _method(function, options, ops=ops, skip=2)
@@ -430,22 +431,23 @@ def _mark(handler: Any, options: dict[str, Any], *, ops: bool) -> Any:
 def _method(
     function: Callable[..., Any], options: dict[str, Any], *, ops: bool, skip: int
 ) -> Method[Any, Any]:
+    check(function, "method")
     known = set(inspect.signature(options_from).parameters) - {"ops"}
     unknown = set(options) - known
     if "ops" in unknown:
         raise DeclarationError(
-            f"{function.__name__}: ops is no option: write @svc.ops, or @ops_method in a class"
+            f"{name_of(function)}: ops is no option: write @svc.ops, or @ops_method in a class"
         )
     if unknown:
         name = min(unknown)
         raise DeclarationError(
-            f"{function.__name__}: unknown option {name!r}{did_you_mean(name, known)}"
+            f"{name_of(function)}: unknown option {name!r}{did_you_mean(name, known)}"
         )
     _check_context(function, skip)
     try:
         return Method(function, options_from(**options, ops=ops), skip=skip)
     except ConfigError as error:
-        raise DeclarationError(f"{function.__name__}: {error}") from None
+        raise DeclarationError(f"{name_of(function)}: {error}") from None
 
 
 def _check_context(function: Callable[..., Any], skip: int) -> None:
@@ -457,7 +459,7 @@ def _check_context(function: Callable[..., Any], skip: int) -> None:
     parameters = list(inspect.signature(function).parameters.values())[skip - 1 : skip]
     if skip == 1 and [one.name for one in parameters] == ["self"]:
         raise DeclarationError(
-            f"{function.__qualname__}() has self, so it is a method of a class: mark it with "
+            f"{shown_name(function)}() has self, so it is a method of a class: mark it with "
             "@rpc_method or @ops_method, and serve an object of the class by svc.include()"
         )
     for first in parameters:
@@ -467,8 +469,8 @@ def _check_context(function: Callable[..., Any], skip: int) -> None:
             continue
         written = "self, ctx: Context" if skip > 1 else "ctx: Context"
         raise DeclarationError(
-            f"{function.__qualname__}() gets the Context in {first.name!r}, which is declared as "
-            f"{first}: write def {function.__name__}({written}, {first}, ...)"
+            f"{shown_name(function)}() gets the Context in {first.name!r}, which is declared as "
+            f"{first}: write def {name_of(function)}({written}, {first}, ...)"
         )
 
 

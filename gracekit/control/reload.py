@@ -19,6 +19,7 @@ from gracekit.errors import ConfigError
 from gracekit.notify import Notify
 from gracekit.phase import Phase
 from gracekit.process import Threads
+from gracekit.request.calls import call
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -66,8 +67,8 @@ class SettingsReader:
                 "restart the service"
             )
         self._latest, unread = None, frozenset(self._stuck.values())
-        reading = asyncio.create_task(
-            self._threads.run(partial(self._read, unread)), name="gracekit-settings"
+        reading: asyncio.Task[Settings] = asyncio.create_task(
+            call(partial(self._read, unread), self._threads, abandon=True), name="gracekit-settings"
         )
         # Not `wait_for`, whose cancellation would wait for the thread.
         done, _ = await asyncio.wait({reading}, timeout=READ_S)

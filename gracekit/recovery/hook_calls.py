@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.callables import is_async
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
@@ -116,7 +117,7 @@ class _Begin(msgspec.Struct):
 
     def noted_by(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap *hook*, so that its call is noted here."""
-        if asyncio.iscoroutinefunction(hook):
+        if is_async(hook):
             self.has_come = True
             return hook
 

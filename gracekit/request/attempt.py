@@ -21,7 +21,7 @@ import msgspec
 from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
-from gracekit.request.calls import WorkerCall, call_hook, in_thread
+from gracekit.request.calls import WorkerCall, call, end_of, in_thread
 from gracekit.request.context import Context, SafePointStop, Services
 from gracekit.request.current import enter, leave
 from gracekit.request.events import TaskEvents
@@ -407,7 +407,7 @@ async def _call_in_thread(
 ) -> Any:
     handler = partial(_in_known_thread, task, partial(method.handler, ctx, **args))
     # `cut` is set once the drain has recorded it as unclean: nothing needs its thread any more.
-    return await in_thread(handler, threads, given_up=lambda: task.cut is not None)
+    return await end_of(await in_thread(handler, threads, given_up=lambda: task.cut is not None))
 
 
 def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
@@ -420,7 +420,7 @@ def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
 
 CALLERS: Final = frozenset(
     function.__code__
-    for function in (run_attempt, call_hook, _in_known_thread, WorkerCall.run, TrackedCall.run)
+    for function in (run_attempt, call, end_of, _in_known_thread, WorkerCall.run, TrackedCall.run)
 )
 """The functions that call code of the application. In a dump of stacks, the frames that they call
 are the application's."""

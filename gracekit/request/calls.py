@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
+from gracekit.callables import is_async, name_of
 from gracekit.process import Threads
 from gracekit.request.context import Context
 from gracekit.request.current import running_in
@@ -31,7 +33,7 @@ async def call_hook(
     before: Sequence[Any] = (),
     trace: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Call a probe, rule, errored hook or job, plain or async.
+    """Call a probe, rule, errored hook or job; raises as `call`.
 
     Args:
         hook: A function of the application.
@@ -40,40 +42,63 @@ async def call_hook(
         threads: Runs it if it is a plain function.
         before: Arguments by position, after the context.
         trace: Trace in which it is called; None to call it outside of any trace.
+    """
+    with running_in(ctx), trace or apart():
+        return await call(partial(hook, ctx, *before, **args), threads)
+
+
+async def call(function: Callable[[], Any], threads: Threads, *, abandon: bool = False) -> Any:
+    """Call a function of the application, and wait until it has done its work.
+
+    Args:
+        function: A plain function is called in a thread. If it returns a coroutine or another
+            awaitable, that is awaited here.
+        threads: The threads.
+        abandon: Whether a cancellation leaves a thread behind that is at work.
 
     Raises:
-        Exception: what the hook raised; SystemExit and the like become RuntimeError.
+        Exception: what it raised; SystemExit, BaseExceptionGroup and the like become RuntimeError.
     """
     try:
-        with running_in(ctx), trace or apart():
-            if asyncio.iscoroutinefunction(hook):
-                return await hook(ctx, *before, **args)
-            return await in_thread(partial(hook, ctx, *before, **args), threads)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        # If a task raised it, asyncio would end the whole loop.
-        name = getattr(hook, "__name__", "a hook")
-        raise RuntimeError(f"{name}() raised {words_of(error)}") from error
+        if is_async(function):
+            return await function()
+        return await end_of(await in_thread(function, threads, abandon=abandon))
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        # If a task raised it, asyncio would end the whole loop, or the caller would not expect it.
+        raise RuntimeError(f"{name_of(function)}() raised {words_of(error)}") from error
+
+
+async def end_of(result: Any) -> Any:
+    """*result* of a plain function; the result of the coroutine that it has returned, if so."""
+    return await result if inspect.isawaitable(result) else result
 
 
 async def in_thread(
-    function: Callable[[], T], threads: Threads, *, given_up: Callable[[], bool] = lambda: False
+    function: Callable[[], T],
+    threads: Threads,
+    *,
+    abandon: bool = False,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> T:
     """Run *function* in a worker thread, and wait for its end.
 
-    A cancellation ends the wait only if the function has not begun, or if *given_up* returns true.
+    A cancellation ends the wait only if the function has not begun, or with *abandon*, which leaves
+    the thread behind, or if *given_up* returns true.
     """
     while True:
         thread = WorkerCall(function)
-        running = asyncio.ensure_future(threads.run(thread.run))
+        running = asyncio.ensure_future(threads.run(thread.run, abandon=abandon))
         running.add_done_callback(thread.leave)
         while not thread.returned.done():
             try:
                 await asyncio.shield(thread.returned)
             except asyncio.CancelledError:
-                if not thread.begun:
+                if abandon or not thread.begun:
                     running.cancel()
                     await _take_end(running)
-                if not thread.begun or given_up():
+                if abandon or not thread.begun or given_up():
                     raise
         if thread.begun or not running.cancelled():
             return thread.result()
@@ -134,7 +159,13 @@ class WorkerCall(Generic[T]):
             self.returned.set_result(None)
 
     def result(self) -> T:
-        """Return what the function returned, or raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
+        """Return what the function returned, or raise what it raised; may be called once."""
+        # Its traceback refers to frames that refer to this object: such a cycle would keep all
+        # that the function had in its variables until the garbage collector runs.
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return cast("T", self._value)
+        finally:
+            error = None

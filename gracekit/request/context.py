@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -20,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from gracekit.callables import is_async, name_of
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
 from gracekit.errors import InvalidArgumentsError, LeaseHeld, StoreError
@@ -420,8 +420,8 @@ class Context(Mapping[str, Any]):
             TypeError: *function* is a coroutine function, which a thread would not run.
             Exception: what *submit* raises; nothing is tracked then.
         """
-        name = getattr(function, "__name__", type(function).__name__)
-        if inspect.iscoroutinefunction(function):
+        name = name_of(function)
+        if is_async(function):
             raise TypeError(
                 f"track_call() calls a plain function in a thread, and {name}() is a coroutine "
                 f"function: start it as an asyncio task with `async with ctx.track({name!r})`"

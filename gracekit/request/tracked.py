@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gracekit.callables import name_of
 from gracekit.request.current import running_in, swap
 from gracekit.telemetry.logs import running
 from gracekit.tracker.task import TrackedTask
@@ -166,7 +167,7 @@ class TrackedCall:
     def __init__(self, block: TrackedBlock, function: Callable[..., Any]) -> None:
         self._block = block
         self._function = function
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self._name = name_of(function)
         self._ctx = block.begin(None, None)
         self._context = contextvars.copy_context()
         self._unbegun = [True]  # who takes it out decides; a `pop` is atomic
@@ -192,7 +193,7 @@ class TrackedCall:
         error: BaseException | None = None
         try:
             with running_in(self._ctx):
-                return self._function(*args, **kwargs)
+                return self._checked(self._function(*args, **kwargs))
         except BaseException as raised:
             error = raised
             raise
@@ -200,6 +201,15 @@ class TrackedCall:
             self._block.runs_in(None)
             self._block.end(error)
             error = None  # its traceback refers to this frame
+
+    def _checked(self, result: Any) -> Any:
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"{self._name}() has returned a coroutine, which no thread runs: start it as an "
+                f"asyncio task with `async with ctx.track({self._name!r})`"
+            )
+        return result
 
     def submit(self, submit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Have *submit* call it in a thread, and return what that returns."""

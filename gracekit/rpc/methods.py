@@ -18,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 
+from gracekit.callables import check, is_async, name_of, shown_name
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.rpc.argument_paths import check_path, value_of
@@ -72,10 +73,10 @@ class Method(Generic[P, R_co]):
     """
 
     def __init__(self, handler: Callable[..., Any], options: MethodOptions, *, skip: int) -> None:
-        self.name = handler.__name__
+        self.name = name_of(handler)
         self.handler = handler
         self.options = options
-        self.is_async = inspect.iscoroutinefunction(handler)
+        self.is_async = is_async(handler)
         self.probe_hook: MethodHook | None = None
         self.errored_hook: MethodHook | None = None
         self.reads_early: Callable[..., tuple[str, str] | None] | None = None
@@ -324,35 +325,14 @@ def _reference(owner: object) -> Callable[[], object]:
         return lambda: owner
 
 
-def check_no_generator(function: Callable[..., Any], what: str) -> None:
-    """Refuse a function with a `yield`: calling it only makes a generator, and runs nothing.
-
-    Args:
-        function: A function of the application.
-        what: What it is declared as, for the error.
-
-    Raises:
-        DeclarationError: it has a `yield`.
-    """
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise DeclarationError(
-            f"{what} {_qualified(function)}() has a yield, so to call it runs nothing and makes a "
-            "generator: return the whole result in place of the yield"
-        )
-
-
-def _qualified(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
-
-
 def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
-    check_no_generator(handler, "method")
+    check(handler, "method")
     parameters = list(inspect.signature(handler).parameters.values())
     if len(parameters) < skip:
         target = "second" if skip > 1 else "first"
         raise DeclarationError(
-            f"{handler.__qualname__}() must take the Context as its {target} argument: "
-            f"def {handler.__name__}(ctx: Context, ...)"
+            f"{shown_name(handler)}() must take the Context as its {target} argument: "
+            f"def {name_of(handler)}(ctx: Context, ...)"
         )
     rest = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -363,7 +343,7 @@ def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
     for parameter in rest:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise DeclarationError(
-                f"{handler.__qualname__}(): argument {parameter} is passed by position, "
+                f"{shown_name(handler)}(): argument {parameter} is passed by position, "
                 "but requests carry their arguments by name; make it a plain argument"
             )
     return inspect.Signature(rest)
@@ -439,7 +419,8 @@ def check_resource(name: str, resource: object) -> str | None:
     match resource if isinstance(resource, tuple) else ():
         case (str(kind), str(source)) if kind != source or "." not in kind:
             return source.partition(".")[0]
-        case (str(), source) if callable(source) and not inspect.iscoroutinefunction(source):
+        case (str(), source) if callable(source):
+            check(source, f"{name}: the resource function", awaited=False)
             return None
     known = getattr(resource, "name", None)
     kind = known if isinstance(known, str) else "kind"
@@ -452,7 +433,7 @@ def check_resource(name: str, resource: object) -> str | None:
 def _check_hook(
     method: Method[Any, Any], hook: MethodHook, what: str, skip: int, *, extra: int
 ) -> None:
-    check_no_generator(hook, f"the {what} hook of {method.name},")
+    check(hook, f"the {what} hook of {method.name},")
     expected = set(method.signature.parameters) | ({"reason"} if extra else set())
     parameters = inspect.signature(hook).parameters
     required, _ = _names(inspect.Signature([*parameters.values()][skip:]))

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import oslo_messaging
 from oslo_context.context import _request_store
 
+from gracekit.callables import is_async
 from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.process import refuse_patched_threads
 from gracekit.rpc.argument_paths import Source
@@ -134,7 +135,7 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
         function = _function(endpoint, name, named=name in options)
         if function is None or not policy.is_allowed(endpoint, name):
             continue
-        if inspect.iscoroutinefunction(function):
+        if is_async(function):
             raise DeclarationError(
                 f"{type(endpoint).__name__}.{name} is a coroutine function, which oslo.messaging "
                 "would not await: declare it with @rpc_method, or give it a private name"
@@ -307,4 +308,7 @@ def _call(function: MethodHook, ctxt: Any, args: Mapping[str, Any]) -> Any:
     except oslo_messaging.ExpectedException as wrapped:
         expected = wrapped.exc_info[1]
     expect(expected)
-    raise expected
+    try:
+        raise expected
+    finally:
+        del expected  # its traceback refers to this frame

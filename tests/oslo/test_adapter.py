@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -524,6 +526,34 @@ async def test_what_is_expected_is_no_warning_in_the_log(
     (said,) = [r for r in caplog.records if getattr(r, "event", "") == "task.failed"]
     assert (said.levelno, said.__dict__["method"]) == (level, method)
     assert said.__dict__["error"].startswith(f"{type(faults.fault(fault)).__name__}: ")
+
+
+@pytest.mark.looptime
+async def test_an_expected_failure_keeps_none_of_its_variables(world: World):
+    """
+    The exception is unwrapped, and raised again by the adapter.
+    """
+
+    class Kept:
+        """Something large."""
+
+    kept: list[weakref.ref[Kept]] = []
+
+    class Endpoint:
+        @oslo_messaging.expected_exceptions(faults.NotFound)
+        def fail(self, ctxt: Any) -> None:
+            large = Kept()
+            kept.append(weakref.ref(large))
+            raise faults.NotFound(item="lamp")
+
+    gc.collect()
+    gc.disable()
+    try:
+        await ask_gracekit(world, [Endpoint()], a_request("fail"))
+
+        assert [one() for one in kept] == [None]
+    finally:
+        gc.enable()
 
 
 class Contexts(oslo_messaging.Serializer):
@@ -1137,6 +1167,16 @@ class Async:
     async def work(self, ctxt: Any) -> None: ...
 
 
+@contextlib.contextmanager
+def timed() -> Iterator[None]:
+    yield
+
+
+class Hidden:
+    @timed()
+    async def work(self, ctxt: Any) -> None: ...
+
+
 class OddTarget:
     target = "shop"
 
@@ -1161,6 +1201,7 @@ MOCK = "is a mock, and only functions are served: include the real"
         (mock.MagicMock(), {"options": {"shape": {}}}, f"the endpoint {MOCK}"),
         (patched(), {}, f"Stock.shape {MOCK}"),
         (Async(), {}, "Async.work is a coroutine function"),
+        (Hidden(), {}, "Hidden.work() is a coroutine function behind a plain decorator"),
         (OddTarget(), {}, "OddTarget.target is a str"),
         (Stock(), {"options": {"shap": {}}}, "no endpoint serves it; did you mean shape"),
         (Stock(), {"options": {"_private": {}}}, "no endpoint serves it"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from gracekit.callables import check, is_async, name_of, shown_name
 from gracekit.errors import DeclarationError
-from gracekit.rpc.methods import check_no_generator
 
 _MEANT: Final = {"Context": "ctx", "Found": "found"}
 """Which argument a type belongs to, however it is called."""
@@ -49,8 +47,7 @@ class KindHook:
             DeclarationError: it cannot be called with these arguments.
         """
         self.function = function
-        named = function.func if isinstance(function, partial) else function
-        self.name = str(getattr(named, "__name__", type(named).__name__))
+        self.name = name_of(function)
         self.owner = _class_of(function)
         self._target: Callable[..., Any] | None = None if self.owner else function
         _check(function, what, written, has_self=self.owner is not None)
@@ -63,7 +60,7 @@ class KindHook:
     @property
     def is_plain(self) -> bool:
         """Whether it runs in a worker thread, where it cannot be stopped."""
-        return not asyncio.iscoroutinefunction(self._target)
+        return self._target is None or not is_async(self._target)
 
     def bind(self, target: Callable[..., Any]) -> None:
         """Call *target*, the method of an object."""
@@ -134,17 +131,16 @@ def _class_of(function: Callable[..., Any]) -> str | None:
 def _check(function: Callable[..., Any], what: str, written: str, *, has_self: bool) -> None:
     if not callable(function):
         raise DeclarationError(f"{what} is a function with the arguments ({written})")
-    check_no_generator(function, what)
+    check(function, what)
     names = [part.split(":")[0].strip() for part in written.replace("*,", "").split(",")]
     keywords = {name: name for name in names if name in {"after", "limit"}}
     positional = ["self"] * has_self + [name for name in names if name not in keywords]
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
-        name = getattr(function, "__qualname__", repr(function))
         raise DeclarationError(
-            f"{what} {name}() is called with ({written}), and its arguments do not fit ({error}): "
-            f"write def {getattr(function, '__name__', 'it')}({'self, ' * has_self}{written})"
+            f"{what} {shown_name(function)}() is called with ({written}), and its arguments do "
+            f"not fit ({error}): write def {name_of(function)}({'self, ' * has_self}{written})"
         ) from None
     except ValueError:  # a builtin that does not say what it takes
         return
@@ -159,7 +155,7 @@ def _check_order(
         kind = str(getattr(parameter.annotation, "__name__", parameter.annotation))
         meant = _MEANT.get(kind.rpartition(".")[2], parameter.name)
         if meant in expected and expected.index(meant) != place < len(expected):
-            name = getattr(function, "__name__", repr(function))
+            name = name_of(function)
             own = "self, " * ("self" in expected)
             raise DeclarationError(
                 f"{what} {name}() is called with ({written}), and has {parameter} in another "

@@ -1,0 +1,99 @@
+"""Functions of the application: what they are called, and how they want to be called.
+
+A coroutine function is awaited on the loop, anything else is called in a thread. Every place that
+takes a function of the application asks here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from gracekit.errors import DeclarationError
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_PLAIN: Final = "__gracekit_plain__"
+
+
+def plain(function: FunctionT) -> FunctionT:
+    """Mark a function that looks like a coroutine function, and runs the coroutine to its end.
+
+    Such as one that a decorator has made by `asyncio.run` or `async_to_sync`. It is called in a
+    thread. Write `@plain` above that decorator.
+    """
+    function.__dict__[_PLAIN] = True
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of *function* makes a coroutine; also for partials and objects."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_called(function))
+
+
+def _called(function: Callable[..., Any]) -> Any:
+    """The code that a call of *function* runs first."""
+    while isinstance(function, partial):
+        function = function.func
+    has_code = inspect.isroutine(function) or isinstance(function, type)
+    return function if has_code else type(function).__call__
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Its name; that of the class for an object without one."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def shown_name(function: Callable[..., Any]) -> str:
+    """Its name with that of its class, for errors."""
+    return str(getattr(function, "__qualname__", name_of(function)))
+
+
+def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> None:
+    """Refuse a function that would seem to have run without having done so.
+
+    Args:
+        function: A function of the application.
+        what: What it is declared as, for the error.
+        awaited: Whether a coroutine function may be given.
+
+    Raises:
+        DeclarationError: it has a `yield`, hides a coroutine function, or is one unduly.
+    """
+    if not callable(function):
+        raise DeclarationError(f"{what}: {function!r} is no function")
+    name, code = shown_name(function), _called(function)
+    if inspect.isasyncgenfunction(code) or inspect.isgeneratorfunction(code):
+        raise DeclarationError(
+            f"{what} {name}() has a yield, so to call it runs nothing and makes a "
+            "generator: return the whole result in place of the yield"
+        )
+    if is_async(function):
+        if not awaited:
+            raise DeclarationError(
+                f"{what} {name}() is a coroutine function, and is called without being awaited: "
+                "make it a plain function"
+            )
+    elif _hides_coroutine(function):
+        raise DeclarationError(
+            f"{what} {name}() is a coroutine function behind a plain decorator, which may never "
+            "await it: write the decorator's function as `async def` with an await, or, if it runs "
+            "the coroutine to its end itself, put @gracekit.plain above it"
+        )
+
+
+def _is_plain(function: object) -> bool:
+    return getattr(function, _PLAIN, False) is True
+
+
+def _hides_coroutine(function: Callable[..., Any]) -> bool:
+    """Whether a plain *function* wraps a coroutine function, and is not marked as `plain`."""
+    if _is_plain(function):
+        return False
+    while isinstance(function, partial):
+        function = function.func
+    inner = inspect.unwrap(function, stop=_is_plain)
+    return is_async(inner) and not _is_plain(inner)
