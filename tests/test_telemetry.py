@@ -385,6 +385,22 @@ def test_text_is_escaped_cut_and_redacted(text, shown):
     assert escape(text) == shown
 
 
+@pytest.mark.parametrize("kind", [tuple, dict, list])
+def test_a_large_field_is_not_written_out(kind):
+    """
+    Only its begin is shown, or its size.
+    """
+
+    class Large(kind):
+        __str__ = __repr__ = None  # type: ignore[assignment]
+
+    shown = clean(Large.fromkeys(range(100_000)) if kind is dict else Large(range(100_000)))
+
+    assert shown == (
+        list(range(100)) if kind is list else "<Large of 100000, too long to be shown>"
+    )
+
+
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_the_remedy_at_the_end_of_a_sentence_is_logged(formatter, caplog):
     """

@@ -48,6 +48,7 @@ from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.requests import name_of, request_of
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
+from gracekit.telemetry.safe_text import is_long
 from gracekit.tracing.carrier import outgoing, stamped
 from gracekit.tracing.spans import Tracing
 
@@ -448,11 +449,14 @@ class RpcClient(ClientView, AsyncOnly):
         trace = outgoing()
         if trace:
             request = structs.replace(request, context=stamped(request.context, trace))
-        body = encode_request(request)
-        if len(body) > self._max_body_bytes:
+        most = self._max_body_bytes
+        is_too_long = is_long(request.args, most)  # before all of it is copied and written
+        body = b"" if is_too_long else encode_request(request)
+        if is_too_long or len(body) > most:
+            size = f"more than {most}" if is_too_long else len(body)
             raise MessageTooLargeError(
-                f"{request.method}() makes a message of {len(body)} bytes and at most "
-                f"{self._max_body_bytes} are sent; pass a reference to the data, or give service "
+                f"{request.method}() makes a message of {size} bytes and at most "
+                f"{most} are sent; pass a reference to the data, or give service "
                 "and client a larger max_body_bytes"
             )
         expires_in_s = None if expires_at is None else max(0.0, expires_at - self._clock.loop())

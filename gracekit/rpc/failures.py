@@ -11,7 +11,7 @@ import builtins
 import contextlib
 import traceback
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from gracekit.config.choices import ErrorDetails
 from gracekit.errors import RemoteError
 from gracekit.rpc.message import Failure
 from gracekit.rpc.plain import dumps, plain
+from gracekit.telemetry.safe_text import LONGEST_WRITTEN, is_long
 
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
 _EXPECTED: Final = "_gracekit_expected"
@@ -29,7 +30,8 @@ _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class a
 
 # Most characters of a message, of a traceback's end, of all args and of all kwargs. A failure is
 # JSON in JSON in JSON, where a quote takes 8 bytes, and readers accept 1 MiB.
-_MAX_TEXT: Final = 16_384
+_MAX_TEXT: Final = LONGEST_WRITTEN
+_MAX_LINKED: Final = 100  # exceptions whose tracebacks are written out in one
 
 # Our own errors are sent under these names, which callers with oslo.messaging expect.
 _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyType(
@@ -152,10 +154,20 @@ def _message_of(value: object) -> str:
 
 def _text_of(value: object, write: Callable[[object], str]) -> str:
     try:
-        text = write(value)
+        if isinstance(value, str) or not is_long(value) or _has_own_text(value):
+            text = write(value if type(value) is not str else value[:_MAX_TEXT])
+        elif isinstance(value, BaseException) and len(value.args) == 1:
+            text = _text_of(value.args[0], write)
+        else:
+            text = f"<{kind_of(value)} that is too long to be shown>"
     except BaseException as error:  # noqa: BLE001 - __str__ and __repr__ are the application's
         text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
     return text[:_MAX_TEXT].encode(errors="replace").decode()
+
+
+def _has_own_text(value: object) -> bool:
+    """Whether it is an exception whose class has a `__str__` in Python, which may write little."""
+    return isinstance(value, BaseException) and isinstance(type(value).__str__, FunctionType)
 
 
 def _plain_or_text(value: object) -> Any:
@@ -169,7 +181,7 @@ def _plain_or_text(value: object) -> Any:
 
 def _args_of(exception: BaseException) -> tuple[Any, ...]:
     try:
-        args = tuple(_plain_or_text(arg) for arg in exception.args)
+        args = () if is_long(exception.args) else tuple(map(_plain_or_text, exception.args))
     except BaseException:  # noqa: BLE001 - a property of that name may be the application's
         return ()
     return args if len(msgspec.json.encode(args)) <= _MAX_TEXT else ()
@@ -177,7 +189,8 @@ def _args_of(exception: BaseException) -> tuple[Any, ...]:
 
 def _kwargs_of(exception: BaseException) -> dict[str, Any]:
     try:
-        kwargs = dict(getattr(exception, "kwargs", None) or {})
+        kwargs = getattr(exception, "kwargs", None) or {}
+        kwargs = {} if is_long(kwargs) else dict(kwargs)
     except BaseException:  # noqa: BLE001 - any attribute of that name may stand there
         return {}
     written = {_message_of(key): _plain_or_text(value) for key, value in kwargs.items()}
@@ -187,10 +200,30 @@ def _kwargs_of(exception: BaseException) -> dict[str, Any]:
 def traceback_lines(exception: BaseException) -> tuple[str, ...]:
     """The traceback with its line ends, the end of a long one; never raises."""
     try:
-        lines = traceback.format_exception(exception)
+        if _is_long_story(exception):
+            last = f"{kind_of(exception)}: {_message_of(exception)}"[: _MAX_TEXT // 2]
+            lines = [*traceback.format_tb(exception.__traceback__), f"{last}\n"]
+        else:
+            lines = traceback.format_exception(exception)
     except BaseException:  # noqa: BLE001 - it calls the application's __str__ and __repr__
         return ()
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
+
+
+def _is_long_story(exception: BaseException) -> bool:
+    """Whether it would take long to write out with its causes and the members of its group."""
+    linked = {id(exception): exception}
+    waiting = [exception]
+    while waiting and len(linked) <= _MAX_LINKED:
+        one = waiting.pop()
+        if is_long(one):
+            return True
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for link in (one.__cause__, one.__context__, *members[: _MAX_LINKED + 1]):
+            if link is not None and id(link) not in linked:
+                linked[id(link)] = link
+                waiting.append(link)
+    return len(linked) > _MAX_LINKED
 
 
 def shown(

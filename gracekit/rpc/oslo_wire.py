@@ -29,6 +29,7 @@ from gracekit.rpc.envelope import (
 from gracekit.rpc.failures import failure_of, rebuild
 from gracekit.rpc.message import Failure, JsonObject, Reply, ReplyAddress, Request
 from gracekit.rpc.plain import dumps, excerpt, excess_of, loads, plain
+from gracekit.telemetry.safe_text import is_long
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -165,6 +166,8 @@ def write_result(result: object) -> str:
         UnserialisableError: it is no plain data, or beyond the limits of JSON in `plain`.
         MessageTooLargeError: the reply would exceed the size that callers read.
     """
+    if is_long(result, MAX_RESULT_BYTES):
+        raise _too_large(f"more than {MAX_RESULT_BYTES}")
     text = dumps(plain(result, "result"), "result")
     if len(text) <= _SURELY_FITS:
         return text
@@ -172,11 +175,15 @@ def write_result(result: object) -> str:
         raise UnserialisableError(f"result has {excess}; send less, or a reference to the data")
     size = len(msgspec.json.encode(text))
     if size > MAX_RESULT_BYTES:
-        raise MessageTooLargeError(
-            f"result of {size} bytes in a reply is above {MAX_RESULT_BYTES}; "
-            "return a reference to the data instead"
-        )
+        raise _too_large(str(size))
     return text
+
+
+def _too_large(size: str) -> MessageTooLargeError:
+    return MessageTooLargeError(
+        f"result of {size} bytes in a reply is above {MAX_RESULT_BYTES}; "
+        "return a reference to the data instead"
+    )
 
 
 def decode_reply(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Reply:

@@ -6,6 +6,7 @@ import enum
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from gracekit.config.urls import redact_url
@@ -22,6 +23,11 @@ MOST_MASKED: Final = 32
 MOST_COMPARED: Final = 1000
 """Texts of a request that are searched for in an error."""
 LONGEST_NAME: Final = 40
+LONGEST_WRITTEN: Final = 16_384
+"""Characters of a value, see `is_long`, that is still written out to be shown."""
+_TEXTS: Final = (str, bytes, bytearray)
+_HOLDERS: Final = (dict, list, tuple, set, frozenset)
+_SHORT: Final = frozenset({int, float, bool, type(None)})
 _WITHHELD: Final = "<withheld: it repeats too much of the request>"
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 
@@ -30,6 +36,30 @@ class Sentence(str):
     """A message of gracekit itself, cut later than wire text, because its end names the remedy."""
 
     __slots__ = ()
+
+
+def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
+    """Whether *value* surely takes more than *most* characters to write; counts no further.
+
+    To write out what an application hands over may take seconds, for which the loop would stand.
+    It looks into sets, lists, tuples, dicts and exceptions. A member takes two characters at least.
+    """
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, _TEXTS):
+            most -= len(part)
+        elif isinstance(part, _HOLDERS):
+            most -= 2 * len(part)
+            if most >= 0:
+                members = part if not isinstance(part, dict) else (*part, *part.values())
+                waiting += [one for one in members if type(one) not in _SHORT]
+        elif isinstance(part, BaseException):
+            # By the descriptor of the class: an exception may have code of its own for it.
+            waiting.append(BaseException.args.__get__(part))  # type: ignore[attr-defined]
+        if most < 0:
+            return True
+    return False
 
 
 def clean(value: Any) -> Any:
@@ -41,16 +71,18 @@ def clean(value: Any) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else str(value)
-        case tuple():  # such as (kind, id) of a resource
-            return clean(":".join(map(str, value)))
         case list() | set() | frozenset():
-            return [clean(item) for item in list(value)[:LONGEST_LIST]]
+            return [clean(item) for item in islice(value, LONGEST_LIST)]
+        case tuple() if not is_long(value):  # such as (kind, id) of a resource
+            return clean(":".join(map(str, value)))
     return _shown(value)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Sentence):
         return Sentence(escape(value, longest=LONGEST_SENTENCE))
+    if isinstance(value, dict | tuple) and is_long(value):
+        return f"<{type(value).__name__} of {len(value)}, too long to be shown>"
     return escape(str(value))
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -44,7 +44,7 @@ from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Reply, Request
 from gracekit.rpc.method_options import options_from
 from gracekit.rpc.methods import Method
-from gracekit.rpc.oslo_wire import decode_request, encode_reply
+from gracekit.rpc.oslo_wire import decode_request, encode_reply, write_result
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import (
     Delivery,
@@ -1059,6 +1059,21 @@ async def test_what_cannot_be_sent_is_refused_by_name(client, echo):
         await client.cast("echo", a="x" * (1 << 20))
 
     assert echo.requests == []
+
+
+async def test_what_is_surely_too_large_to_be_sent_is_not_copied_first(client, echo):
+    """
+    Millions of numbers would hold up the loop of the caller for seconds.
+    """
+
+    class Large(list[int]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("walked through")
+
+    with pytest.raises(MessageTooLargeError, match=r"a message of more than 1048576 bytes"):
+        await client.cast("echo", a=Large([1] * 600_000))
+    with pytest.raises(MessageTooLargeError, match="result of more than"):
+        write_result({"a": Large([1] * 600_000)})
 
 
 async def test_a_client_of_a_service_sends_what_its_settings_take(tmp_path):

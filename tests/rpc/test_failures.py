@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 import sys
+from typing import NoReturn
 
 import pytest
 
@@ -20,7 +21,7 @@ from gracekit.errors import (
     StaleVersionError,
     UnsupportedVersionError,
 )
-from gracekit.rpc.failures import failure_of, is_foreign, rebuild
+from gracekit.rpc.failures import failure_of, is_foreign, rebuild, words_of
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, decode_reply, encode_reply
 
@@ -40,6 +41,33 @@ class Opaque(Exception):  # noqa: N818
     @property
     def kwargs(self) -> object:
         raise RuntimeError("no kwargs")
+
+
+class Large(list[int]):
+    """Something large, which must not be walked through on the loop."""
+
+    def __init__(self) -> None:
+        super().__init__([1] * 100_000)
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("walked through")
+
+    __repr__ = __iter__
+
+
+class WithKwargs(Exception):  # noqa: N818
+    """As OpenStack's exceptions are made."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__("they have kwargs")
+        self.kwargs = kwargs
+
+
+class Counted(Exception):  # noqa: N818
+    """One with a short text of its own."""
+
+    def __str__(self) -> str:
+        return f"{len(self.args[0])} volumes"
 
 
 def raised(exception: Exception) -> Exception:
@@ -99,6 +127,57 @@ def test_writing_never_fails_and_stays_small():
         body = encode_reply(Reply(msg_id="m", reply_id="r", failure=failure_of(error)))
         assert len(body) < MAX_BODY_BYTES
         assert decode_reply(body).failure is not None
+
+
+def caused_by(error: Exception) -> Exception:
+    outer = ValueError("outer")
+    outer.__cause__ = error
+    return raised(outer)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(Large()),
+        KeyError(Large()),
+        ValueError("two", Large()),
+        ValueError({"key": (Large(),)}),
+        WithKwargs(volumes=Large()),
+        caused_by(KeyError(Large())),
+        ExceptionGroup("many", [ValueError(Large())]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_too_long_to_be_shown_is_not_written_out(error: Exception):
+    """
+    That would take seconds on the loop, and be cut to 16,384 characters afterwards.
+    """
+    failure = failure_of(raised(error))
+
+    assert failure.kwargs == {}
+    assert failure.tb[-1].endswith(f"{type(error).__name__}: {failure.message}\n")
+    assert len(words_of(error)) < 1000
+
+
+def test_the_begin_of_a_long_text_is_shown():
+    """
+    Also that of an exception with a text of its own, which says what matters.
+    """
+    failure = failure_of(ValueError("no volume " + "x" * 1_000_000))
+
+    assert failure.message.startswith("no volume xxx")
+    assert failure_of(Counted(Large())).message == "100000 volumes"
+
+
+def test_a_thousand_causes_are_left_out():
+    """
+    A loop that raises each error from the last one makes such a chain.
+    """
+    error: Exception = ValueError("first")
+    for _ in range(1000):
+        error = caused_by(error)
+
+    assert len(failure_of(error).tb) < 10
 
 
 def test_builtins_are_rebuilt_with_their_arguments():
