@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from gracekit import Runtime, Service, Settings
 from gracekit.rpc.memory import MemoryBroker
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 300.0
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
 ALICE: Final = {"Authorization": f"Bearer {TOKEN}"}
 JSON: Final = {"Content-Type": "application/json"}

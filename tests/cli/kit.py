@@ -20,7 +20,7 @@ from gracekit import RpcClient
 from tests.loops import without_settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 300.0
 _LOG_LINE: Final = re.compile(r"\d\d:\d\d:\d\d |\{")
 GRACEKIT: Final = (sys.executable, "-m", "gracekit")
 # A terminal of one's own, so that a typed Ctrl-C becomes a SIGINT.

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from tools import dev
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 300.0
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 PROFILES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(

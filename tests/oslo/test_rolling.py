@@ -40,7 +40,7 @@ WORK_S: Final = scale(1.0, 4.0)
 CALL_S: Final = 40.0
 SLACK_S: Final = 5.0
 """From the order to send until it is sent, on a busy machine."""
-PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 300.0
 TOPIC: Final = "rolling"
 ENDS: Final = {"gracekit": {0}, "oslo": {0, -signal.SIGALRM}}
 """Exit codes; a stop of the library that takes over a minute is ended, as under oslo.service."""

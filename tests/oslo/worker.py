@@ -25,7 +25,7 @@ from oslo_config import cfg  # noqa: E402
 from gracekit import Service  # noqa: E402
 from gracekit.rpc.oslo_adapter import include_endpoints  # noqa: E402
 
-PATIENCE_S: Final = 60
+PATIENCE_S: Final = 300
 """As oslo.service has it: `graceful_shutdown_timeout`, then SIGALRM ends the process."""
 
 

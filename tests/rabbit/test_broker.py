@@ -27,7 +27,7 @@ from tests.scale import scale
 
 pytestmark = pytest.mark.process
 
-PATIENCE_S = 30.0  # for what must happen; never waited for in full
+PATIENCE_S = 300.0  # for what must happen; never waited for in full
 QUORUM = {"x-queue-type": "quorum"}
 
 

@@ -19,7 +19,7 @@ from tests.rabbit.broker import Broker
 from tests.rabbit.machine import HOST
 from tests.rabbit.proxy import Proxy, Way
 
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 class Wire:

@@ -19,7 +19,7 @@ from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
 from gracekit.telemetry.telemetry import Telemetry
 
-PATIENCE_S = 30.0  # for what must happen; never waited for in full
+PATIENCE_S = 300.0  # for what must happen; never waited for in full
 FOR_EVER_S = 3600.0  # a safety poll that no test lives to see
 
 

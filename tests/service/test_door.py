@@ -32,7 +32,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.runs.files import door_name
 from gracekit.telemetry.telemetry import Telemetry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class House:
