@@ -64,7 +64,7 @@ def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> N
         DeclarationError: it has a `yield`, hides a coroutine function, or is one unduly.
     """
     if not callable(function):
-        raise DeclarationError(f"{what}: {function!r} is no function")
+        raise DeclarationError(f"{what} {function!r} is no function")
     name, code = shown_name(function), _called(function)
     if inspect.isasyncgenfunction(code) or inspect.isgeneratorfunction(code):
         raise DeclarationError(
@@ -83,6 +83,43 @@ def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> N
             "await it: write the decorator's function as `async def` with an await, or, if it runs "
             "the coroutine to its end itself, put @gracekit.plain above it"
         )
+
+
+def check_call(
+    function: Callable[..., Any], what: str, written: str, *, has_self: bool = False
+) -> list[inspect.Parameter]:
+    """Check a function, and that it can be called with the arguments in *written*.
+
+    Args:
+        function: A function of the application.
+        what: What it is declared as, for the error.
+        written: The arguments as in a `def`. Those after `*` are passed by name.
+        has_self: Whether it is a function of a class.
+
+    Returns:
+        Its parameters; empty for a builtin that does not tell them.
+
+    Raises:
+        DeclarationError: it is refused.
+    """
+    check(function, what)
+    by_place, _, by_name = written.partition("*, ")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*["self"] * has_self, *_names(by_place), **dict.fromkeys(_names(by_name)))
+        return [*signature.parameters.values()]
+    except TypeError as error:
+        name = name_of(function)
+        raise DeclarationError(
+            f"{what} {shown_name(function)}() is called with ({written}), and its arguments do "
+            f"not fit ({error}): write def {name}({'self, ' * has_self}{written})"
+        ) from None
+    except ValueError:
+        return []
+
+
+def _names(written: str) -> list[str]:
+    return [part.split(":")[0].strip() for part in written.split(",") if part.strip()]
 
 
 def _is_plain(function: object) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gracekit.callables import check, name_of
+from gracekit.callables import name_of
 from gracekit.clock import Clock
-from gracekit.errors import DeclarationError, GracekitError
+from gracekit.errors import GracekitError
 from gracekit.process import Threads
 from gracekit.request.calls import call
 from gracekit.telemetry.telemetry import Telemetry
@@ -128,22 +127,3 @@ def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:
     if calling.cancelled():
         return "it raised CancelledError"
     return "" if (error := calling.exception()) is None else repr(error)
-
-
-def check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
-    """Refuse a generator, and a function that cannot be called with these *arguments*.
-
-    Raises:
-        DeclarationError: *function* is refused.
-    """
-    check(function, what)
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        name = name_of(function)
-        raise DeclarationError(
-            f"{what} {name}() is called with {' and '.join(arguments) or 'no argument'} alone, "
-            f"and {error}: write def {name}({', '.join(arguments)})"
-        ) from None
-    except ValueError:  # a builtin that does not say what it takes
-        return

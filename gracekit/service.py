@@ -21,13 +21,13 @@ from typing import (
     overload,
 )
 
-from gracekit.callables import check, name_of, shown_name
+from gracekit.callables import check, check_call, name_of, shown_name
 from gracekit.config.choices import ServiceQueues, choices_of
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
-from gracekit.hooks import ServiceHook, check_call
+from gracekit.hooks import ServiceHook
 from gracekit.periodic import PeriodicJob
 from gracekit.recovery.resources.kind_table import KindTable, undeclared_kind
 from gracekit.recovery.resources.kinds import ResourceKind
@@ -276,7 +276,7 @@ class Service:
             raise DeclarationError(f"every={error}") from None
 
         def register(handler: HookT) -> HookT:
-            check_call(handler, "job", ("ctx: Context",))
+            check_call(handler, "job", "ctx: Context")
             job = PeriodicJob(
                 name=name_of(handler), handler=handler, every_s=every_s, singleton=singleton
             )
@@ -291,7 +291,7 @@ class Service:
         Raises:
             DeclarationError: it cannot be called without arguments.
         """
-        check_call(hook, "on_start hook", ())
+        check_call(hook, "on_start hook", "")
         self.start_hooks.append(hook)
         return hook
 
@@ -301,7 +301,7 @@ class Service:
         Raises:
             DeclarationError: it cannot be called without arguments.
         """
-        check_call(hook, "on_stop hook", ())
+        check_call(hook, "on_stop hook", "")
         self.stop_hooks.append(hook)
         return hook
 

@@ -136,9 +136,9 @@ def test_a_function_that_runs_its_coroutine_to_the_end_may_say_so():
 def test_what_is_no_function_is_refused_with_a_sentence():
     svc = Service("shares")
 
-    with pytest.raises(DeclarationError, match="method: 'create' is no function"):
+    with pytest.raises(DeclarationError, match="method 'create' is no function"):
         svc.rpc("create")  # type: ignore[call-overload]
-    with pytest.raises(DeclarationError, match="on_start hook: None is no function"):
+    with pytest.raises(DeclarationError, match="on_start hook None is no function"):
         svc.on_start(None)  # type: ignore[type-var]
 
 

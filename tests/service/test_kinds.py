@@ -109,7 +109,7 @@ WRONG: list[tuple[Declare, str]] = [
         lambda svc, _: svc.rpc(Manager.find),
         "Manager.find() has self, so it is a method of a class: mark it with @rpc_method or",
     ),
-    (lambda _, share: share.find("find"), "the find of kind share, is a function with the"),
+    (lambda _, share: share.find("find"), "the find of kind share, 'find' is no function"),
     (lambda _, share: share.probe("creating", failed="error")(generator), "generator"),
     (
         lambda _, share: share.probe(failed="error"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from gracekit.callables import check, is_async, name_of, shown_name
+from gracekit.callables import check_call, is_async, name_of
 from gracekit.errors import DeclarationError
 
 _MEANT: Final = {"Context": "ctx", "Found": "found"}
@@ -129,34 +128,13 @@ def _class_of(function: Callable[..., Any]) -> str | None:
 
 
 def _check(function: Callable[..., Any], what: str, written: str, *, has_self: bool) -> None:
-    if not callable(function):
-        raise DeclarationError(f"{what} is a function with the arguments ({written})")
-    check(function, what)
-    names = [part.split(":")[0].strip() for part in written.replace("*,", "").split(",")]
-    keywords = {name: name for name in names if name in {"after", "limit"}}
-    positional = ["self"] * has_self + [name for name in names if name not in keywords]
-    try:
-        inspect.signature(function).bind(*positional, **keywords)
-    except TypeError as error:
-        raise DeclarationError(
-            f"{what} {shown_name(function)}() is called with ({written}), and its arguments do "
-            f"not fit ({error}): write def {name_of(function)}({'self, ' * has_self}{written})"
-        ) from None
-    except ValueError:  # a builtin that does not say what it takes
-        return
-    _check_order(function, what, written, positional)
-
-
-def _check_order(
-    function: Callable[..., Any], what: str, written: str, expected: list[str]
-) -> None:
-    """Refuse arguments that stand in another order, by their names or their annotations."""
-    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+    """Refuse other arguments, also by their order: their names or annotations show it."""
+    expected = ["self"] * has_self + written.partition(", *")[0].split(", ")
+    for place, parameter in enumerate(check_call(function, what, written, has_self=has_self)):
         kind = str(getattr(parameter.annotation, "__name__", parameter.annotation))
         meant = _MEANT.get(kind.rpartition(".")[2], parameter.name)
         if meant in expected and expected.index(meant) != place < len(expected):
-            name = name_of(function)
-            own = "self, " * ("self" in expected)
+            name, own = name_of(function), "self, " * has_self
             raise DeclarationError(
                 f"{what} {name}() is called with ({written}), and has {parameter} in another "
                 f"place: write def {name}({own}{written})"
