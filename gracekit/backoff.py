@@ -64,6 +64,9 @@ the next look at a resource on which a task works."""
 BROKEN_PASS: Final = Backoff(first_s=5.0, most_s=600.0, jitter=True)
 """In a pass over resources, a kind could not be read; at most `reconciliation_interval`."""
 
+NO_THREAD: Final = Backoff(first_s=1.0, most_s=10.0)
+"""No thread could be started for a plain handler."""
+
 # -- the store ------------------------------------------------------------------------------
 
 OUTCOME: Final = Backoff(first_s=0.01, most_s=1.0)

@@ -173,13 +173,7 @@ class Dispatcher:
     def _put_back(self, delivery: Delivery) -> None:
         """The application cancelled a step of gracekit: give an unsettled delivery back."""
         if not delivery.settled:
-            self._do_beside(settle(delivery.give_back(), self._telemetry))
-
-    def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
-        """Run *step* in a task of its own, and keep a reference to it until it ends."""
-        task = asyncio.ensure_future(step)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+            self._spawn(settle(delivery.give_back(), self._telemetry), self._work.discard)
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of this run or an earlier one, through the rest of its life."""
@@ -236,6 +230,7 @@ class Dispatcher:
         finally:
             self._note_not_started(job)
             job.gate.entering.pop(job, None)
+            self._tracker.poke()  # a drain may wait for the entry alone
             job.begin_claimed()
             self._custody.left()
 
@@ -262,7 +257,7 @@ class Dispatcher:
         if job.stuck:
             return  # the drain recorded it as unclean; recovery finds out what it did since
         if end.outcome is None:
-            await self._hand_over(job, end.cut or Interruption.CANCELLED)
+            await self._hand_over(job, end.cut or Interruption.CANCELLED, rests=end.is_put_off)
             return
         await self._finish(job, end, end.outcome)
 
@@ -309,7 +304,7 @@ class Dispatcher:
 
     async def _refuse(self, job: Job) -> bool:
         self._heartbeats.begin(job.task, job.reply)
-        wrong = await self._arrivals.read_early(job)
+        wrong = await self._arrivals.read_early(job, self._events)
         if error := wrong or await self._waits.refusal(job):
             await self._arrivals.refuse(job, "arguments" if wrong else "lease_held", error)
         return bool(error)
@@ -397,11 +392,13 @@ class Dispatcher:
 
     # -- cut short ----------------------------------------------------------------------
 
-    async def _hand_over(self, job: Job, cut: Interruption) -> None:
-        """Record a started, unfinished task for recovery; its handler has returned."""
+    async def _hand_over(self, job: Job, cut: Interruption, *, rests: bool = False) -> None:
+        """Record a started, unfinished task for recovery; its handler does not run any more."""
         recorded = await self._custody.hand_over(job, cut)
         self._note_handed_over(job, recorded=recorded)
         job.in_doubt = True  # recovery looks for its row, here or at the next start
+        if rests:
+            await self._scheduler.rest(job)
         self._end_turn(job)
         self._events.cut(job, cut)
 

@@ -19,12 +19,13 @@ import gc
 import math
 import os
 import re
+import resource
 import select
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
@@ -202,6 +203,30 @@ def refuse_patched_threads() -> None:
         )
 
 
+class NoThreadError(DependencyError):
+    """No thread could be started, so the function that should run in it was not called."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Exception:
+        """*error* with the limits that it may come from, if it says that no thread can start."""
+        if str(error) != "can't start new thread":
+            return error
+        return cls(f"no thread can be started; limits: {', '.join(_thread_limits()) or 'memory'}")
+
+
+def _thread_limits() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controller, path = line.split(":", 2)
+            group = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+            for one in (group, *group.parents) if controller in {"pids", ""} else ():
+                if (most := one / "pids.max").exists() and (limit := most.read_text()) != "max\n":
+                    yield f"{most} = {limit.strip()}"
+    for name in ("RLIMIT_NPROC", "RLIMIT_AS"):
+        if (soft := resource.getrlimit(getattr(resource, name))[0]) != resource.RLIM_INFINITY:
+            yield f"{name} = {soft}"
+
+
 class Threads:
     """Worker threads of one lane, at most *number* at work at a time.
 
@@ -216,16 +241,19 @@ class Threads:
         """Run *function* in a thread; if cancelled while it waits for one, it never begins.
 
         A function that has begun cannot be stopped: a cancellation takes effect at its return, or
-        at once with *abandon*, which leaves the thread behind.
+        at once with *abandon*, which leaves the thread behind. Raises NoThreadError.
         """
         # A start is a fifteenth sooner without anyio, and few come here before `load`.
         import anyio.to_thread  # noqa: PLC0415
 
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self.number)
-        return await anyio.to_thread.run_sync(
-            never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
-        )
+        try:
+            return await anyio.to_thread.run_sync(
+                never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
+            )
+        except RuntimeError as error:
+            raise NoThreadError.of(error) from error
 
     @staticmethod
     @cache
@@ -352,7 +380,8 @@ class Process:
         self.arm_alarm(min(left or math.inf, seconds + ALARM_AFTER_EXIT_S))
         timer = threading.Timer(seconds, os._exit, (code,))
         timer.name, timer.daemon = "gracekit-exit", True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # no thread can start: the alarm is the only bound
+            timer.start()
 
     def exit_now(self, code: int) -> NoReturn:
         """Flush logs and streams, for a moment at most, and exit without finally or atexit."""

@@ -159,7 +159,8 @@ def say(text: str, within_s: float = SAY_S) -> bool:
 def _bounded(step: Callable[[], bool], within_s: float) -> bool:
     """Run *step* in a daemon thread; return False if it could not write, or did not end in time.
 
-    If the program has closed the stream, the result is True.
+    If the program has closed the stream, the result is True. If no thread can be started, *step*
+    runs here, and only the alarm limits it.
     """
     if sys.is_finalizing():
         return False  # no thread can start now, and Thread.start would wait for ever
@@ -174,8 +175,12 @@ def _bounded(step: Callable[[], bool], within_s: float) -> bool:
             done.append(True)
 
     thread = threading.Thread(target=run, name="gracekit-streams", daemon=True)
-    thread.start()
-    thread.join(within_s)
+    try:
+        thread.start()
+    except RuntimeError:
+        run()
+    else:
+        thread.join(within_s)
     return bool(done and done[0])
 
 

@@ -105,8 +105,8 @@ def _threads_take_no_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
             finally:
                 over.set()
 
-        loop.run_in_executor(None, over.wait, THREAD_S)
         try:
+            loop.run_in_executor(None, over.wait, THREAD_S)
             return await run_sync(run, **options)
         finally:
             over.set()

@@ -107,7 +107,7 @@ class HookCalls:
             return HookEnd(fault="cancelled")
         if (raised := calling.exception()) is None:
             return HookEnd(value=calling.result())
-        return HookEnd(fault=words_of(raised), raised=raised)
+        return HookEnd(fault=words_of(raised), raised=raised, has_begun=begin.has_come)
 
 
 class _Begin(msgspec.Struct):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gracekit.errors import RpcError
+from gracekit.errors import DependencyError, RpcError
 from gracekit.journal.holds import Hold
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
@@ -144,6 +144,9 @@ class MethodHooks:
 
         Returns:
             Why it has failed, for the record; empty if it has not.
+
+        Raises:
+            DependencyError: there was no thread for it, so it was not called.
         """
         assert method.errored_hook is not None
         limit_s = self._settings.probe_timeout_s
@@ -158,6 +161,8 @@ class MethodHooks:
                     error = f"cancelled ({cause.value}); the next run calls it again"
                     self._tell(hook, subject, error, None)
                 raise
+        if not end.has_begun:
+            raise DependencyError(end.fault)
         if end.fault:  # it is not called again: whether it did its work is for the application
             self._tell(hook, subject, end.fault, end.raised)
         return subject.masked(end.fault)

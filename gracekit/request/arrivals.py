@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.choices import RejectReason
 from gracekit.config.settings import Settings
@@ -27,7 +28,9 @@ from gracekit.errors import (
 )
 from gracekit.journal.rows import Acceptance, Address, TaskRow, caller_hash
 from gracekit.phase import Phase, ServiceState
+from gracekit.process import NoThreadError
 from gracekit.request.calls import in_thread
+from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
@@ -145,7 +148,7 @@ class Arrivals:
             return None
         return caller
 
-    async def read_early(self, job: Job) -> RpcError | None:
+    async def read_early(self, job: Job, events: TaskEvents) -> RpcError | None:
         """Let a thread find a resource inside of arguments; returns what is wrong with them."""
         if (reads := job.method.reads_early) is None or job.request is None or job.delivery is None:
             return None
@@ -154,7 +157,13 @@ class Arrivals:
         job.task.handler, job.waiting = asyncio.current_task(), True
         try:
             read = partial(reads, job.caller, job.args)
-            resource = await in_thread(read, job.gate.readers, given_up=lambda: True)
+            while True:
+                try:
+                    resource = await in_thread(read, job.gate.readers, given_up=lambda: True)
+                    break
+                except NoThreadError as error:  # given back, it would come again at once
+                    events.interrupted(job, str(error))
+                    await asyncio.sleep(backoff.NO_THREAD.first_s)
             column = "ops_resource" if job.method.ops else "resource"
             setattr(job.task, column, resource)
             job.request = structs.replace(job.request, **{column: resource})

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.journal.rows import Outcome
-from gracekit.process import Threads
+from gracekit.process import NoThreadError, Threads
 from gracekit.request.answers import Answers
 from gracekit.request.calls import WorkerCall, call, end_of, in_thread
 from gracekit.request.context import Context, SafePointStop, Services
@@ -61,7 +61,8 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         outcome: None if it was cut.
         cut: None if it was not cut.
-        interrupted_by: What the handler raised, if something other than gracekit cancelled it.
+        interrupted_by: What the handler raised, if something other than gracekit cancelled it; or
+            why it was not called, if no thread could be started for it.
         expected: Whether `expect()` was called for what the handler raised: it is logged as DEBUG.
         requested: The missing capacity, if the task may wait for it as PENDING; else None.
         log_why: Why the task may not wait, for the log, if the failure itself does not say so.
@@ -73,6 +74,11 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     expected: bool = False
     requested: Mapping[str, Any] | None = None
     log_why: str = ""
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the handler was not called, because no thread could be started for it."""
+        return self.cut is Interruption.SAFE_POINT and bool(self.interrupted_by)
 
 
 _NO_END: Final = AttemptEnd()
@@ -325,8 +331,10 @@ def _judge(
     if task.order is not None:
         return AttemptEnd(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
+        was_called = not isinstance(error, NoThreadError)
         return AttemptEnd(
-            cut=Interruption.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__
+            cut=Interruption.UNCLEAN if was_called else Interruption.SAFE_POINT,
+            interrupted_by=words_of(error) or type(error).__name__,
         )
     return _failed(task, error, parks=parks)
 
@@ -363,7 +371,8 @@ def _was_cancelled_again(task: TrackedTask, error: BaseException) -> bool:
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:
-    """Whether something other than gracekit cancelled the handler: *error* is then no failure.
+    """Whether something other than gracekit cancelled the handler, or kept it from being called:
+    *error* is then no failure.
 
     The application may have cancelled its asyncio task, or something that it awaits together with
     other handlers. A handler in a thread does not notice a cancellation of its task.
@@ -371,7 +380,7 @@ def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseExc
     `cancelling()` alone is no proof: before Python 3.13, a TaskGroup leaves its own cancellation
     there when a child fails while the group is awaited.
     """
-    if isinstance(error, asyncio.CancelledError):
+    if isinstance(error, asyncio.CancelledError | NoThreadError):
         return True
     if task.handler is None or not task.handler.cancelling() or isinstance(error, _EXITS):
         return False

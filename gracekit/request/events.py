@@ -44,7 +44,7 @@ class TaskEvents:
         job.unended = True
 
     def interrupted(self, job: Job, error: str) -> None:
-        """Emit that something other than gracekit has cancelled a handler."""
+        """Emit that something other than gracekit cancelled a handler, or kept it from starting."""
         self._emit("task.interrupted", job, error=_masked(job, error))
 
     def result_left_out(self, job: Job, why: str) -> None:

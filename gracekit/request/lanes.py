@@ -10,11 +10,13 @@ attempt recorded, so that its code can run at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from gracekit import backoff
 from gracekit.config.settings import Settings
 from gracekit.journal.rows import Acceptance, Address
 from gracekit.leases.lines import Kind, Lines
@@ -252,6 +254,16 @@ class Scheduler:
         gate.claim_limit.widen(max_running - gate.max_running)
         gate.max_running = max_running
         self._lines.resize(gate, max_running)
+
+    async def rest(self, job: Job) -> None:
+        """Pause after a job found no thread, in its places: others would not find one either."""
+        job.task.handler, job.waiting = asyncio.current_task(), True
+        job.gate.entering[job] = None  # the gate ends the pause when it closes
+        pause_s = backoff.NO_THREAD.after(job.task.attempt) if job.gate.is_open else 0.0
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(pause_s)
+        job.waiting = False
+        job.gate.entering.pop(job, None)
 
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken; may be called twice."""

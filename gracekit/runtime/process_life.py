@@ -23,7 +23,7 @@ from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of, explained
-from gracekit.process import leave_at_once
+from gracekit.process import NoThreadError, leave_at_once
 from gracekit.runtime.built import Ground
 from gracekit.runtime.ending import FOREIGN_CANCELLATION
 from gracekit.runtime.face import Runtime
@@ -77,10 +77,10 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         # The interpreter's last garbage collections would walk all objects, which takes a tenth of
         # a second or more, for which a supervisor waits. Frozen objects are not walked.
         gc.freeze()
-    except GracekitError as error:
-        why = said(explained(error), as_json=as_json)
-        return _end_with(exit_code_of(error), why if as_json else f"Error: {why}")
-    except Exception as error:  # noqa: BLE001 - of an on_start hook, or an error in gracekit
+    except Exception as raised:  # noqa: BLE001 - of an on_start hook, or an error in gracekit
+        if isinstance(error := NoThreadError.of(raised), GracekitError):
+            why = said(explained(error), as_json=as_json)
+            return _end_with(exit_code_of(error), why if as_json else f"Error: {why}")
         text = f"gracekit: {type(error).__name__} ended the start:"
         why = said(text, trace=traceback.format_exc(), as_json=as_json)
         return _end_with(ExitCode.INTERNAL, why)
@@ -209,7 +209,7 @@ async def _default_executor_ended(within_s: float) -> bool:
     """
     closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
     done, _ = await asyncio.wait({closing}, timeout=within_s)
-    return bool(done)
+    return bool(done) and closing.exception() is None  # no thread could be started to wait for them
 
 
 def _threads_ended(within_s: float) -> bool:

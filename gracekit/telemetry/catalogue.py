@@ -147,7 +147,8 @@ _REQUEST: Final = (
     _event(
         "task.interrupted",
         _W,
-        "Something other than gracekit cancelled its handler: it counts as crashed.",
+        "Something other than gracekit cancelled its handler: it counts as crashed. Or no thread "
+        "could be started for it: it is called later, and nothing is counted.",
         f"{_TASK} error",
     ),
     _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),

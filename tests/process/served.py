@@ -395,6 +395,18 @@ async def fills_disk(ctx: Context, key: str) -> None:
     await asyncio.sleep(60)
 
 
+def starve() -> None:
+    """From here on, no thread of this process can be started."""
+    threading.stack_size(1 << 46)  # bytes
+
+
+@svc.rpc
+async def starves(ctx: Context, key: str) -> None:
+    """Use a thread of the loop's executor, and let no other be started after it."""
+    await asyncio.to_thread(effect, "in_thread", key)
+    starve()
+
+
 # -- life -------------------------------------------------------------------------
 
 
@@ -422,4 +434,6 @@ async def _stop() -> None:
 
 if __name__ == "__main__":
     configure_logging("text", level=logging.DEBUG)
+    if os.environ.get(START) == "starved":
+        starve()
     svc.run()
