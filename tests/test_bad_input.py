@@ -1041,7 +1041,7 @@ async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(
                 report = await serving
 
     assert report.exit_code == ExitCode.INTERNAL
-    assert f"{tmp_path / 'store.db'} cannot be trusted any more" in (report.failure or "")
+    assert f"the disk of {tmp_path / 'store.db'} is full: make room" in (report.failure or "")
     assert 0 < len(set(done)) < REQUESTS
 
     living.discard(process.identity)

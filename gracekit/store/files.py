@@ -185,6 +185,12 @@ def _stat_of(name: str) -> os.stat_result | None:
         return None
 
 
+def free_bytes(path: Path) -> int:
+    """What this user may still write on the file system of the file *path*."""
+    info = os.statvfs(path.parent)
+    return info.f_bavail * info.f_frsize
+
+
 def connect_writer(
     path: Path, *, synchronous: Synchronous, busy_timeout_s: float
 ) -> apsw.Connection:

@@ -23,7 +23,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.store.batch import Batch, Row
-from gracekit.store.files import Synchronous
+from gracekit.store.files import Synchronous, free_bytes
 
 BatchOutcome = list[list[Row]] | StoreError
 
@@ -36,6 +36,8 @@ DISK_ERRORS: Final = (
     apsw.NotADBError,
     apsw.ReadOnlyError,
 )
+
+_LEAST_ROOM: Final = 65536  # bytes, for a -shm and some pages
 
 # Errors of a single batch: its SQL, its rows, or a value that SQLite cannot store.
 _BATCH_ERRORS: Final = (apsw.Error, TypeError, ValueError, OverflowError)
@@ -216,10 +218,17 @@ class GroupCommit:
 def broken_by(error: apsw.Error, file: apsw.Connection | Path) -> StoreBrokenError:
     """The final error to raise for a disk error of *file*, the store or the sqlite transport."""
     name = file.filename or "the database in memory" if isinstance(file, apsw.Connection) else file
+    if is_full(error, Path(name)):
+        return StoreBrokenError(f"the disk of {name} is full: make room on it, then start again")
     return StoreBrokenError(
         f"{name} cannot be trusted any more ({type(error).__name__}: {error}); check its disk "
         f"and start the service again"
     )
+
+
+def is_full(error: apsw.Error, file: Path) -> bool:
+    """Whether *error* means that the disk is full; of a -shm without room, it is an IOError."""
+    return isinstance(error, apsw.FullError) or (file.exists() and free_bytes(file) < _LEAST_ROOM)
 
 
 def _passed(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[Batch]:

@@ -21,6 +21,7 @@ from gracekit.store.access import check_readable
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
+from gracekit.store.group import broken_by, is_full
 from gracekit.store.status import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -91,6 +92,8 @@ class StoreReader:
             version = connection.execute("PRAGMA user_version").get
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         except apsw.Error as error:
+            if is_full(error, self.path):
+                raise broken_by(error, self.path) from error
             raise ConfigError(f"{self.path} cannot be read as a store: {error}") from error
         if not tables and version == 0:
             raise ConfigError(

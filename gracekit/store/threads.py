@@ -8,7 +8,6 @@ its parent is writing. The writer lock is an exception: its engine asks whether 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -147,9 +146,8 @@ def _empty_wal(connection: apsw.Connection) -> None:
 
 def _check_room(connection: apsw.Connection, path: Path) -> None:
     """Refuse to commit what the file could not take from the WAL; as a full disk does."""
-    info = os.statvfs(path)
     pages = connection.execute("PRAGMA page_count").get * connection.execute("PRAGMA page_size").get
-    if pages - path.stat().st_size > info.f_bavail * info.f_frsize:
+    if pages - path.stat().st_size > files.free_bytes(path):
         raise apsw.FullError(f"{path} would grow to {pages} bytes")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -181,3 +182,41 @@ def test_doctor_says_that_a_store_is_a_backup_or_an_older_one(directory: Path):
     assert "a newer store was here" in older.out
     for answer in (well, after):
         assert "the last one that was here" in answer.out
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=2m,mode=700 none small || exit 9
+cp gracekit-store.db gracekit.db small/ && cat /dev/zero > small/rest 2> /dev/null
+for words in "status" "cast compute echo" "call compute echo" "run compute"; do
+    timeout 60 "$@" $words || echo "exit $?"
+done
+"""
+
+
+def test_every_command_names_a_full_disk(directory: Path):
+    """
+    In the same words, whether it reads or writes, the store or the queue.
+    """
+    with Running(directory):
+        gracekit(directory, "call", "compute", "echo")
+    there = environment(
+        GRACEKIT_STORE_URL=f"sqlite:///{directory}/small/gracekit-store.db",
+        GRACEKIT_TRANSPORT_URL=f"sqlite:///{directory}/small/gracekit.db",
+    )
+    (directory / "small").mkdir()
+    done = subprocess.run(
+        [*UNSHARE, FULL_DISK, "sh", *GRACEKIT],
+        cwd=directory,
+        env=there,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 9 or "unshare" in done.stderr:
+        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+
+    lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 4, done.stderr
+    assert all(re.search(r"the disk of \S+\.db is full: make room on it", line) for line in lines)
+    assert "cannot be" not in done.stderr
+    assert done.stdout.split() == ["exit", "1", "exit", "1", "exit", "1", "exit", "70"]

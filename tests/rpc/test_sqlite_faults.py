@@ -151,7 +151,7 @@ async def test_a_broken_queue_file_is_named_and_is_not_called_the_store(tmp_path
         await transport.publish(QUEUE, message("x" * 1_000_000))
 
     told = str(refused.value)
-    assert told.startswith(f"{transport.path} cannot be trusted any more")
+    assert told.startswith(f"the disk of {transport.path} is full: make room on it")
     assert "store" not in told.replace(str(transport.path), "")
     assert "this process" not in told
     await transport.stop()

@@ -129,7 +129,7 @@ def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding
             remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
     seen += (
         f"; to migrate it takes up to {disk.shown_bytes(3 * path.stat().st_size)} of disk, and "
-        f"{disk.shown_bytes(disk.free_bytes(path))} are free"
+        f"{disk.shown_bytes(files.free_bytes(path))} are free"
     )
     return warn(
         "schema",

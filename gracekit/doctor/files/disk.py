@@ -142,7 +142,7 @@ def _protection_of(path: Path) -> str:
 def check_room(path: Path) -> Finding:
     """Check free disk space and inodes, as a full disk ends a run."""
     info = os.statvfs(path.parent)
-    free = free_bytes(path)
+    free = files.free_bytes(path)
     shown = f"{shown_bytes(free)} free"
     remedy = f"free some, or {LARGER_DISK}"
     if free < TOO_LITTLE:
@@ -154,12 +154,6 @@ def check_room(path: Path) -> Finding:
     if free < LITTLE:
         return warn("disk space", f"{shown}, and {shown_bytes(LITTLE)} are wanted", remedy)
     return ok("disk space", shown)
-
-
-def free_bytes(path: Path) -> int:
-    """What this user may still write on the file system of *path*."""
-    info = os.statvfs(path.parent)
-    return info.f_bavail * info.f_frsize
 
 
 def check_wal(path: Path) -> Finding:

@@ -12,6 +12,7 @@ from gracekit.config.values import duration, format_duration
 from gracekit.doctor.files import disk
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, ok, warn
+from gracekit.store import files
 
 LEAST_REQUESTS: Final = 1000
 LEAST_S: Final = 3600.0
@@ -64,7 +65,7 @@ def check_retention(look: ReadOnlyDatabase, settings: Settings) -> Finding:
             f"too little to tell a rate; {_at_one_a_second(settings, record)}",
         )
     kept = format_duration(settings.retention_s)
-    free = disk.free_bytes(look.path)
+    free = files.free_bytes(look.path)
     bytes_a_second = record.per_second * record.row_bytes
     keeps = bytes_a_second * settings.retention_s
     seen = (
