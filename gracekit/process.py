@@ -211,7 +211,7 @@ class NoThreadError(DependencyError):
         """*error* with the limits that it may come from, if it says that no thread can start."""
         if str(error) != "can't start new thread":
             return error
-        return cls(f"no thread can be started; limits: {', '.join(_thread_limits()) or 'memory'}")
+        return cls(f"no thread can be started; limits: {', '.join(_thread_limits()) or 'unknown'}")
 
 
 def _thread_limits() -> Iterator[str]:

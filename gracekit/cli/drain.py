@@ -407,7 +407,7 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
     holds = report.get("open_holds") or 0
     names = some_holds(report.get("holds", ()), holds)
     left = f", {plural(holds, 'hold')} left open{names and f': {names}'}" if holds else ""
-    earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started}) - holds
+    earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started, *hooks}) - holds
     left += f", {earlier} unfinished from earlier runs" if earlier > 0 else ""
     why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
     own = "" if run.exit_code in {None, watch.code} else f" (the run's exit code: {run.exit_code})"

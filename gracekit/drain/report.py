@@ -86,8 +86,8 @@ class DrainReport:
         leases_kept: Number of leases that only the death of this process frees.
         left_behind: Number of requests with a commit or reply of gracekit still under way.
         hooks_left: Number of hooks that ignored their cancellation and still ran.
-        unfinished: Number of rows and holds in the store that this run could have settled, also
-            those of earlier runs; None if the store did not say.
+        unfinished: Number of rows, holds and due errored hooks in the store that this run could
+            have settled, also those of earlier runs; None if the store did not say.
         forced: Whether a second signal cut the wait short.
         failure: Why the end was not in order; None if it was.
         failed_as: The exit code in that case.

@@ -155,16 +155,15 @@ class Claims:
     async def unfinished(self, dead: Collection[str]) -> int:
         """Number of rows that this run could settle now or later: its own, ownerless, of *dead*.
 
-        Counts rows in their settle time, and open holds of this host. Does not count rows of runs
-        that are not proven dead, or rows that only another host or instance may run.
+        Counts rows in their settle time, open holds of this host, and errored hooks that are due;
+        not rows of runs that are not proven dead, or that only another host or instance may run.
         """
         journal, owners = self._journal, (self._journal.run_id, *dead)
         host, instance = self._targets
         text = sql.UNFINISHED.format(owners=", ".join("?" * len(owners)))
         service, now = journal.service, journal.clock.wall()
-        rows = await journal.engine.query(
-            text, service, host, instance, *owners, service, host, now, *owners
-        )
+        params: Row = (service, host, instance, *owners, service, host, now, *owners)
+        rows = await journal.engine.query(text, *params, service, *owners, service, host)
         return int(rows[0][0] or 0)
 
     async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:

@@ -134,12 +134,15 @@ SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coale
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND ordered IS NULL AND id NOT IN (0{{others}})"""
-# One statement, so that both counts are of the same moment.
+# One statement, so that all counts are of the same moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)
         AND state <> 'pending' AND (owner IS NULL OR owner IN ({{owners}})))
     + (SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ? AND target = ?
-        AND lapses_at > ? AND (owner IS NULL OR owner IN ({{owners}})))"""
+        AND lapses_at > ? AND (owner IS NULL OR owner IN ({{owners}})))
+    + (SELECT count(*) FROM task WHERE errored_due = 1 AND service = ?
+        AND (owner IS NULL OR owner IN ({{owners}})))
+    + (SELECT count(*) FROM hold WHERE errored_due = 1 AND service = ? AND target = ?)"""
 UNFINISHED_RESOURCES: Final = f"""
 SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL
     AND state = 'handed_over' AND {IS_OPEN} AND resource_kind IS NOT NULL

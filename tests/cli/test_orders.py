@@ -265,6 +265,8 @@ async def _(ctx: Context, reason: str) -> None:
     assert row(directory, "move-1")["errored_due"] == 1
     assert "  errored hook of move (move-1): running for " in drained.out
     assert "errored hook still to be called: move (move-1)\n" in drained.out
+    assert ", 1 unfinished from earlier runs" in drained.out  # copy-1; the hook has its own line
+    assert drained.code == 3
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

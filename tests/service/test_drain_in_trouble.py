@@ -404,10 +404,11 @@ async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_ru
     life = await world.start(svc)
     await world.until(lambda: called)
     status = await world.verb(life, "status")
-    await life.drain()
+    report = await life.drain()
 
     (work,) = status["tasks"]
     assert (work["method"], work["about"]) == ("errored hook of charge", "sh1")
+    assert (report.unfinished, report.exit_code) == (1, 75)  # so that a supervisor starts it again
     (told,) = life.told("hook.failed")
     assert (told["hook"], told["task_id"]) == ("charge.errored", "sh1")
     assert told["error"] == "cancelled (drain deadline); the next run calls it again"
@@ -416,7 +417,7 @@ async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_ru
     life = await world.start(svc)
     await world.until(lambda: not world.task("sh1")["errored_due"])
     assert len(called) == 2
-    await life.drain()
+    assert (await life.drain()).exit_code == 0
 
 
 @pytest.mark.parametrize("way", ["raises", "hangs"])
