@@ -18,8 +18,7 @@ from gracekit.errors import GracekitError, UnserialisableError
 from gracekit.journal.order_rows import OrderTarget
 from gracekit.journal.pending import ParkedCall, call_of
 from gracekit.listings import listings_sql as sql
-from gracekit.rpc.argument_paths import value_of
-from gracekit.rpc.methods import resource_id_of
+from gracekit.rpc.argument_paths import resource_id_of, value_of
 from gracekit.rpc.offer import Offer
 from gracekit.rpc.plain import dumps, plain
 from gracekit.rpc.versions import serves

@@ -20,6 +20,7 @@ from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.results import PassReport
+from gracekit.rpc.argument_paths import need_resource_id
 
 PAGE_BYTES: Final = 40_000
 """Most JSON bytes of the results in one answer, less than `door_wire.LONGEST_LINE`."""
@@ -120,7 +121,7 @@ class HandPasses:
                 raise InvalidArgumentsError(
                     f"resource {str(word)[:50]!r} is no kind and id: write it as share:sh-12"
                 )
-            resource = (name, resource_id)
+            resource = (name, need_resource_id(resource_id, name))
         asked = resource[0] if resource is not None else kind
         for name in () if asked is None else (asked,):
             if name not in self._kinds:

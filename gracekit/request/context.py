@@ -31,8 +31,8 @@ from gracekit.process import SafePoints
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.steps import Steps
 from gracekit.request.tracked import TrackedBlock, TrackedCall
+from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.message import LEASE_KEY
-from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
 from gracekit.tracker.task import OUT_OF_TIME, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
@@ -435,16 +435,10 @@ class Context(Mapping[str, Any]):
 
         Raises:
             LeaseHeld: another task has it; the message names that task.
-            InvalidArgumentsError: *resource_id* is empty, or longer than 255 characters.
+            InvalidArgumentsError: *resource_id* cannot be an id, such as `1.0` or an empty text.
         """
         services = self._services
-        name = resource_id_of(str(resource_id))
-        if name is None:
-            raise InvalidArgumentsError(
-                f"the id of a {kind} is of 1 to {LONGEST_RESOURCE} characters, "
-                f"not of {len(str(resource_id))}"
-            )
-        resource = (kind, name)
+        resource = (kind, need_resource_id(resource_id, kind))
         guard = await self._take(resource)
         if guard is None:
             row = await services.leases.look(resource)

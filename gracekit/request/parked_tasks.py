@@ -8,7 +8,6 @@ order is carried out once.
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -35,8 +34,8 @@ from gracekit.process import Point
 from gracekit.request.outbox import Outbox
 from gracekit.request.outcomes import ordered
 from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.store.wakeup import Wakeups
@@ -181,12 +180,7 @@ class ParkedTasks:
                 f"no method of the service acts on a resource {kind[:50]!r}"
                 f"{did_you_mean(kind, kinds)}; its kinds are {known}"
             )
-        resource_id, number = resource_id_of(name), 0
-        if resource_id is None:
-            raise InvalidArgumentsError(
-                f"{reprlib.repr(name)} is the id of no {kind}: an id is a text of 1 to "
-                f"{LONGEST_RESOURCE} characters, a number or a UUID"
-            )
+        resource_id, number = need_resource_id(name, kind), 0
         for _ in range(MOVES):
             if not (targets := await self._rows.of_resource(kind, resource_id)):
                 return number

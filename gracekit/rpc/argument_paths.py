@@ -1,20 +1,68 @@
-"""Paths into the arguments of a request, such as `instance.uuid`: read, and checked against types.
+"""The id of a resource: what can be one, and the path to it in the arguments of a request.
 
-The first part is the name of an argument, each further one a key of a mapping or else an attribute.
+The first part of a path, such as `instance.uuid`, is the name of an argument,
+each further one a key of a mapping or else an attribute. Paths are read, and checked against types.
 """
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from numbers import Integral
 from types import FunctionType, UnionType
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 from gracekit.config.values import did_you_mean
-from gracekit.errors import DeclarationError
+from gracekit.errors import DeclarationError, InvalidArgumentsError
+from gracekit.rpc.failures import words_of
 
 Source = str | Callable[[Mapping[str, Any]], object]
 """Where the id of a resource is: an argument, a path, or a function of all arguments."""
+
+LONGEST_RESOURCE: Final = 255
+"""Most characters of a resource's id, as ids are kept for as long as the store exists."""
+RESOURCE_ID: Final = (
+    f"text or a whole number of 1 to {LONGEST_RESOURCE} characters, none of them NUL,"
+)
+
+
+def resource_id_of(value: object) -> str | None:
+    """The id of a resource as text; None if *value* cannot be one.
+
+    Each id has one spelling: `1` and `1.0` would be two resources, each with a lease of its own.
+    """
+    match value:
+        case bool():
+            return None
+        case str():
+            text = str.__str__(value)
+        case UUID():
+            text = str(value)
+        case Integral():
+            text = str(int(value))
+        case Decimal() if value.as_tuple().exponent == 0:  # the whole number of a database
+            text = str(int(value))
+        case _:
+            return None
+    is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text
+    # A lone surrogate is half a character, which no store takes.
+    is_whole = text.isascii() or text == text.encode(errors="replace").decode()
+    return text if is_id and is_whole else None
+
+
+def need_resource_id(value: object, kind: str = "resource") -> str:
+    """As `resource_id_of`.
+
+    Raises:
+        InvalidArgumentsError: *value* cannot be the id of a *kind*.
+    """
+    if (name := resource_id_of(value)) is None:
+        raise InvalidArgumentsError(
+            f"the id of a {kind} is {RESOURCE_ID} or a UUID, and not {words_of(value)[:100]}"
+        )
+    return name
 
 
 def value_of(source: Source, args: Mapping[str, Any]) -> Any:

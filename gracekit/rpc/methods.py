@@ -14,37 +14,19 @@ import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
-from uuid import UUID
 
 import msgspec
 
 from gracekit.callables import check, is_async, name_of, shown_name
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.errors import DeclarationError, InvalidArgumentsError
-from gracekit.rpc.argument_paths import check_path, value_of
+from gracekit.rpc.argument_paths import RESOURCE_ID, check_path, resource_id_of, value_of
 from gracekit.rpc.method_options import MethodOptions
 from gracekit.rpc.versions import major
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
 MethodHook = Callable[..., Any]
-LONGEST_RESOURCE: Final = 255
-"""Most characters of a resource's id, as ids are kept for as long as the store exists."""
-_NO_RESOURCE: Final = f"text or a number of 1 to {LONGEST_RESOURCE} characters, none of them NUL,"
-
-
-def resource_id_of(value: object) -> str | None:
-    """The resource id for the value of an argument; None if it cannot be an id.
-
-    Clients also pass values that are not text yet, such as a UUID.
-    """
-    if value is None or isinstance(value, Mapping | list | tuple | set | frozenset):
-        return None
-    text = str(value)
-    is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text
-    # A lone surrogate is half a character, which no store takes.
-    is_whole = text.isascii() or text == text.encode(errors="replace").decode()
-    return text if is_id and is_whole else None
 
 
 class MethodTarget(NamedTuple):
@@ -172,12 +154,10 @@ class Method(Generic[P, R_co]):
             value = value_of(source, args)
         except BaseException as error:  # noqa: BLE001 - SystemExit of a property ends the loop
             given = f", and reading it raised {type(error).__name__}"
-        # Anything may be inside of an argument, and the text of most objects is no id.
-        can_be = source in self.signature.parameters or isinstance(value, str | int | float | UUID)
-        if can_be and (resource_id := resource_id_of(value)) is not None:
+        if (resource_id := resource_id_of(value)) is not None:
             return kind, resource_id
         if not (value is None or (isinstance(value, str) and not value)):
-            needs, given = _NO_RESOURCE, f", and not {_kind_of(value)}"
+            needs, given = RESOURCE_ID, f", and not {_kind_of(value)}"
         where = repr(source) if isinstance(source, str) else "the result of its resource function"
         raise InvalidArgumentsError(
             f"{self.name}() needs {needs} for {where}{given}: it names the {kind} to act on"

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from gracekit.rpc.argument_paths import value_of
+from gracekit.rpc.argument_paths import resource_id_of, value_of
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.methods import Method, resource_id_of
+from gracekit.rpc.methods import Method
 from gracekit.rpc.versions import serves
 
 

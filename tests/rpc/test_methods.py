@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import itertools
 import uuid
+from decimal import Decimal
 from typing import Any, Final
 
 import pytest
@@ -40,6 +42,14 @@ async def nothing(ctx: Context) -> None:
 @svc.rpc
 async def named(ctx: Context, alpha: int, beta: int = 0) -> None:
     """With names that are easily mistyped."""
+
+
+class Named(str, enum.Enum):  # noqa: UP042 - its text is `Named.A`
+    A = "a"
+
+
+class Numbered(int, enum.Enum):
+    A = 1
 
 
 @svc.rpc(resource="vm")
@@ -341,17 +351,19 @@ def test_an_unknown_method_is_compared_with_few_names_of_a_large_service(
 
 @pytest.mark.parametrize(
     "wrong",
-    [["vm-1"], {"id": 1}, "x" * 256, 10**300],
-    ids=["a list", "an object", "a long text", "a long number"],
+    [["vm-1"], {"id": 1}, "x" * 256, 10**300, 1.0, 1.5, True, False, Decimal("1.0"), b"a"],
+    ids=str,
 )
-def test_a_resource_has_a_short_name(wrong: object):
+def test_a_resource_has_a_short_name_of_one_spelling(wrong: object):
     """
-    Text or a number of at most 255 characters: its row outlives the request. Nothing else is
-    accepted, nor left to a sibling.
+    Text or a whole number of at most 255 characters, as its row outlives the request: `1` and `1.0`
+    would be two resources with a lease each. Nothing else is accepted, nor left to a sibling.
     """
-    with pytest.raises(InvalidArgumentsError, match="needs text or a number of 1 to 255 char"):
+    with pytest.raises(InvalidArgumentsError, match="text or a whole number of 1 to 255 char"):
         leased.resource_of({"vm": wrong})
 
     assert not can_serve(written(svc.methods), None, "leased", "1.0", {"vm": wrong})
-    for right in ("x" * 255, 7, 1.5, uuid.UUID(int=7)):
+    for right in ("x" * 255, 7, Decimal(7), uuid.UUID(int=7)):
         assert leased.resource_of({"vm": right}) == ("vm", str(right))
+    for member in (Named.A, Numbered.A):  # as JSON carries them
+        assert leased.resource_of({"vm": member}) == ("vm", str(member.value))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gracekit import CallTimeoutError, Context, LeaseHeld, Service, backoff
+from gracekit import CallTimeoutError, Context, InvalidArgumentsError, LeaseHeld, Service, backoff
 from gracekit.errors import (
     TaskInterruptedError,
     Undeliverable,
@@ -396,6 +396,29 @@ async def test_a_further_lease_never_waits(world: World, svc: Service):
 
     assert await first == 1
     assert await client.call(take, who="c") == 2
+
+
+@pytest.mark.parametrize("odd", [1.0, True, None, "", "x" * 256])
+async def test_a_further_lease_has_an_id_as_that_of_a_request(
+    world: World, svc: Service, odd: object
+):
+    """
+    The text of `1.0` or None would be the id of another resource than the one that is meant.
+    """
+
+    @svc.rpc
+    async def take(ctx: Context) -> str:
+        with pytest.raises(InvalidArgumentsError) as refused:
+            async with ctx.lease("volume", odd):  # type: ignore[arg-type]
+                pass
+        async with ctx.lease("volume", 7) as guard:  # type: ignore[arg-type]
+            assert guard.resource == ("volume", "7")
+        return str(refused.value)
+
+    await world.start(svc)
+    said = await (await world.client(svc)).call(take)
+
+    assert said.startswith("the id of a volume is text or a whole number of 1 to 255 characters")
 
 
 async def test_a_lease_that_the_task_has_itself_is_said_to_be_its_own(world: World, svc: Service):

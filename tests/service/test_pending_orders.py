@@ -114,7 +114,7 @@ async def test_a_handler_takes_its_resource_s_parked_tasks_along(world: World, s
     assert [note["request_id"] for note in world.incidents("operator_cancel")] == ["a", "b"]
 
 
-@pytest.mark.parametrize("odd", [None, "", "\ud800", ["v"], "x" * 256])
+@pytest.mark.parametrize("odd", [None, "", "\ud800", ["v"], "x" * 256, 1.0, True])
 async def test_cancel_pending_refuses_what_is_no_id(world: World, svc: Service, odd: object):
     """
     It would cancel nothing, and say so as if nothing waited.
@@ -132,7 +132,7 @@ async def test_cancel_pending_refuses_what_is_no_id(world: World, svc: Service, 
 
     await site.start()
 
-    assert "is the id of no vm: an id is a text" in await (await site.client()).call(delete)
+    assert "the id of a vm is text or a whole number" in await (await site.client()).call(delete)
 
 
 async def test_cancel_pending_touches_neither_another_service_nor_what_runs(

@@ -21,7 +21,7 @@ from gracekit import (
     Settled,
     Wait,
 )
-from gracekit.rpc.methods import LONGEST_RESOURCE
+from gracekit.rpc.argument_paths import LONGEST_RESOURCE
 from tests.service.kit import World
 from tests.service.shares import ShareRow, Shares, results, settle
 
@@ -31,14 +31,16 @@ pytestmark = pytest.mark.looptime
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"id": "x" * (LONGEST_RESOURCE + 1)}, "the id of a resource is text, a number or a UUID"),
+        ({"id": "x" * (LONGEST_RESOURCE + 1)}, "the id of a resource is text or a whole number"),
         ({"id": ""}, "the id of a resource is"),
         ({"id": "a\0b"}, "the id of a resource is"),
         ({"id": None}, "the id of a resource is"),
         ({"id": ["a"]}, "the id of a resource is"),
-        ({"id": b"a"}, "the id of a resource is text, a number or a UUID"),
-        ({"id": True}, "the id of a resource is text, a number or a UUID"),
-        ({"id": object()}, "the id of a resource is text, a number or a UUID"),
+        ({"id": b"a"}, "the id of a resource is text or a whole number"),
+        ({"id": True}, "the id of a resource is text or a whole number"),
+        ({"id": 1.0}, "the id of a resource is text or a whole number .* and not 1.0"),
+        ({"id": Decimal("12.0")}, "the id of a resource is text or a whole number"),
+        ({"id": object()}, "the id of a resource is text or a whole number"),
         ({"busy": "no"}, r"busy= is True or False, and not 'no': write .*busy=bool\(row.busy\)"),
         ({"busy": None}, "busy= is True or False, and not None"),
         ({"busy": 2}, "busy= is True or False, and not 2"),
@@ -98,7 +100,9 @@ def test_the_id_of_a_needed_resource_is_checked_where_it_is_named(svc: Service, 
 
     assert server.of(None) is None
     assert server.of(7) == ("server", "7")
-    with pytest.raises(InvalidArgumentsError, match="the id of a resource is text, a number"):
+    with pytest.raises(
+        InvalidArgumentsError, match="the id of a resource is text or a whole number"
+    ):
         server.of(wrong)
 
 

@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
-from numbers import Real
 from types import MappingProxyType
 from typing import Final, Never
-from uuid import UUID
 
 from gracekit.errors import InvalidArgumentsError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.decisions import Wait
+from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.failures import words_of
-from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 
 LATEST: Final = 1e11
 """Seconds since 1970; a later moment must have been given in milliseconds."""
@@ -54,7 +51,7 @@ class Found:
         """Describe one resource.
 
         Args:
-            id: Text, a number or a UUID.
+            id: Text, a whole number or a UUID.
             status: Its status on record.
             since: Seconds since 1970, or a datetime with a time zone.
             busy: Whether the application's record says that it is being worked on. True, False,
@@ -65,7 +62,7 @@ class Found:
             InvalidArgumentsError: an argument is wrong; the message says why.
         """
         put = object.__setattr__
-        put(self, "id", id_of(id))
+        put(self, "id", need_resource_id(id))
         put(self, "status", status_of(status))
         put(self, "since", _seconds(since))
         put(self, "busy", _truth(busy))
@@ -131,22 +128,6 @@ def status_of(value: object) -> str:
     return value
 
 
-def id_of(value: object) -> str:
-    """The id of a resource as text.
-
-    Raises:
-        InvalidArgumentsError: *value* cannot be one.
-    """
-    can_be = isinstance(value, str | Real | Decimal | UUID) and not isinstance(value, bool)
-    name = resource_id_of(value) if can_be else None
-    if name is None:
-        raise InvalidArgumentsError(
-            f"the id of a resource is text, a number or a UUID, of 1 to {LONGEST_RESOURCE} "
-            f"characters without NUL, and not {words_of(value)}"
-        )
-    return name
-
-
 def _truth(busy: object) -> bool:
     if not isinstance(busy, int) or busy not in {0, 1}:  # databases have 0 and 1 for False and True
         raise InvalidArgumentsError(
@@ -168,7 +149,7 @@ def _needs(needs: object) -> tuple[Resource, ...]:
 def _need(value: object) -> Resource:
     match value:
         case (str(kind), name) if isinstance(value, Sequence):
-            return kind, id_of(name)
+            return kind, need_resource_id(name)
     raise _no_needs(value)
 
 

@@ -16,8 +16,9 @@ from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.declaring import NoDecorator, check_called, marked_statuses
-from gracekit.recovery.resources.found import Found, TruthAnswer, id_of, status_of
+from gracekit.recovery.resources.found import Found, TruthAnswer, status_of
 from gracekit.recovery.resources.rules import How, KindHook, StatusRule, check_ends
+from gracekit.rpc.argument_paths import need_resource_id
 
 FindT = TypeVar("FindT", bound=Callable[..., Awaitable[Iterable[Found]] | Iterable[Found]])
 WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])
@@ -76,7 +77,7 @@ class ResourceKind:
 
     def of(self, resource_id: object) -> Resource | None:
         """(kind, id) of one resource, for `needs=`; None for the id None."""
-        return None if resource_id is None else (self.name, id_of(resource_id))
+        return None if resource_id is None else (self.name, need_resource_id(resource_id))
 
     # -- hooks and rules, as an application declares them -------------------------------
 
