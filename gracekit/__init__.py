@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gracekit.leases.leases import Guard
     from gracekit.phase import ServiceState
     from gracekit.recovery.decisions import Done, Fail, Retry, Wait
-    from gracekit.recovery.resources.found import Absent, Found, Settled
+    from gracekit.recovery.resources.found import Absent, Broken, Found, Settled
     from gracekit.recovery.resources.kinds import ResourceKind
     from gracekit.request.context import Context
     from gracekit.request.current import current
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Absent",
+    "Broken",
     "CallTimeoutError",
     "ConfigError",
     "ConflictingRequestError",
@@ -111,6 +112,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Absent": "recovery.resources.found",
+    "Broken": "recovery.resources.found",
     "Context": "request.context",
     "Done": "recovery.decisions",
     "DrainReport": "drain.report",

@@ -15,6 +15,8 @@ NOT_TWICE: Final[tuple[OnInterrupt, ...]] = ("error", "probe")
 """Policies whose tasks must not be run again without a probe or an operator's decision."""
 InDrain = Literal["answer", "refuse"]
 """What the ops server does with a method's requests in a drain."""
+NeedsFailed = Literal["fail", "call"]
+"""What a delete does if a resource that its own one needs has failed."""
 ServiceQueues = Literal["all", "directed"]
 """Which queues of new requests a service reads: all, or only those for one host and fanouts."""
 StopSource = Literal["signal", "operator", "user", "error"]

@@ -54,6 +54,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of the run that contexts and attempts use; built once by the Runtime.
 
     Attributes:
+        host: Name of the host, as settings have it.
         parks: Whether a task whose handler raises NoCapacity is parked.
     """
 
@@ -65,6 +66,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     loop: asyncio.AbstractEventLoop
     parked_tasks: ParkedTasks
+    host: str
     parks: bool
     safe_points: SafePoints | None = None
 
@@ -138,6 +140,11 @@ class Context(Mapping[str, Any]):
     def shown_context(self) -> Mapping[str, str] | None:
         """What the service's `context_keys` copy of the caller's context; None for nothing."""
         return self._task.shown_context
+
+    @property
+    def host(self) -> str:
+        """Name of this host (`GRACEKIT_HOST`), as directed requests name it."""
+        return self._services.host
 
     @property
     def method(self) -> str:

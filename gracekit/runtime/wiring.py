@@ -27,7 +27,7 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
 from gracekit.drain.report import DrainReport
-from gracekit.errors import ControlOffError, StoreError
+from gracekit.errors import ControlOffError
 from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
 from gracekit.journal.findings import FindingRows
@@ -285,6 +285,7 @@ def _services(
         clock=ground.clock,
         loop=asyncio.get_running_loop(),
         parked_tasks=parked_tasks,
+        host=ground.settings.host,
         parks=ground.settings.use_pending_state,
         safe_points=ground.process.safe_points,
     )
@@ -319,10 +320,6 @@ def _reconciler(
     servers: Mapping[Lane, RpcServer],
 ) -> Reconciler:
     settings, telemetry = ground.settings, ground.telemetry
-
-    def report_damage(error: StoreError) -> None:
-        telemetry.emit("store.error", what="row", error=str(error))
-
     shared = Shared(
         services=requests.services,
         dispatcher=requests.dispatcher,
@@ -330,7 +327,7 @@ def _reconciler(
             records.journal,
             host=settings.host,
             instance=ground.seat.instance,
-            on_damage=report_damage,
+            on_damage=lambda e: telemetry.emit("store.error", what="row", error=str(e)),
         ),
         members=records.members,
         arrivals=requests.arrivals,

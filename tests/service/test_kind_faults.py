@@ -129,7 +129,7 @@ async def test_without_further_passes_it_is_logged_once_an_hour(world: World, sv
         (
             lambda shares: setattr(shares, "answers", lambda *_: Done("x")),
             "share.was_it_created",
-            "answered Done(result='x'): it returns Settled, Absent or Wait",
+            "answered Done(result='x'): it returns Settled, Absent, Broken or Wait",
         ),
         (
             lambda shares: setattr(shares, "deletes", lambda *_: False),

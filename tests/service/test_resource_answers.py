@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Absent, Done, Found, Service, Settled, Wait
+from gracekit import Absent, Broken, Done, Found, Service, Settled, Wait
 from gracekit.recovery.resources.results import ResourceOutcome
 from tests.service.kit import World, now
 from tests.service.shares import Shares, first_pass, hang, results, settle
@@ -44,10 +44,11 @@ async def test_settled_writes_its_status_and_facts(world: World, svc: Service):
     [
         (Absent("no such volume"), "no such volume"),
         (Absent(), "the backend does not know it"),
+        (Broken("no space left"), "no space left"),
         (NotImplementedError(), "was_it_created is not implemented"),
     ],
 )
-async def test_what_is_not_there_or_cannot_be_asked_has_failed(
+async def test_what_is_not_there_or_in_error_or_cannot_be_asked_has_failed(
     world: World, svc: Service, answer: Any, reason: str
 ):
     """
@@ -73,9 +74,9 @@ async def test_what_is_not_there_or_cannot_be_asked_has_failed(
     [
         (lambda: OSError("the backend is away"), "the backend is away"),
         (hang, "no answer within 30 s (probe_timeout)"),
-        (lambda: "available", "it returns Settled, Absent or Wait"),
-        (Done, "it returns Settled, Absent or Wait"),
-        (lambda: None, "was_it_created answered None: it returns Settled, Absent or Wait"),
+        (lambda: "available", "it returns Settled, Absent, Broken or Wait"),
+        (Done, "it returns Settled, Absent, Broken or Wait"),
+        (lambda: None, "was_it_created answered None: it returns Settled, Absent, Broken or Wait"),
         (asyncio.CancelledError, "cancelled"),
         (lambda: Settled("deleting"), "'deleting', which is a status that has a rule"),
         (lambda: Settled("creating"), "has a rule: it returns Wait while the backend still works"),

@@ -13,6 +13,7 @@ import pytest
 
 from gracekit import (
     Absent,
+    Broken,
     Context,
     DeclarationError,
     Found,
@@ -83,12 +84,14 @@ def test_ids_and_times_may_have_several_types():
 
 
 @pytest.mark.parametrize("reason", [3, None, b"gone", ValueError("gone")])
-def test_the_reason_of_absent_is_text(reason: Any):
+def test_the_reason_of_a_failure_is_text(reason: Any):
     """
     It stands in records and logs.
     """
-    with pytest.raises(InvalidArgumentsError, match="the reason of Absent is text, and not"):
-        Absent(reason)
+    for answer in (Absent, Broken):
+        said = f"the reason of {answer.__name__} is text, and not"
+        with pytest.raises(InvalidArgumentsError, match=said):
+            answer(reason)
 
 
 @pytest.mark.parametrize("wrong", [b"a", ["a"], ""])
@@ -298,19 +301,19 @@ async def test_a_context_of_a_rule_says_what_it_is(world: World, svc: Service):
 
     @kind.find
     async def find(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
-        seen.append(ctx.fence)
+        seen.extend([ctx.fence, ctx.host])
         return [] if after else [Found("o", "x")]
 
     @kind.write
     async def write(ctx: Context, found: Found, status: str, facts: Mapping[str, object]) -> bool:
-        seen.append(ctx.fence)
+        seen.extend([ctx.fence, ctx.host])
         with pytest.raises(Exception, match="rule mark of kind other"):
             await ctx.hold("x", "y", at_most="1m")
         return True
 
-    life = await world.start(svc)
+    life = await world.start(svc, host="node-1")
     assert results(await settle(life))["o"].written == "error"
-    assert sorted(seen, key=str) == [1, None, None]
+    assert sorted(seen, key=str) == [1, None, None, "node-1", "node-1", "node-1"]
 
 
 async def test_what_only_a_request_has_is_refused_in_a_rule_with_a_sentence(

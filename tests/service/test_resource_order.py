@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gracekit import Context, Found, Service, Settled
+from gracekit import Context, DeclarationError, Found, Service, Settled
 from tests.scale import scale
 from tests.service.kit import World, now
 from tests.service.shares import Shares, absent, first_pass, results, settle, why_left
@@ -129,22 +129,57 @@ async def test_what_needs_an_unsettled_resource_waits_for_it(world: World, svc: 
     assert share.asks() == ["sh-7"]
 
 
-async def test_the_need_of_an_unnamed_kind_breaks_the_pass(world: World, svc: Service):
+async def test_the_need_of_a_kind_that_is_not_before_leaves_that_record_alone(
+    world: World, svc: Service
+):
     """
-    A kind that is not before it may be settled later: the sentence says what to write.
+    That kind may be settled later. The reason says what to write, and so does the log, once a pass;
+    the records behind it are settled.
     """
     server = Shares(world, svc, "server")
     share = Shares(world, svc)
-    share.add("sh-1", needs=(server.kind.of("srv-1"),))
+    share.add("sh-1", "sh-2", needs=(server.kind.of("srv-1"),))
+    share.add("sh-3", needs=(("vm", "v"),))
+    share.add("sh-4")
     life = await world.start(svc)
 
     report = await settle(life)
 
-    assert report.broken == {
-        "share": "share 'sh-1' needs a server, and kind share does not come after server: "
-        "svc.kind('share', after=[...])"
+    why = "and kind share does not come after {0}: svc.kind('share', after=[...])"
+    assert report.broken == {}
+    assert why_left(report) == {
+        "sh-1": f"it needs a server, {why.format('server')}",
+        "sh-2": f"it needs a server, {why.format('server')}",
+        "sh-3": f"it needs a vm, {why.format('vm')}",
     }
-    assert share.statuses() == {"sh-1": "creating"}
+    assert share.written == [("sh-4", "creating", "available")]
+    (told,) = life.told("hook.failed")
+    assert told["hook"] == "share.find"
+    assert str(told["error"]).startswith("'sh-1' is left: it needs a server")
+
+
+async def test_a_delete_may_be_called_although_what_it_needs_has_failed(world: World, svc: Service):
+    """
+    A share whose server is gone is deleted all the same, if its rule says so; while the server is
+    not settled it waits.
+    """
+    server = Shares(world, svc, "server")
+    share = Shares(world, svc, bare=True, after=server.kind)
+    share.kind.delete("deleting", done="deleted", failed="error", needs_failed="call")(
+        share.delete_again
+    )
+    server.add("srv-1", "srv-2")
+    server.answers = lambda name, n: absent(name, n) if name == "srv-1" else OSError("away")
+    for n in (1, 2):
+        share.add(f"sh-{n}", status="deleting", needs=(server.kind.of(f"srv-{n}"),))
+    life = await world.start(svc)
+
+    report = await settle(life)
+
+    assert share.written == [("sh-1", "deleting", "deleted")]
+    assert why_left(report) == {"sh-2": "waits for server:srv-2"}
+    with pytest.raises(DeclarationError, match="needs_failed='calls' is none of fail, call"):
+        share.kind.delete("x", done="d", failed="f", needs_failed="calls")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", ["raises", "hangs"])

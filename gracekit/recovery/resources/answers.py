@@ -8,7 +8,7 @@ from typing import Final
 
 from gracekit.recovery.decisions import Wait
 from gracekit.recovery.hook_calls import HookEnd
-from gracekit.recovery.resources.found import Absent, Settled
+from gracekit.recovery.resources.found import Absent, Broken, Settled
 from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.reading import FindError
 from gracekit.recovery.resources.results import ResourceOutcome, Result
@@ -17,7 +17,7 @@ from gracekit.recovery.resources.rules import How, KindHook
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
 
-PROBE_RETURNS: Final = "it returns Settled, Absent or Wait"
+PROBE_RETURNS: Final = "it returns Settled, Absent, Broken or Wait"
 DELETE_RETURNS: Final = "a delete returns nothing, when the resource is gone"
 
 
@@ -108,7 +108,7 @@ class RuleAnswers:
                 return await self._wrong(begun, why)
             case Settled(status=status, facts=facts):
                 return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
-            case Absent(reason):
+            case Absent(reason) | Broken(reason):
                 return await self._ends.fail(begun, reason)
             case Wait(seconds=seconds):
                 return await self._ends.wait(begun, seconds, f"{begun.case.rule.name} said Wait")

@@ -1,4 +1,4 @@
-"""The values by which the application reports its resources: `Found`, `Settled`, `Absent`."""
+"""The values by which the application reports its resources, such as `Found` and `Settled`."""
 
 from __future__ import annotations
 
@@ -92,25 +92,34 @@ class Settled:
         object.__setattr__(self, "facts", MappingProxyType(facts))
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The backend does not have the resource, or has it in no usable state; *reason* says why.
-
-    The rule's `failed` status is written.
-    """
-
-    reason: str = "the backend does not know it"
+class _Failure:
+    __slots__ = ()
+    reason: str
 
     def __post_init__(self) -> None:
         """Check it; raises InvalidArgumentsError if *reason* is no text."""
         if not isinstance(self.reason, str):
             raise InvalidArgumentsError(
-                f"the reason of Absent is text, and not {words_of(self.reason)}: write "
-                "Absent('the backend does not know it')"
+                f"the reason of {type(self).__name__} is text, and not {words_of(self.reason)}: "
+                f"write {type(self).__name__}('what the backend says')"
             )
 
 
-TruthAnswer = Settled | Absent | Wait
+@dataclass(frozen=True, slots=True)
+class Absent(_Failure):
+    """The backend does not have the resource; the rule's `failed` status is written."""
+
+    reason: str = "the backend does not know it"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(_Failure):
+    """The backend says that the resource has failed; the rule's `failed` status is written."""
+
+    reason: str
+
+
+TruthAnswer = Settled | Absent | Broken | Wait
 """What the probe of a kind may answer."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,7 +15,7 @@ from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.kinds import ResourceKind
-from gracekit.recovery.resources.reading import FindError, Page
+from gracekit.recovery.resources.reading import Page, Reader
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import Case
 from gracekit.recovery.resources.rules import How
@@ -90,6 +89,7 @@ class Judging:
         request: PassRequest,
         report: PassReport,
         acting: Acting,
+        reader: Reader,
         clock: Clock,
         *,
         began_at: float,
@@ -98,6 +98,7 @@ class Judging:
         self._request = request
         self._report = report
         self._acting = acting
+        self._reader = reader
         self._clock = clock
         self._began_at = began_at
         self._needed = kinds.needed()
@@ -114,10 +115,15 @@ class Judging:
             return None  # `find` returns it only for the resources that need it
         only = self._request.resource
         is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
-        dependency = self._needs(kind, found, _failed)
+        needs = [(need, self.states[need[0]]) for need in found.needs if need[0] in self.states]
+        dependency = next((need for need, state in needs if need[1] in state.failed), None)
+        if (rule := kind.rules.get(found.status)) is not None and rule.needs_failed == "call":
+            dependency = None
         at_once = self._request.by_hand or dependency is not None
-        reason = self._why_left(kind, found, known, at_once=at_once)
-        if reason is None and (waits := self._needs(kind, found, _unsettled)):
+        reason = self._wrong_need(kind, found)
+        reason = reason or self._why_left(kind, found, known, at_once=at_once)
+        waits = next((need for need, state in needs if need[1] in state.unsettled), None)
+        if reason is None and waits is not None:
             reason = f"waits for {':'.join(waits)}"
         if reason is not None or not is_asked:
             self._note_unsettled(kind, found)
@@ -177,20 +183,16 @@ class Judging:
         # Names the limit and not the age, which has grown by the time that this is read.
         return f"has been {found.status} for less than {format_duration(at_least_s)}"
 
-    def _needs(
-        self, kind: ResourceKind, found: Found, which: Callable[[KindState], set[str]]
-    ) -> Resource | None:
-        """The first resource that *found* needs and that is in the set *which*."""
-        for before, name in found.needs:
-            state = self.states.get(before)
-            if state is None or before not in self._kinds.before(kind.name):
-                raise FindError(
-                    f"{kind.name} {found.id!r} needs a {before}, and kind {kind.name} does not "
-                    f"come after {before}: svc.kind({kind.name!r}, after=[...])"
-                )
-            if name in which(state):
-                return before, name
-        return None
+    def _wrong_need(self, kind: ResourceKind, found: Found) -> str | None:
+        """Why it is not known when the needs of *found* are settled; logged once in a pass."""
+        if not (later := {need for need, _ in found.needs} - self._kinds.before(kind.name)):
+            return None
+        why = (
+            f"it needs a {min(later)}, and kind {kind.name} does not come after {min(later)}: "
+            f"svc.kind({kind.name!r}, after=[...])"
+        )
+        self._reader.tell(kind, f"{found.id!r} is left: {why}", trouble="needs")
+        return why
 
     def note_end(self, case: Case, result: Result) -> None:
         """Note the result of a case, for resources that need this one."""
@@ -226,11 +228,3 @@ class Judging:
             rule=rule.name,
             reason=would,
         )
-
-
-def _failed(state: KindState) -> set[str]:
-    return state.failed
-
-
-def _unsettled(state: KindState) -> set[str]:
-    return state.unsettled

@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Never, TypeVar
 
+from gracekit.config.choices import NeedsFailed, choices_of
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
@@ -103,11 +104,11 @@ class ResourceKind:
     def probe(self, *statuses: str, failed: str = "") -> Callable[[ProbeT], ProbeT]:
         """Settle resources in *statuses* by a function that asks the backend for the truth.
 
-        The function gets the resource as found, and returns `Settled`, `Absent` or `Wait`.
+        It gets the resource as found, and returns `Settled`, `Absent`, `Broken` or `Wait`.
 
         Args:
             statuses: Statuses that this rule settles.
-            failed: Status to write if the answer is `Absent`, if the function raises
+            failed: Status to write if the answer is `Absent` or `Broken`, if the function raises
                 NotImplementedError, or if the truth is not known after `max_wait`.
 
         Raises:
@@ -123,7 +124,7 @@ class ResourceKind:
         return register
 
     def delete(
-        self, *statuses: str, done: str = "", failed: str = ""
+        self, *statuses: str, done: str = "", failed: str = "", needs_failed: NeedsFailed = "fail"
     ) -> Callable[[DeleteT], DeleteT]:
         """Settle resources in *statuses* by a function that deletes them, again or at last.
 
@@ -133,17 +134,24 @@ class ResourceKind:
             statuses: Statuses that this rule settles.
             done: Status to write if the function has returned None: the resource is gone.
             failed: Status to write if it raises, or has not returned after `max_wait`.
+            needs_failed: What to do if a resource that it `needs` has failed: "fail" writes
+                *failed* without a call; "call" deletes nevertheless.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
         """
         self._check_called("delete", statuses, {"done": done, "failed": failed})
+        if needs_failed not in (words := choices_of(NeedsFailed)):
+            raise DeclarationError(
+                f"kind {self.name}: needs_failed={needs_failed!r} is none of {', '.join(words)}"
+            )
 
         def register(function: DeleteT) -> DeleteT:
             hook = KindHook(function, f"the delete of kind {self.name},", "ctx, found")
-            self._add_rules(
-                statuses, StatusRule(how=How.DELETE, hook=hook, done=done, failed=failed)
+            rule = StatusRule(
+                how=How.DELETE, hook=hook, done=done, failed=failed, needs_failed=needs_failed
             )
+            self._add_rules(statuses, rule)
             return function
 
         return register

@@ -61,7 +61,9 @@ class ResourcePass:
         self.report = report
         self.began_at = clock.wall()
         self._ahead_s = self.began_at - clock.loop()
-        self._judging = Judging(kinds, request, self.report, acting, clock, began_at=self.began_at)
+        self._judging = Judging(
+            kinds, request, self.report, acting, reader, clock, began_at=self.began_at
+        )
 
     async def run(self) -> PassReport:
         """Make the pass; returns its report when nothing is left to do."""

@@ -132,8 +132,12 @@ class Reader:
         try:
             return _checked(kind, end.value, after)
         except FindError as error:
-            self._calls.tell(kind, hook, str(error), trouble="wrong answer")
+            self.tell(kind, str(error), trouble="wrong answer")
             raise
+
+    def tell(self, kind: ResourceKind, error: str, *, trouble: str) -> None:
+        """Log what is wrong with the resources that `find` has returned; see `KindCalls.tell`."""
+        self._calls.tell(kind, kind.hook("find"), error, trouble=trouble)
 
     def context(
         self, what: str, resource: Resource | None = None, token: int | None = None

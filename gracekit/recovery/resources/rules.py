@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.callables import check_call, is_async, name_of
+from gracekit.config.choices import NeedsFailed
 from gracekit.errors import DeclarationError
 
 _MEANT: Final = {"Context": "ctx", "Found": "found"}
@@ -75,6 +76,7 @@ class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
         done: Status to write after a delete; empty for all others.
         failed: Status to write if the truth is bad or cannot be known, or the delete has failed.
         why: Why it is left, for LEAVE.
+        needs_failed: Whether *failed* is written without a call if a needed resource has failed.
     """
 
     how: How
@@ -82,6 +84,7 @@ class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
     done: str = ""
     failed: str = ""
     why: str = ""
+    needs_failed: NeedsFailed = "fail"
 
     @property
     def name(self) -> str:
