@@ -41,6 +41,7 @@ KINDS: Final = (
     *(f"operator_{verb.value}" for verb in Verb),
     *(f"operator_{verb}" for verb in ("drain", "extend", "quiet", "resume", "reconcile")),
     "operator_end_hold",
+    "resource_kind_broken",
     *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
 )
 """What an incident may be; a newer gracekit may have put other kinds on record."""

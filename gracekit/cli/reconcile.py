@@ -58,8 +58,8 @@ def reconcile(
 
     The run makes one pass now, as soon as it has taken the requests that wait in
     its queues. If GRACEKIT_STARTUP_RECONCILIATION_ENABLED is false, it settles the
-    unfinished tasks of dead runs first. INSTANCE may be left out if only one run
-    lives.
+    unfinished tasks of dead runs first. What is on record of kinds that are not
+    declared is dropped. INSTANCE may be left out if only one run lives.
 
     Ctrl-C detaches, and the pass goes on.
 
@@ -99,7 +99,7 @@ def reconcile(
     elif not watch.has_ended:
         if not watch.has_kinds:
             click.echo(f"{safe(run.service)} declares no kinds of resources")
-        if watch.has_kinds or report["tasks"] or report["interrupted"]:
+        if watch.has_kinds or report["tasks"] or report["interrupted"] or report["results"]:
             click.echo(_foreseen(report) if dry_run else _ended(report, resource))
     click.get_current_context().exit(
         status_of(report, dry_run=dry_run, of_one=resource is not None)

@@ -98,6 +98,12 @@ def _text(report: StatusReport, limit: int) -> str:
     parts += [_pending(one, report.pending) for one in report.pending]
     parts += [_notifications(report.notifications)] if report.notifications.unsent else []
     parts += [_resources(one, report.resources) for one in report.resources]
+    now = time.time()
+    parts += [
+        paint(safe(f"{seen}; {remedy}", longest=LONGEST_WHY), "red")
+        for one in report.resources
+        for seen, remedy in one.troubles(now)
+    ]
     if report.exits:
         parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
     if report.accounts is not None:
@@ -112,8 +118,8 @@ def _resources(one: ResourceStatus, beside: Sequence[ResourceStatus]) -> str:
     of = f" of {one.service} on {one.host}" if len(beside) > 1 else ""
     words = f"resources{of}: {one.waiting} waiting"
     if one.oldest is not None:
-        kind, name, since = one.oldest
-        words += f" (oldest {safe(kind)}:{safe(name)}, {duration(age_s(now, since))})"
+        named = f"{safe(one.oldest['kind'])}:{safe(one.oldest['id'])}"
+        words += f" (oldest {named}, {duration(age_s(now, one.oldest['since']))})"
     if not one.settles:
         return (
             f"{words}, and none is settled unasked, as startup_reconciliation_enabled is false: "

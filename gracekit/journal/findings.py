@@ -7,7 +7,7 @@ begins, if `find` says since when it has its status.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,6 +71,7 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
         waiting: Resources whose rule is followed again; after a dry run, those to be settled.
         found_only: Whether it was a dry run, because recovery settles nothing by itself.
         by_hand: Whether an operator has asked for it.
+        broken: Kinds whose resources could not be listed, and why.
     """
 
     run_id: str
@@ -82,11 +83,12 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
     left_alone: int
     found_only: bool = False
     by_hand: bool = False
+    broken: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def unasked(self) -> UnaskedPass | None:
-        """What siblings need to know of it; None if an operator has asked for it."""
-        if self.by_hand:
+        """What siblings need to know of it; None if an operator has asked for it, or it broke."""
+        if self.by_hand or self.broken:
             return None
         return UnaskedPass(self.began_at, self.finished_at, self.found_only)
 
@@ -134,6 +136,12 @@ class FindingRows:
     async def due(self, limit: int) -> list[FindingRow]:
         """Up to *limit* findings whose rule is to be followed again now, longest overdue first."""
         return await self._list(sql.DUE, self._journal.clock.wall(), limit)
+
+    async def of_other_kinds(self, kinds: Container[str]) -> list[FindingRow]:
+        """The findings of kinds that are not in *kinds*, unless a rule acts on them now."""
+        rows = await self._journal.engine.query(sql.KINDS, *self._where)
+        names = [str(kind) for (kind,) in rows if kind not in kinds]
+        return [one for kind in names for one in await self._list(sql.OF_KIND, kind)]
 
     async def next_check(self) -> float | None:
         """Wall time at which the next finding is due; None if there is none."""
@@ -225,11 +233,16 @@ class FindingRows:
         if batch.statements:
             await self._journal.commit(batch)
 
-    async def forget(self, finding: FindingRow, *, is_gone: bool) -> None:
-        """Remove the row of a resource that *is_gone* from its page; else leave it to a pass."""
+    async def forget(self, finding: FindingRow, *, is_gone: bool, dropped: str = "") -> None:
+        """Remove the row of a resource that *is_gone* from its page; else leave it to a pass.
+
+        If it is *dropped*, which says why, its status may be as it was found.
+        """
         batch = Batch(Point.FINDING)
         batch.add(sql.FORGET if is_gone else sql.NOT_AGAIN, finding.id, expect=1)
-        if is_gone:
+        if dropped:
+            self.add_note(batch, "resource_left", (finding.kind, finding.name), dropped)
+        elif is_gone:
             self._add_moved_on(batch, finding.kind, finding.name, finding.status)
         with contextlib.suppress(ConflictError):  # a sibling was quicker
             await self._journal.commit(batch)
@@ -256,8 +269,9 @@ class FindingRows:
         self.add_note(batch, "resource_moved_on", (kind, name), f"it is not {status} any more")
 
     def add_note(self, batch: Batch, what: str, resource: tuple[str, str], detail: str) -> None:
-        """List an incident about a resource."""
-        self._journal.add_note(batch, what, None, ":".join(resource), detail)
+        """List an incident about a resource, which *detail* does not name."""
+        named = ":".join(resource)
+        self._journal.add_note(batch, what, None, named, f"{named}: {detail}")
 
     def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
         """After the wall clock was set by *by_s*, shift all times.
@@ -270,8 +284,16 @@ class FindingRows:
         return self._journal.clock.wall() - self._journal.clock.loop()
 
     async def note_pass(self, done: PassRecord) -> None:
-        """Record that a pass has finished."""
+        """Record that a pass has finished, and which kinds were broken in it since when."""
         batch, unasked = Batch(Point.FINDING), done.unasked
+        rows = await self._journal.engine.query(sql.BROKEN, *self._where)
+        since = {str(kind): at for kind, at in rows}
+        batch.add(sql.FORGET_BROKEN, *self._where)
+        for kind, why in done.broken.items():
+            at = since.get(kind, done.began_at)
+            batch.add(sql.NOTE_BROKEN, *self._where, kind, why[:1000], at)
+            if kind not in since:
+                self._journal.add_note(batch, "resource_kind_broken", None, kind, f"{kind}: {why}")
         batch.add(
             sql.NOTE_PASS,
             *self._where,

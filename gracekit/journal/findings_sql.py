@@ -13,6 +13,8 @@ NAMES: Final = (
 _ROWS: Final = f"SELECT {', '.join(NAMES)} FROM finding WHERE service = ? AND host = ?"
 AT_ONCE: Final = 100
 BY_NAME: Final = f"{_ROWS} AND kind = ? AND name IN ({', '.join('?' * AT_ONCE)})"
+KINDS: Final = "SELECT DISTINCT kind FROM finding WHERE service = ? AND host = ?"
+OF_KIND: Final = f"{_ROWS} AND kind = ? AND owner IS NULL"
 DUE: Final = f"{_ROWS} AND owner IS NULL AND next_check <= ? ORDER BY next_check LIMIT ?"
 NEXT_CHECK: Final = """
 SELECT min(next_check) FROM finding WHERE next_check IS NOT NULL AND service = ? AND host = ?
@@ -102,6 +104,11 @@ ON CONFLICT (service, host) DO UPDATE SET run_id = excluded.run_id, began_at = e
 LAST_UNASKED_PASS: Final = f"""
 SELECT {", ".join(_UNASKED)} FROM resource_pass
 WHERE service = ? AND host = ? AND unasked_began_at IS NOT NULL"""
+
+BROKEN: Final = "SELECT kind, since FROM broken_kind WHERE service = ? AND host = ?"
+FORGET_BROKEN: Final = "DELETE FROM broken_kind WHERE service = ? AND host = ?"
+NOTE_BROKEN: Final = """
+INSERT INTO broken_kind (service, host, kind, why, since) VALUES (?, ?, ?, ?, ?)"""
 
 # -- the task that works on a resource ----------------------------------------------------
 

@@ -77,9 +77,14 @@ ORDER BY incident.id DESC LIMIT ?2"""
 
 _WAITS: Final = "(tries > 0 OR next_check IS NOT NULL)"
 WAITING_RESOURCES: Final = f"""
-SELECT service, host, count(*) FROM finding WHERE {_WAITS} GROUP BY service, host"""
+SELECT service, host, kind, min(name), count(*) FROM finding WHERE {_WAITS}
+GROUP BY service, host, kind ORDER BY kind"""
+BROKEN_KINDS: Final = "SELECT service, host, kind, why, since FROM broken_kind ORDER BY kind"
+NEWEST_KINDS: Final = """
+SELECT kinds FROM run WHERE service = ? ORDER BY started_at DESC LIMIT 1"""
 OLDEST_RESOURCE: Final = f"""
-SELECT kind, name, first_seen FROM finding WHERE service = ? AND host = ? AND {_WAITS}
+SELECT service, host, kind, name, first_seen FROM finding
+WHERE service = ? AND host = ? AND {_WAITS}
 ORDER BY first_seen, id LIMIT 1"""
 PASS_NAMES: Final = (
     "began_at", "finished_at", "settled", "failed", "waiting", "left", "found_only",

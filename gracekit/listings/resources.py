@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from gracekit.clock import age_s
+from gracekit.config.values import duration
 from gracekit.listings import listings_sql as sql
-from gracekit.listings.store_view import StoreView
+from gracekit.store.engine import Queries
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,8 +22,11 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
         waiting: How many have had a rule begun, but without a final result. If *settles* is False:
             how many the last pass found that it would settle.
         settles: Whether passes settle resources automatically, or only find them.
-        oldest: (kind, id, wall time at which it was first seen) of the one that waits longest;
-            None if none waits.
+        oldest: `kind`, `id` and `since` (wall time at which it was first seen) of the one that
+            waits longest; None if none waits.
+        undeclared: `kind`, `number` and one `id` of those that wait although the newest run of the
+            service does not declare their kind, so that no rule settles them.
+        broken: `kind`, `why` and `since` (wall time) of kinds that the last pass could not list.
         last_pass: Wall times `began_at` and `finished_at`, and the numbers `settled`, `failed`,
             `waiting` and `left`, of resources; None before the first pass has finished.
     """
@@ -28,48 +35,64 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     waiting: int
     settles: bool
-    oldest: tuple[str, str, float] | None
+    oldest: Mapping[str, Any] | None
+    undeclared: Sequence[Mapping[str, Any]]
+    broken: Sequence[Mapping[str, Any]]
     last_pass: Mapping[str, float] | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Any:
         """Plain data for `--json`."""
-        oldest = self.oldest and dict(zip(("kind", "id", "since"), self.oldest, strict=True))
-        return {
-            "service": self.service,
-            "host": self.host,
-            "waiting": self.waiting,
-            "settles": self.settles,
-            "oldest": oldest,
-            "last_pass": None if self.last_pass is None else dict(self.last_pass),
-        }
+        return msgspec.to_builtins(self)
+
+    def troubles(self, now: float) -> Iterator[tuple[str, str]]:
+        """What its passes do not settle, each with a remedy; *now* is wall time."""
+        of = f"of {self.service} on {self.host}"
+        for one in self.broken:
+            since = duration(age_s(now, one["since"]))
+            yield (
+                f"kind {one['kind']} {of} could not be listed for {since}: {one['why'][:200]}",
+                "mend its find, or what that asks; `hook.failed` in the log has the traceback",
+            )
+        for one in self.undeclared:
+            yield (
+                f"{one['kind']}:{one['id']} (1 of {one['number']}) {of} has no rule: no such kind",
+                "`gracekit reconcile` drops what is on record of them; or declare the kind again",
+            )
 
 
-async def list_resources(view: StoreView) -> list[ResourceStatus]:
+async def list_resources(engine: Queries) -> list[ResourceStatus]:
     """One entry for each service and host with waiting resources or a pass on record."""
-    waiting = {}
-    for service, host, number in await view.engine.query(sql.WAITING_RESOURCES):
-        rows = await view.engine.query(sql.OLDEST_RESOURCE, service, host)
-        oldest = [(str(kind), str(name), float(since or 0)) for kind, name, since in rows]
-        waiting[str(service), str(host)] = int(number or 0), oldest[0] if oldest else None
-    passes = {}
-    for service, host, *numbers in await view.engine.query(sql.RESOURCE_PASSES):
-        passes[str(service), str(host)] = {
-            name: float(number or 0) if name.endswith("_at") else int(number or 0)
-            for name, number in zip(sql.PASS_NAMES, numbers, strict=True)
-        }
+    waiting = await _by_host(engine, sql.WAITING_RESOURCES, ("kind", "id", "number"))
+    broken = await _by_host(engine, sql.BROKEN_KINDS, ("kind", "why", "since"))
+    passes = await _by_host(engine, sql.RESOURCE_PASSES, sql.PASS_NAMES)
     found = []
-    for service, host in sorted({*waiting, *passes}):
-        number, oldest_one = waiting.get((service, host), (0, None))
-        last_pass = passes.get((service, host))
+    for place in sorted({*waiting, *passes}):
+        rows = await engine.query(sql.NEWEST_KINDS, place[0])
+        declared = json.loads(str(rows[0][0])) if rows and rows[0][0] else ()
+        oldest = await _by_host(engine, sql.OLDEST_RESOURCE, ("kind", "id", "since"), *place)
+        last_pass = next(iter(passes[place]), None)
         settles = last_pass is None or not last_pass.pop("found_only")
+        number = sum(one["number"] for one in waiting[place])
         found.append(
             ResourceStatus(
-                service=service,
-                host=host,
-                waiting=number if settles or last_pass is None else int(last_pass["waiting"]),
+                service=place[0],
+                host=place[1],
+                waiting=number if settles or last_pass is None else last_pass["waiting"],
                 settles=settles,
-                oldest=oldest_one,
+                oldest=next(iter(oldest[place]), None),
+                undeclared=[one for one in waiting[place] if one["kind"] not in declared],
+                broken=[one for one in broken[place] if one["kind"] in declared],
                 last_pass=last_pass,
             )
         )
+    return found
+
+
+async def _by_host(
+    engine: Queries, text: str, names: Sequence[str], *params: str
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of a query by their first two columns, service and host; *names* are the others."""
+    found = defaultdict(list)
+    for service, host, *row in await engine.query(text, *params):
+        found[str(service), str(host)].append(dict(zip(names, row, strict=True)))
     return found

@@ -181,7 +181,7 @@ async def look(
         exits=await view.last_ended(dead, name, limit=exits),
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
-        resources=await list_resources(view),
+        resources=await list_resources(view.engine),
         pending=await count_parked(view),
         notifications=await count_unsent(view),
     )

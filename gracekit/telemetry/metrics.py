@@ -187,6 +187,14 @@ _COUNTERS: Final = (
         help="Resources that passes of this run have examined, by the outcome for each.",
     ),
     Metric(
+        name="gracekit_resource_kinds_broken_total",
+        instrument="gracekit.resource.kinds.broken",
+        kind=MetricKind.COUNTER,
+        labels=(Label("kind", "kind", "kinds", "kind"),),
+        events=("reconciliation.broken",),
+        help="How often this run could not list the resources of a kind, so that none was settled.",
+    ),
+    Metric(
         name="gracekit_tasks_handed_over_total",
         instrument="gracekit.tasks.handed_over",
         kind=MetricKind.COUNTER,

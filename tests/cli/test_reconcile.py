@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -360,6 +361,45 @@ def test_doctor_judges_kinds(tmp_path: Path):
     assert (
         "resource='shere', and no svc.kind('shere') is declared (did you mean 'share'?)" in odd.out
     )
+
+
+def test_what_passes_do_not_settle_is_shown_everywhere(tmp_path: Path):
+    """
+    A kind whose `find` raises, and what waits of a kind that the service has no longer, which
+    `gracekit reconcile` drops. Doctor also says that runs of one host share their passes.
+    """
+    prepare(tmp_path, WAITS)
+    with serving(tmp_path, **BY_HAND, GRACEKIT_HOST="node-1"):
+        gracekit(tmp_path, "reconcile", "--resource", "share:sh-3")
+    text = SERVICE.replace('svc.kind("share",', 'svc.kind("volume",')
+    raises = "        raise OSError('the database is away')\n"
+    write_service(tmp_path, "compute", text.replace(FIND, FIND + raises))
+    no_wait = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0s", "GRACEKIT_HOST": "node-1"}
+    with serving(tmp_path, **no_wait) as run, Running(tmp_path, **no_wait):
+        run.wait_line("reconciliation.finished")
+        shown = gracekit(tmp_path, "status")
+        plain = gracekit(tmp_path, "status", "--json")
+        told = gracekit(tmp_path, "doctor")
+        incidents = gracekit(tmp_path, "incidents", "--what", "resource_kind_broken")
+    with serving(tmp_path, **BY_HAND, GRACEKIT_HOST="node-1"):
+        dropped = gracekit(tmp_path, "reconcile")
+
+    broken = (
+        "could not be listed for 0s: share_server.find, find(): OSError('the database is away')"
+    )
+    gone = "share:sh-3 (1 of 1) of shares on node-1 has no rule: no such kind"
+    for answer in (shown, told):
+        words = " ".join(answer.out.split())
+        assert f"kind share_server of shares on node-1 {broken}" in re.sub(r" \d+s:", " 0s:", words)
+        assert gone in words
+    assert "2 runs of shares on node-1: one of them makes each pass for all" in told.out
+    (resources,) = plain.json["resources"]
+    assert [one["kind"] for one in resources["broken"]] == ["share_server", "volume"]
+    assert resources["undeclared"] == [{"kind": "share", "id": "sh-3", "number": 1}]
+    assert "volume: waits for share_server: share_server.find" in incidents.out
+    assert dropped.code == 1
+    why = "no kind share is declared: what is on record of it is dropped"
+    assert f"share:sh-3  creating   left: {why}" in dropped.out
 
 
 def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):

@@ -249,6 +249,7 @@ def test_every_alert_says_what_to_do():
         "GracekitTasksFailing",
         "GracekitTasksErrored",
         "GracekitJobFailing",
+        "GracekitResourcesNotListed",
         "GracekitRequestsRefused",
     }
     assert all(f"`{name}`" in PAGE.read_text() for name in names)

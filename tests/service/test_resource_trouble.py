@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from gracekit import Context, Service, Settled, Wait
-from tests.service.kit import Doors, World, now
-from tests.service.shares import Shares, first_pass, results, settle
+from gracekit.listings.resources import ResourceStatus, list_resources
+from tests.service.kit import Doors, Life, World, now
+from tests.service.shares import Shares, first_pass, results, settle, why_left
 
 pytestmark = pytest.mark.looptime
 
@@ -184,3 +185,131 @@ async def test_what_a_sibling_asks_about_in_the_middle_of_a_pass_is_not_taken_fo
     assert doors.entered == ["a", "b"]
     assert world.incidents("resource_moved_on") == []
     assert shares.finding("a") is not None
+
+
+async def test_a_kind_that_cannot_be_listed_is_on_record_until_it_can(world: World, svc: Service):
+    """
+    With the reason of the last pass and the time of the first one; what comes after it, too. Only
+    its beginning is an incident, and a sibling still makes the pass that is due.
+    """
+    shares, later = Shares(world, svc), Shares(world, svc, "later", after=["share"])
+    other = Shares(world, svc, "other")
+    life = await world.start(svc, reconciliation_interval_s=60)
+    await first_pass(life)
+    (good,) = await listed(world)
+    shares.finds = lambda n: OSError(f"away {n}")
+    other.add("a")
+    began_at = world.clock.wall()
+    await life.hears("reconciliation.finished", 6)
+
+    (bad,) = await listed(world)
+    said = {one["kind"]: one["why"] for one in bad.broken}
+    assert good.broken == []
+    assert list(said) == ["later", "share"]
+    assert said["later"].startswith("waits for share: share.find, find(): ")
+    assert f"away {len(shares.pages)}" in said["share"]
+    assert {began_at <= one["since"] < began_at + 70 for one in bad.broken} == {True}
+    assert bad.last_pass is not None
+    assert bad.last_pass["finished_at"] > began_at
+    assert other.statuses() == {"a": "available"}
+    assert [one["method"] for one in world.incidents("resource_kind_broken")] == ["share", "later"]
+    ((seen, _), _) = list(bad.troubles(began_at + 7200))[:2]
+    assert seen.startswith("kind later of compute on ")
+
+    shares.finds = lambda _n: None
+    await world.until(lambda: not world.rows("SELECT * FROM broken_kind"), within_s=200)
+    assert later.pages[-1][0] is None
+
+
+async def test_a_broken_pass_of_a_sibling_is_not_taken_for_the_one_that_is_due(
+    world: World, svc: Service
+):
+    """
+    It is on record, but what it could not list is still to be settled by whoever can.
+    """
+    shares = Shares(world, svc)
+    shares.finds = lambda n: OSError("away") if n == 1 else None
+    shares.add("a", age_s=60)
+    for n in range(2):
+        await world.start(svc, reconciliation_interval_s=600, instance=f"i{n}")
+    await world.until(lambda: bool(shares.written), within_s=60)
+
+    assert shares.statuses() == {"a": "available"}
+    assert world.rows("SELECT * FROM broken_kind") == []
+
+
+async def test_what_waits_of_a_removed_kind_is_named_and_dropped_by_hand(world: World):
+    """
+    It would wait for ever, as no pass reads its kind. A dry run drops nothing, and neither does
+    what asks again between passes: a newer version beside this one may have the kind.
+    """
+    old, new = Service("compute"), Service("compute")
+    shares, other = Shares(world, old, max_wait="10h"), Shares(world, new, "other", max_wait="10h")
+    shares.add("a", "b")
+    shares.answers = lambda name, _n: Wait("5m")
+    await (await first_life(world, old)).drain()
+    life = await world.start(new, startup_reconciliation_wait_seconds=1)
+    other.add("o")
+    other.answers = lambda name, _n: Wait("1h")
+    await world.until(lambda: bool(other.asked), within_s=60)
+    await asyncio.sleep(3000)
+
+    (named,) = await listed(world)
+    assert named.waiting == 3
+    assert named.undeclared == [{"kind": "share", "id": "a", "number": 2}]
+    ((seen, remedy),) = named.troubles(0)
+    assert seen.startswith("share:a (1 of 2) of compute on ")
+    assert "`gracekit reconcile` drops" in remedy
+    foreseen = why_left(await settle(life, dry_run=True))
+    assert foreseen["a"].endswith("what is on record of it would be dropped")
+    assert (await listed(world))[0].waiting == 3
+    dropped = why_left(await settle(life))
+    assert dropped["b"] == "no kind share is declared: what is on record of it is dropped"
+    (after,) = await listed(world)
+    assert (after.waiting, after.undeclared) == (1, [])
+    details = [one["detail"] for one in world.incidents("resource_left")]
+    assert [detail.split(" ")[0] for detail in details] == ["share:a:", "share:b:"]
+
+
+async def test_a_service_without_kinds_drops_what_waits_of_its_former_ones(world: World):
+    """
+    It makes no pass by itself, so nothing else would.
+    """
+    old = Service("compute")
+    shares = Shares(world, old, max_wait="10h")
+    shares.add("a")
+    shares.answers = lambda _id, _n: Wait("5m")
+    await (await first_life(world, old)).drain()
+    life = await world.start(Service("compute"))
+
+    assert (await listed(world))[0].undeclared == [{"kind": "share", "id": "a", "number": 1}]
+    assert list(why_left(await settle(life))) == ["a"]
+    assert (await listed(world))[0].waiting == 0
+
+
+async def test_the_incident_of_a_record_that_has_moved_on_names_it(world: World, svc: Service):
+    """
+    The line of `gracekit incidents` shows the detail alone.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+    shares.answers = lambda _id, _n: Wait("1m")
+    life = await world.start(svc)
+    await first_pass(life)
+    shares.rows["a"].status = "available"
+    await world.until(lambda: bool(world.incidents("resource_moved_on")), within_s=600)
+
+    (moved,) = world.incidents("resource_moved_on")
+    assert moved["detail"] == "share:a: it is not creating any more"
+
+
+async def listed(world: World) -> list[ResourceStatus]:
+    """As status, HTTP and doctor show them."""
+    return await list_resources(world.lives[-1].runtime.wired.journal.engine)  # type: ignore[union-attr]
+
+
+async def first_life(world: World, svc: Service) -> Life:
+    """A run that has made its first pass."""
+    life = await world.start(svc)
+    await first_pass(life)
+    return life

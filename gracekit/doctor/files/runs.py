@@ -21,6 +21,7 @@ from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 from gracekit.life import Liveness
+from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.process import Process
 from gracekit.runs.files import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
@@ -46,9 +47,6 @@ GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
 _PARKED: Final = """
 SELECT count(*), coalesce(sum(pending_deadline <= ?), 0), coalesce(sum(owner IS NOT NULL), 0)
 FROM task WHERE state = 'pending'"""
-_TO_SETTLE: Final = """
-SELECT (SELECT count(*) FROM finding WHERE (tries > 0 OR next_check IS NOT NULL)),
-    (SELECT coalesce(sum(waiting), 0) FROM resource_pass WHERE found_only = 1)"""
 _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),
@@ -79,12 +77,14 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         doubtful: Runs neither proven alive nor dead, each with the reason.
         all: The newest runs, living or not.
         number: How many runs are on record.
+        resources: What passes over resources have left.
     """
 
     living: Sequence[Run]
     doubtful: Sequence[tuple[Run, Liveness]]
     all: Sequence[Run]
     number: int = 0
+    resources: Sequence[ResourceStatus] = ()
 
     @property
     def not_dead(self) -> Sequence[Run]:
@@ -107,6 +107,7 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     reader.open()
     try:
         newest, not_adopted, number = asyncio.run(_read(reader))
+        resources = asyncio.run(list_resources(reader))
     finally:
         reader.close()
     directory = path.with_name(f"{path.name}-runs")
@@ -116,6 +117,7 @@ def read_runs(path: Path, *, schema: int) -> Runs:
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
         all=newest,
         number=number,
+        resources=resources,
     )
 
 
@@ -356,19 +358,30 @@ def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
 
 def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Iterator[Finding]:
     """Report resources that wait to be settled, and started tasks if that is not automatic."""
-    ((waiting, found),) = look.rows(_TO_SETTLE)
+    for one in runs.resources:
+        for seen, remedy in one.troubles(Clock().wall()):
+            yield warn("resources", seen, remedy)
+        beside = [run for run in runs.living if (run.service, run.host) == (one.service, one.host)]
+        if len(beside) > 1:
+            yield ok(
+                "resources",
+                f"{len(beside)} runs of {one.service} on {one.host}: one of them makes each pass "
+                "for all, so their find must return the same records; a run with a backend of its "
+                "own needs another GRACEKIT_HOST",
+            )
+    waiting = sum(one.waiting for one in runs.resources)
     tasks = _unfinished(look, runs).started
-    if not settings.startup_reconciliation_enabled and any((tasks, waiting, found)):
+    if not settings.startup_reconciliation_enabled and any((tasks, waiting)):
         yield warn(
             "resources",
-            f"{tasks} started tasks and {found or waiting!s} resources wait, and nothing is "
+            f"{tasks} started tasks and {waiting} resources wait, and nothing is "
             "settled unasked, as startup_reconciliation_enabled is false",
             "`gracekit reconcile` settles them"
             if runs.living
             else f"{START_AND_RECONCILE}: it settles them",
         )
     elif waiting:
-        yield ok("resources", f"waiting for another call of their rule: {waiting!s}")
+        yield ok("resources", f"waiting for another call of their rule: {waiting}")
 
 
 def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:

@@ -73,8 +73,8 @@ class AskingAgain:
             self._had_trouble = True
 
     async def _ask(self, finding: FindingRow) -> None:
-        if finding.kind not in self._kinds:
-            await self._findings.forget(finding, is_gone=True)
+        if finding.kind not in self._kinds:  # perhaps a newer version beside this one has it
+            await self._put_off(finding)
             return
         kind = self._kinds[finding.kind]
         page = Page(self._reader, kind, finding.page)

@@ -67,6 +67,8 @@ class ResourcePass:
 
     async def run(self) -> PassReport:
         """Make the pass; returns its report when nothing is left to do."""
+        if self.request.by_hand and self.request.is_of_all:
+            await self._drop_undeclared()
         self._readers = [asyncio.create_task(self._settle_kind(kind)) for kind in self._chosen()]
         if not self._readers:
             return self.report
@@ -82,6 +84,16 @@ class ResourcePass:
         for (kind, status), number in self.report.unruled.items():
             self._telemetry.emit("resource.unruled", kind=kind, status=status, number=number)
         return self.report
+
+    async def _drop_undeclared(self) -> None:
+        """Forget the resources of kinds that the code has no longer; no other pass reads them."""
+        verb = "would be" if self.request.dry_run else "is"
+        for finding in await self._findings.of_other_kinds(self._kinds):
+            why = f"no kind {finding.kind} is declared: what is on record of it {verb} dropped"
+            if not self.request.dry_run:
+                await self._findings.forget(finding, is_gone=True, dropped=why)
+            found = Found(finding.name, finding.status, since=finding.first_seen)
+            self.report.add(left(finding.kind, found, why))
 
     def interrupt(self) -> None:
         """Read nothing more; rules that act are waited for."""
@@ -127,6 +139,7 @@ class ResourcePass:
             left_alone=numbers[ResourceOutcome.LEFT],
             found_only=not settles,
             by_hand=self.request.by_hand,
+            broken=self.report.broken,
         )
 
     # -- one kind -----------------------------------------------------------------------

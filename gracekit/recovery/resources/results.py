@@ -60,19 +60,9 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON data."""
-        kind, name = self.resource
-        return {
-            "kind": kind,
-            "id": name,
-            "status": self.status,
-            "since": self.since,
-            "outcome": self.outcome.value,
-            "written": self.written,
-            "rule": self.rule,
-            "token": self.token,
-            "reason": self.reason,
-            "facts": dict(self.facts),
-        }
+        fields = msgspec.to_builtins(self)
+        kind, name = fields.pop("resource")
+        return {"kind": kind, "id": name, **fields}
 
 
 def left(kind: str, found: Found, reason: str) -> Result:

@@ -202,8 +202,8 @@ class RuleEnds:
         batch = Batch(Point.RESOURCE_SETTLED)
         self._findings.add_end(batch, begun.row_id)
         if written is not None:
-            detail = f"{':'.join(case.resource)}: {case.found.status} -> {written} by {case.by}, "
-            detail += f"token {begun.guard.token}{': ' * bool(reason)}{reason}"
+            detail = f"{case.found.status} -> {written} by {case.by}, token {begun.guard.token}"
+            detail += f"{': ' * bool(reason)}{reason}"
             self._findings.add_note(batch, f"resource_{outcome.value}", case.resource, detail)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)

@@ -265,8 +265,7 @@ class Resources:
         finally:
             telling.cancel()
             self._running = None
-        is_done = not report.interrupted and not report.broken
-        if is_done and (request.is_whole or not request.by_hand):
+        if not report.interrupted and (request.is_whole or not request.by_hand):
             settles = self._settings.startup_reconciliation_enabled
             record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
