@@ -9,6 +9,7 @@ import enum
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import stat
@@ -32,7 +33,8 @@ SHORTEST_TOKEN: Final = 16
 LONGEST_NAME: Final = 100
 KEY_LIFE_S: Final = 60.0
 """Seconds for which an action key can be used."""
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_HOST: Final = re.compile(r"(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
+"""The form of a Host header: an address in brackets, or a name; no user or path beside it."""
 
 
 class Need(enum.Enum):
@@ -47,8 +49,8 @@ class RefusedError(GracekitError):
     """A request that is not allowed.
 
     Args:
-        status: The HTTP status, 401 or 403.
-        why: One word for the log: `host`, `token`, `uid`, `origin`, `read-only`, `key`.
+        status: The HTTP status, 400, 401 or 403.
+        why: One word for the log: `headers`, `host`, `token`, `uid`, `origin`, `read-only`, `key`.
         message: For the client.
     """
 
@@ -291,10 +293,8 @@ class Access:
 
     def _check_host(self, host: str) -> None:
         """Refuse unknown host names: a page that uses DNS rebinding then gets no answer."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
+        found = _HOST.fullmatch(host)
+        name = (found[1] or found[2]).lower() if found else ""
         if self._by_socket or name in self._hosts or name == "localhost":
             return
         if family_of(name) is None:

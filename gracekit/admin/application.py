@@ -51,6 +51,8 @@ LONGEST_ASK_S: Final = 5.0
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _STARTING: Final = {"status": "fail", "phase": "starting", "why": ["it is starting"]}
 _BEARER: Final = "bearer "
+_ONCE: Final = ("host", "authorization", "origin", "content-type")
+"""Headers of which a request has one at most."""
 _ROUTE: Final = "gracekit.route"
 """Key in a request's scope for the path template of its route, which is logged."""
 BY_SOCKET: Final = "unix"
@@ -233,6 +235,8 @@ class AdminApplication:
         answer = _error(error, status)
         if status is HTTPStatus.UNAUTHORIZED:
             answer.headers["www-authenticate"] = "Bearer"
+        if isinstance(error, RefusedError) and status is HTTPStatus.BAD_REQUEST:
+            answer.headers["connection"] = "close"  # where it ends is not known either
         return answer
 
     def _api(self) -> AdminApi:
@@ -275,11 +279,22 @@ class _Route(Route):
 
 
 def _asking(request: Request) -> Asking:
-    words = request.headers.get("authorization", "")
+    """What access depends on.
+
+    Raises:
+        RefusedError: a proxy before us may have read the request in another way than we would.
+    """
+    headers = request.headers
+    twice = [name for name in _ONCE if len(headers.getlist(name)) > 1]
+    if {"content-length", "transfer-encoding"} <= set(headers.keys()):
+        twice.append("Content-Length beside Transfer-Encoding")
+    if twice:
+        raise RefusedError(400, "headers", f"send this once: {', '.join(twice)}")
+    words = headers.get("authorization", "")
     has_token = words[: len(_BEARER)].lower() == _BEARER
     return Asking(
-        host=request.headers.get("host", ""),
-        origin=request.headers.get("origin"),
+        host=headers.get("host", ""),
+        origin=headers.get("origin"),
         token=words[len(_BEARER) :].strip() if has_token else None,
         uid=request.client.port if request.client and request.client.host == BY_SOCKET else None,
     )

@@ -320,6 +320,13 @@ async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
         ("", False),
         ("[", False),
         ("127.0.0.1.evil.example", False),
+        ("evil.example@localhost", False),
+        ("localhost/@evil.example", False),
+        ("localhost?evil.example", False),
+        ("localhost#evil.example", False),
+        ("local\thost", False),
+        ("localhost:evil", False),
+        ("[localhost]", False),
     ],
 )
 def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may: bool):

@@ -173,6 +173,36 @@ async def test_a_header_without_end_is_cut(tmp_path: Path):
         assert (await site.ask("/livez")).status == 200
 
 
+@pytest.mark.parametrize("path", [b"/livez", b"/nothing"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Authorization: Bearer a\r\nauthorization: Bearer b\r\n",
+        b"Origin: http://localhost\r\nOrigin: http://evil.example\r\n",
+        b"Content-Type: application/json\r\nContent-Type: text/plain\r\n",
+    ],
+    ids=["two lengths", "two tokens", "two origins", "two types"],
+)
+async def test_a_request_that_can_be_read_in_two_ways_is_refused_and_its_connection_closed(
+    tmp_path: Path, path: bytes, headers: bytes
+):
+    """
+    A proxy before the endpoint may read it in the other way, and so let through what it forbids.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        reader, writer = await raw(site)
+        ask = b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(ask + headers + b"\r\n0\r\n\r\n" + LIVEZ)
+        answer = await end_of(reader)
+        writer.close()
+
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in answer
+        assert {entry["why"] for entry in site.told("admin.refused")} == {"headers"}
+
+
 async def test_a_connection_that_asks_nothing_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
