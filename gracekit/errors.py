@@ -28,6 +28,10 @@ class GracekitError(Exception):
     example to resume a service that does not drain. The message says why, and what to do instead.
     """
 
+    def __str__(self) -> str:
+        """The message. Halves of characters that it quotes are escaped, as no file takes them."""
+        return Exception.__str__(self).encode(errors="backslashreplace").decode()
+
 
 # -- configuration and declaration: exit 78 -----------------------------------
 

@@ -8,7 +8,15 @@ import pickle
 import pytest
 
 from gracekit import NoCapacity, Parked
-from gracekit.errors import MOST_REQUESTED, InvalidArgumentsError
+from gracekit.errors import (
+    MOST_REQUESTED,
+    ConfigError,
+    GracekitError,
+    InvalidArgumentsError,
+    RemoteError,
+    StoreError,
+)
+from gracekit.recovery.resources.rule_context import NoCallerError
 
 CIRCLE: list[object] = []
 CIRCLE.append(CIRCLE)
@@ -24,6 +32,21 @@ def nested(levels: int) -> object:
     for _ in range(levels - 1):
         value = [value]
     return value
+
+
+@pytest.mark.parametrize(
+    "made",
+    [GracekitError, ConfigError, StoreError, InvalidArgumentsError, RemoteError, NoCallerError],
+)
+def test_an_error_that_quotes_half_a_character_can_be_printed(made):
+    """
+    It is escaped in the text, and unchanged in `args`. Otherwise printing the error would raise
+    another one, which hides it.
+    """
+    error = made("no method 'caf\u00e9' or '\ud800'")
+
+    assert str(error).encode() == b"no method 'caf\xc3\xa9' or '\\ud800'"
+    assert error.args == ("no method 'caf\u00e9' or '\ud800'",)
 
 
 def test_what_is_missing_is_kept_as_plain_data():

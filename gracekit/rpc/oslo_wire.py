@@ -62,13 +62,14 @@ def encode_request(request: Request) -> bytes:
     """Write a request, with its keys in a fixed order.
 
     Raises:
-        UnserialisableError: an argument or context value is no plain data.
+        UnserialisableError: a name, argument or context value is no plain data.
     """
-    message: JsonObject = {"method": request.method, "args": plain(request.args, "args")}
+    method = plain(request.method, "method")
+    message: JsonObject = {"method": method, "args": plain(request.args, "args")}
     if request.namespace is not None:
-        message["namespace"] = request.namespace
+        message["namespace"] = plain(request.namespace, "namespace")
     if request.version != "1.0":  # what readers assume
-        message["version"] = request.version
+        message["version"] = plain(request.version, "version")
     if request.request_id:
         message["_unique_id"] = request.request_id
     put_context(message, request.context)

@@ -312,6 +312,21 @@ async def test_a_context_that_is_no_plain_data_is_not_sent(client, echo, context
     assert echo.requests == []
 
 
+@pytest.mark.parametrize("option", ["", "namespace", "version"])
+async def test_half_a_character_is_refused_with_where_it_is(client, echo, option):
+    """
+    As in arguments. The error can be printed: it does not quote the half.
+    """
+    said = f"{option or 'method'}: text with a lone surrogate is not Unicode"
+    prepared = client.prepare(**{option: "\ud800"}) if option else client
+
+    with pytest.raises(UnserialisableError) as caught:
+        await prepared.call("echo" if option else "\ud800")
+
+    assert str(caught.value) == said
+    assert echo.requests == []
+
+
 async def test_text_of_another_class_is_sent_as_its_text(client, echo):
     """
     A framework's own kind of text names a method, a namespace or a request as plain text does.

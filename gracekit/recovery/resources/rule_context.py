@@ -13,8 +13,6 @@ from gracekit.request.work_context import WorkContext
 class NoCallerError(DeclarationError, KeyError):
     """A rule has no request whose context could be read; a KeyError, as the mapping is empty."""
 
-    __str__ = Exception.__str__
-
 
 class RuleContext(WorkContext):
     """As `WorkContext`, and without safe points: a rule is always called from its beginning."""
