@@ -31,18 +31,25 @@ from gracekit.telemetry.telemetry import Telemetry
 SHORTEST_TOKEN: Final = 16
 """Least characters of a token, so that it cannot be guessed."""
 LONGEST_NAME: Final = 100
+_LINE: Final = "name:token:scope"
 KEY_LIFE_S: Final = 60.0
 """Seconds for which an action key can be used."""
 _HOST: Final = re.compile(r"(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
 """The form of a Host header: an address in brackets, or a name; no user or path beside it."""
 
 
-class Need(enum.Enum):
-    """What a path requires of its client."""
+class Need(enum.IntEnum):
+    """What a path requires of its client; also the scope of a token, which may do no more."""
 
-    PROBE = "probe"  # nothing, unless `admin_open` is `nothing`
-    LOOK = "look"  # a token, if there is a token file
-    ACT = "act"  # a name to record; actions check their key themselves
+    PROBE = 0  # nothing, unless `admin_open` is `nothing`
+    METRICS = 1  # the same
+    READ = 2  # a token, if there is a token file
+    ACT = 3  # a name to record; actions check their key themselves
+
+
+_SCOPES: Final = {need.name.lower(): need for need in Need}
+_Known = tuple[bytes, Need | None]
+"""The digest of a token, and its scope; None if its line has none."""
 
 
 class RefusedError(GracekitError):
@@ -50,7 +57,8 @@ class RefusedError(GracekitError):
 
     Args:
         status: The HTTP status, 400, 401 or 403.
-        why: One word for the log: `headers`, `host`, `token`, `uid`, `origin`, `read-only`, `key`.
+        why: One word for the log: `headers`, `host`, `token`, `uid`, `scope`, `origin`,
+            `read-only`, `key`.
         message: For the client.
     """
 
@@ -77,14 +85,15 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens:
-    """The names and tokens of a file, read again when it changes.
+    """The names, tokens and scopes of a file, read again when it changes.
 
     Args:
-        path: Lines of `name:token`; blank ones and those that begin with # are skipped.
+        path: Lines of `name:token:scope`; blank ones and those that begin with # are skipped. A
+            line without a scope, as older releases wanted it, has the scope `act`.
         report: Called once each time that the file changes and cannot be used.
 
     Raises:
-        ConfigError: the file cannot be read, others may read it, or a line is not `name:token`.
+        ConfigError: the file cannot be read, others may read it, or a line is wrong.
     """
 
     def __init__(self, path: Path, report: Callable[[ConfigError], object]) -> None:
@@ -93,11 +102,11 @@ class Tokens:
         self._reported: tuple[object, str] | None = None
         self._found: tuple[int, int, int] | None = None  # state of the file; None if it is missing
         self._seen: tuple[int, int, int] | None = None  # the state that was read
-        self._digests: Mapping[str, bytes] = {}
+        self._known: Mapping[str, _Known] = {}
         self._read_changed()
 
-    def name_of(self, token: str) -> str | None:
-        """The name that *token* belongs to; None if it is unknown.
+    def scope_of(self, token: str) -> tuple[str, Need] | None:
+        """The name that *token* belongs to, and its scope; None if it is unknown.
 
         While the file is missing or empty no token is valid; this is the way to withdraw tokens.
         If it is unusable in another way, the tokens read before stay valid, because a half-written
@@ -113,10 +122,15 @@ class Tokens:
         else:
             self._reported = None
         given, found = _digest(token), None
-        for name, digest in self._digests.items():  # compare all, so that timing shows no match
+        for name, (digest, scope) in self._known.items():  # all, so that timing shows no match
             if hmac.compare_digest(digest, given):
-                found = name
+                found = name, Need.ACT if scope is None else scope
         return found
+
+    @property
+    def unscoped(self) -> list[str]:
+        """The names whose line has no scope."""
+        return [name for name, (_, scope) in self._known.items() if scope is None]
 
     def _read_changed(self) -> None:
         self._found = None
@@ -131,17 +145,17 @@ class Tokens:
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError):
-                self._digests, self._seen = {}, None
+                self._known, self._seen = {}, None
             raise ConfigError(
                 f"admin_token_file {self._path} cannot be read: {error}; it must be a file of "
-                f"`name:token` lines in UTF-8 that uid {os.geteuid()} alone may read: chown it to "
+                f"`{_LINE}` lines in UTF-8 that uid {os.geteuid()} alone may read: chown it to "
                 "that user, and chmod 600"
             ) from error
-        self._digests = dict(_tokens(self._path, lines))
+        self._known = dict(_tokens(self._path, lines))
         self._seen = self._found
-        if not self._digests:
+        if not self._known:
             raise ConfigError(
-                f"admin_token_file {self._path} holds no token; write `name:token` lines"
+                f"admin_token_file {self._path} holds no token; write `{_LINE}` lines"
             )
 
     def _check_readers(self, status: os.stat_result) -> None:
@@ -173,17 +187,23 @@ def _open_at_once(path: str, flags: int) -> int:
     return descriptor
 
 
-def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
+def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, _Known]]:
     found: dict[str, tuple[int, bytes]] = {}  # by name: line and digest
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, colon, token = line.partition(":")
-        name, token = name.strip(), token.strip()
+        name, colon, rest = line.partition(":")
+        token, ends, scope = (part.strip() for part in rest.partition(":"))
+        name = name.strip()
         if not (colon and name and len(name) <= LONGEST_NAME) or len(token) < SHORTEST_TOKEN:
             raise ConfigError(
-                f"line {number} of admin_token_file {path} is no `name:token` with a token of at "
+                f"line {number} of admin_token_file {path} is no `{_LINE}` with a token of at "
                 f"least {SHORTEST_TOKEN} characters: `openssl rand -hex 16` makes one"
+            )
+        if ends and scope not in _SCOPES:
+            raise ConfigError(
+                f"line {number} ({name!r}) of admin_token_file {path} must end with one of the "
+                f"scopes {', '.join(_SCOPES)}; a token has no colon: write `{_LINE}`"
             )
         if name in found:
             raise ConfigError(f"admin_token_file {path} names {name!r} twice; leave one line")
@@ -196,7 +216,7 @@ def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
                     "who has acted: give each name a token of its own (`openssl rand -hex 16`)"
                 )
         found[name] = number, digest
-        yield name, digest
+        yield name, (digest, _SCOPES.get(scope))
 
 
 def _digest(token: str) -> bytes:
@@ -284,9 +304,9 @@ class Access:
             RefusedError: the request is not allowed.
         """
         self._check_host(asking.host)
-        if need is Need.PROBE and not self._needs_token:
+        if need <= Need.METRICS and not self._needs_token:
             return ""
-        who = self._who(asking)
+        who = self._who(asking, need)
         if need is Need.ACT:
             self._check_act(asking, who)
         return who
@@ -305,15 +325,23 @@ class Access:
                 "the name to GRACEKIT_ADMIN_HOSTS",
             )
 
-    def _who(self, asking: Asking) -> str:
+    def _who(self, asking: Asking, need: Need) -> str:
         if self._tokens is None:
             return self._who_without_tokens(asking)
         if asking.token is None:
             raise RefusedError(401, "token", "send `Authorization: Bearer TOKEN`")
-        name = self._tokens.name_of(asking.token)
-        if name is None:
+        found = self._tokens.scope_of(asking.token)
+        if found is None:
             raise RefusedError(
                 401, "token", "this token is not in the file of GRACEKIT_ADMIN_TOKEN_FILE"
+            )
+        name, scope = found
+        if scope < need:
+            raise RefusedError(
+                403,
+                "scope",
+                f"the token of {name!r} has the scope {scope.name.lower()}, and this needs "
+                f"{need.name.lower()}: its line in the file of GRACEKIT_ADMIN_TOKEN_FILE says so",
             )
         return f"token {name}"
 
@@ -325,7 +353,7 @@ class Access:
                 403,
                 "token",
                 "without tokens a mounted application answers probes and /metrics alone: set "
-                "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600",
+                f"GRACEKIT_ADMIN_TOKEN_FILE to a file of `{_LINE}` lines with mode 0600",
             )
         return ""
 
@@ -374,10 +402,17 @@ def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telem
         telemetry.emit("admin.tokens_unusable", error=Sentence(error))
 
     file = settings.admin_token_file
+    tokens = None if file is None else Tokens(Path(file), report)
+    if tokens is not None and tokens.unscoped:
+        telemetry.emit(
+            "service.doubted",
+            text=f"admin_token_file {file}: {', '.join(tokens.unscoped)} may read and act, as the "
+            f"line has no scope: write `{_LINE}` with {', '.join(_SCOPES)}",
+        )
     is_socket = address is not None and address.path is not None
     return Access(
         hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),
-        tokens=None if file is None else Tokens(Path(file), report),
+        tokens=tokens,
         by_socket=is_socket and file is None,
         is_mounted=address is None,
         needs_token=settings.admin_open == "nothing",

@@ -115,10 +115,10 @@ class AdminApplication:
         routes += [act(operation) for operation in ACTIONS]
         routes += [self._show(operation) for operation in LISTINGS]
         routes += [
-            self._route("/metrics", self._metrics, Need.PROBE),
+            self._route("/metrics", self._metrics, Need.METRICS),
             self._route("/api/v1/action-key", self._key, Need.ACT),
-            self._route("/api/v1/events", self._events, Need.LOOK),
-            self._route("/api/v1/openapi.json", self._openapi, Need.LOOK),
+            self._route("/api/v1/events", self._events, Need.READ),
+            self._route("/api/v1/openapi.json", self._openapi, Need.READ),
         ]
         handlers = {HTTPException: self._answer_http_error}
         application = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ class AdminApplication:
     async def _events(self, request: Request, who: str) -> Response:  # noqa: ARG002
         def may_read() -> bool:
             try:
-                self._access.admit(asking, Need.LOOK)
+                self._access.admit(asking, Need.READ)
             except RefusedError as refusal:
                 self._refuse(refusal, "/api/v1/events")
                 return False

@@ -132,7 +132,7 @@ def _object(fields: Iterable[Parameter]) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     if operation.need is Need.PROBE:
         probe = _answer("Probe", "What the probe found.")
-        refused = {str(code): _answer("Error", _MEANINGS[code]) for code in (401, 403)}
+        refused = {str(code): _answer("Error", _MEANINGS[code]) for code in (400, 401, 403)}
         return {"200": probe, "503": probe, **refused}
     codes = [400, 401, 403, 503]
     codes += [404] if operation.takes_id else []
@@ -148,7 +148,7 @@ def _answer(name: str, meaning: str) -> dict[str, Any]:
 
 
 def _key() -> dict[str, Any]:
-    errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (401, 403, 503)}
+    errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (400, 401, 403, 503)}
     return {
         "operationId": "get_action_key",
         "summary": "A key for one action on this run; it expires after a minute.",
@@ -158,7 +158,7 @@ def _key() -> dict[str, Any]:
 
 
 def _events() -> dict[str, Any]:
-    errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (401, 403, 503)}
+    errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (400, 401, 403, 503)}
     stream = {"description": "Status once a second.", "content": {"text/event-stream": {}}}
     return {
         "operationId": "get_events",

@@ -300,7 +300,7 @@ def _show(
     summary: str,
     do: Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]],
     *query: Parameter,
-    need: Need = Need.LOOK,
+    need: Need = Need.READ,
 ) -> Operation:
     return Operation(method="GET", path=path, summary=summary, need=need, do=do, query=query)
 

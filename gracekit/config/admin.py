@@ -132,7 +132,7 @@ def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> I
     if not address.is_local:
         yield problem(
             f"admin = {text} can be reached from other hosts, so it needs tokens: set "
-            "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600, or "
+            "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token:scope` lines with mode 0600, or "
             "GRACEKIT_ADMIN=127.0.0.1:9701",
             *("admin", "admin_token_file"),
         )

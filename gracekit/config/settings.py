@@ -216,7 +216,7 @@ class Settings:
             commas; `*` stands for any characters.
         admin: Address of the HTTP endpoint: `off`, `unix:/path`, `127.0.0.1:9701`, or
             `0.0.0.0:9701`, which needs `admin_token_file`. The endpoint needs `gracekit[web]`.
-        admin_token_file: File with the tokens for the HTTP API: `name:token` lines, mode 0600.
+        admin_token_file: File with tokens for the HTTP API: `name:token:scope` lines, mode 0600.
         admin_tls: Certificate and key of the HTTP endpoint: `cert.pem,key.pem`.
         admin_open: What the HTTP endpoint answers without a token: `probes` (and metrics), or
             `nothing`.

@@ -61,7 +61,7 @@ def _head(plan: Plan) -> Iterator[str]:
         )
     if plan.settings.admin_token_file:
         yield "#"
-        yield "# The tokens of the HTTP endpoint, lines name:token:"
+        yield "# The tokens of the HTTP endpoint, lines name:token:scope:"
         yield f"#   kubectl create secret generic {plan.name}-admin --from-file=token=FILE"
     if plan.settings.admin_tls:
         yield "#"

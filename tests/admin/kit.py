@@ -71,7 +71,7 @@ def ask_now(
         connection.close()
 
 
-def write_tokens(place: Path, text: str = f"alice:{TOKEN}\n") -> Path:
+def write_tokens(place: Path, text: str = f"alice:{TOKEN}:act\n") -> Path:
     file = place / "tokens"
     file.write_text(text)
     file.chmod(0o600)

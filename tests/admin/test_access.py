@@ -75,6 +75,53 @@ async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
         assert (await site.ask("/livez", **ALICE)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("scope", "may"),
+    [
+        (":probe", ["/readyz"]),
+        (":metrics", ["/readyz", "/metrics"]),
+        (":read", ["/readyz", "/metrics", "/api/v1/status", "/api/v1/events"]),
+        (":act", ["/readyz", "/metrics", "/api/v1/status", "/api/v1/events", "/api/v1/action-key"]),
+        ("", ["/readyz", "/metrics", "/api/v1/status", "/api/v1/events", "/api/v1/action-key"]),
+    ],
+    ids=["probe", "metrics", "read", "act", "no scope"],
+)
+async def test_a_token_may_do_what_its_scope_says_and_no_more(
+    tmp_path: Path, scope: str, may: list[str]
+):
+    """
+    So the token of a scraper cannot drain the service. A line without a scope, as it was written
+    before there were any, may do all; the start warns of it.
+    """
+    tokens = str(write_tokens(tmp_path, f"alice:{TOKEN}{scope}\n"))
+    open_ = {"admin_open": "nothing"}
+    async with Site(tmp_path, Service("s"), admin_token_file=tokens, **open_) as site:
+        paths = ("/readyz", "/metrics", "/api/v1/status", "/api/v1/events", "/api/v1/action-key")
+        answered = [path for path in paths if await status_of(site, path) == 200]
+        refused = {path: await status_of(site, path) for path in paths if path not in may}
+        action = await site.ask("/api/v1/drain", "POST", body={"reason": "x"}, **ALICE, **JSON)
+        state, doubts = site.runtime.state, [one["text"] for one in site.told("service.doubted")]
+
+    assert answered == may
+    assert set(refused.values()) <= {403}
+    assert action.status == (400 if "/api/v1/action-key" in may else 403)  # it has no key
+    assert state is ServiceState.SERVING
+    assert {entry["why"] for entry in site.told("admin.refused")} <= {"scope"}
+    assert ["alice may read and act" in doubt for doubt in doubts] == ([] if scope else [True])
+    assert TOKEN not in str(site.events)
+
+
+async def status_of(site: Site, path: str) -> int:
+    """The status of one request by alice; what is sent in its body is not read."""
+    reader, writer = await raw(site)
+    ask = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    writer.write(ask.encode())
+    async with asyncio.timeout(PATIENCE_S):
+        line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
 async def test_an_action_is_on_record_with_who_and_why(site: Site):
     """
     The record has the token's name, not the token.
@@ -128,13 +175,13 @@ async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
     """
     file = write_tokens(tmp_path)
     tokens = Tokens(file, lambda _: None)
-    assert tokens.name_of(TOKEN) == "alice"
+    assert tokens.scope_of(TOKEN) == ("alice", Need.ACT)
 
-    write_tokens(tmp_path, f"# rotated\n\nbob: {TOKEN[::-1]}\n")
-    assert (tokens.name_of(TOKEN), tokens.name_of(TOKEN[::-1])) == (None, "bob")
+    write_tokens(tmp_path, f"# rotated\n\nbob: {TOKEN[::-1]} : read\n")
+    assert (tokens.scope_of(TOKEN), tokens.scope_of(TOKEN[::-1])) == (None, ("bob", Need.READ))
 
     write_tokens(tmp_path, "half a li")
-    assert tokens.name_of(TOKEN[::-1]) == "bob"
+    assert tokens.scope_of(TOKEN[::-1]) == ("bob", Need.READ)
 
 
 async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: Path):
@@ -201,7 +248,10 @@ async def test_a_stream_of_events_ends_when_its_token_is_withdrawn(site: Site, t
     [
         (f"alice:{TOKEN}\n", 0o644, "has mode 0644, so others may read the tokens: chmod 600"),
         ("alice:short\n", 0o600, "line 1 of admin_token_file"),
-        (f"{TOKEN}\n", 0o600, "is no `name:token`"),
+        (f"{TOKEN}\n", 0o600, "is no `name:token:scope`"),
+        (f"a:{TOKEN}:metric\n", 0o600, "line 1 ('a') of admin_token_file"),
+        (f"a:{TOKEN}:read:act\n", 0o600, "must end with one of the scopes probe, metrics, read, "),
+        (f"a:{TOKEN}:\n", 0o600, "write `name:token:scope`"),
         (f"a:{TOKEN}\na:{TOKEN[::-1]}\n", 0o600, "names 'a' twice"),
         (f"a:{TOKEN}\n\nb: {TOKEN}\n", 0o600, "lines 1 ('a') and 3 ('b') of admin_token_file"),
         ("# nobody\n", 0o600, "holds no token"),
@@ -251,7 +301,7 @@ def test_a_service_of_root_takes_a_token_file_of_root_and_its_group_alone(
         with pytest.raises(ConfigError, match=said):
             Tokens(file, pytest.fail)
     else:
-        assert Tokens(file, pytest.fail).name_of(TOKEN) == "alice"
+        assert Tokens(file, pytest.fail).scope_of(TOKEN) == ("alice", Need.ACT)
 
 
 @pytest.mark.process
