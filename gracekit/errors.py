@@ -19,6 +19,7 @@ MOST_REQUESTED: typing.Final = 4096
 _MOST_LEVELS: typing.Final = 16  # of it; the messages that carry it may have 32
 _LONGEST_ID: typing.Final = 255  # characters, as of every id on the wire
 _LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last of a date
+_compact: typing.Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class GracekitError(Exception):
@@ -260,8 +261,7 @@ class Draining(RpcError):  # noqa: N818 - named for a state
 
     Send it to another host, or send it again later.
 
-    No `Error` in its name: each service drains whenever it is stopped, and a client may ask another
-    host.
+    No `Error` in its name: each service drains at its stop, and a client may ask another host.
     """
 
 
@@ -405,10 +405,6 @@ def _check_levels(value: object, most: int) -> None:
         raise TypeError("a mapping with a key that is no text")
     for member in value.values() if isinstance(value, dict) else value:
         _check_levels(member, most - 1)
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class Parked(RpcError):  # noqa: N818 - named for a state
