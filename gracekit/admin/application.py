@@ -279,11 +279,7 @@ class _Route(Route):
 
 
 def _asking(request: Request) -> Asking:
-    """What access depends on.
-
-    Raises:
-        RefusedError: a proxy before us may have read the request in another way than we would.
-    """
+    """What access depends on. If a proxy may read the request in another way, it is refused."""
     headers = request.headers
     twice = [name for name in _ONCE if len(headers.getlist(name)) > 1]
     if {"content-length", "transfer-encoding"} <= set(headers.keys()):

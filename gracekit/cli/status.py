@@ -95,6 +95,7 @@ def _text(report: StatusReport, limit: int) -> str:
     if report.ownerless:
         left = counts(report.ownerless.items())
         parts.append(f"without owner: {left}; {_who_settles(report.entries)}")
+    parts += _queues(report.entries)
     parts += [_pending(one, report.pending) for one in report.pending]
     parts += [_notifications(report.notifications)] if report.notifications.unsent else []
     parts += [_resources(one, report.resources) for one in report.resources]
@@ -130,6 +131,21 @@ def _resources(one: ResourceStatus, beside: Sequence[ResourceStatus]) -> str:
     ago = duration(age_s(now, one.last_pass["finished_at"]))
     did = counts((name, int(one.last_pass[name])) for name in ("settled", "failed"))
     return f"{words}, last pass {ago} ago: {did or '0 settled'}"
+
+
+def _queues(entries: Sequence[RunStatus]) -> list[str]:
+    """`queues: 5 waiting in thumbs (oldest 3s)`, of each topic as the run that sees most counts."""
+    found: dict[str, tuple[int, float]] = {}
+    for entry in entries:
+        for one in ((entry.answer or {}).get("queues") or {}).values():
+            seen = one["waiting"], one["oldest_s"] or 0.0
+            found[one["topic"]] = max(seen, found.get(one["topic"], seen))
+    words = [
+        f"{number} waiting in {safe(topic)}" + (f" (oldest {duration(age)})" if age else "")
+        for topic, (number, age) in sorted(found.items())
+        if number
+    ]
+    return [f"queues: {', '.join(words)}"] if words else []
 
 
 def _pending(one: PendingStatus, beside: Sequence[PendingStatus]) -> str:

@@ -1,44 +1,28 @@
-"""What probes and metrics show of a run's store: facts at most 5 seconds old, and its accounts."""
+"""What probes, metrics and `status` show of a run's store and of its queues."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from gracekit.clock import age_s
 from gracekit.control import facts_sql as sql
 from gracekit.control.accounts import METRIC, AccountsCount
-from gracekit.errors import StoreError
+from gracekit.errors import GracekitError, StoreError
 from gracekit.listings.store_view import StoreView
+from gracekit.rpc.server import RpcServer
+from gracekit.telemetry.readings import StoreNumbers
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import Lane
 
 FRESH_S: Final = 5.0
+BROKER_EVERY_S: Final = 15.0
+"""A broker is asked about the queues at most each so many seconds."""
 LOOK_TIMEOUT_S: Final = 1.0
 """If the store has not answered within this time, probes report that it does not answer."""
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one query of the store.
-
-    Attributes:
-        at: Loop time of the query.
-        answers: Whether the store answered at all.
-        unfinished: Requests of the service that have not ended, by state.
-        oldest_s: Age of the oldest of them, in seconds, since it was accepted or last parked; None
-            if there is none. Those that are parked now do not count.
-        notifications_due: Number of notifications that runs of the service are still to send.
-        open_holds: Number of open holds of the service.
-    """
-
-    at: float
-    answers: bool
-    unfinished: Mapping[str, int] = msgspec.field(default_factory=dict)
-    oldest_s: float | None = None
-    notifications_due: int | None = None
-    open_holds: int | None = None
 
 
 class StoreFacts:
@@ -47,37 +31,57 @@ class StoreFacts:
     Args:
         view: Reads the run's store.
         telemetry: Knows whether there is a meter provider, whose callbacks cannot await a query.
+        servers: Read the run's queues.
         service: The service whose requests are counted.
 
     Attributes:
-        last: The last result, however old; None before the first.
+        last: The last result, however old; unknown numbers if the store did not answer.
         accounts: Counts the accounts, which takes longer than this query.
+        queues: The last count of the queues: for each lane that could be asked its `topic`, how
+            many requests are `waiting`, and the age of the oldest, `oldest_s` (None: not known).
     """
 
     def __init__(
-        self, view: StoreView, accounts: AccountsCount, telemetry: Telemetry, *, service: str
+        self,
+        view: StoreView,
+        accounts: AccountsCount,
+        telemetry: Telemetry,
+        servers: Mapping[Lane, RpcServer],
+        *,
+        service: str,
     ) -> None:
         self._view = view
         self._telemetry = telemetry
+        self._servers = servers
         self._service = service
-        self._looking = asyncio.Lock()
+        is_local = all(server.is_local for server in servers.values())
+        self._count_every_s = 0.0 if is_local else BROKER_EVERY_S
+        self._looking, self._counting = asyncio.Lock(), asyncio.Lock()
+        self._looked_at = self._counted_at = -math.inf  # loop times
         self.accounts: Final = accounts
-        self.last: Facts | None = None
+        self.last = StoreNumbers()
+        self.queues: Mapping[str, Mapping[str, Any]] = {}
 
-    async def fresh(self) -> Facts:
-        """Facts at most `FRESH_S` old; never raises, and waits `LOOK_TIMEOUT_S` at most."""
+    async def fresh(self) -> StoreNumbers:
+        """Numbers at most `FRESH_S` old; never raises, and waits `LOOK_TIMEOUT_S` at most."""
         async with self._looking:
-            if self.last is None or self._is_old(self.last):
+            # Half a second earlier, as `keep` asks each `FRESH_S`: numbers are younger than a tick.
+            if self._view.clock.loop() - self._looked_at >= FRESH_S - 0.5:
                 self.last = await self._look()
+                self._looked_at = self._view.clock.loop()
             return self.last
 
-    def _is_old(self, facts: Facts) -> bool:
-        # Half a second earlier, as `keep` asks each `FRESH_S`: facts are younger than their tick.
-        return self._view.clock.loop() - facts.at >= FRESH_S - 0.5
+    async def count_queues(self) -> Mapping[str, Mapping[str, Any]]:
+        """`queues`, counted anew if they are old; never raises, and waits `LOOK_TIMEOUT_S`."""
+        async with self._counting:
+            if self._view.clock.loop() - self._counted_at >= self._count_every_s:
+                self.queues = await self._count()
+                self._counted_at = self._view.clock.loop()
+            return self.queues
 
     async def measure(self) -> None:
-        """Refresh `last` and the accounts as metrics need it; waits 2 seconds at most."""
-        await self.fresh()
+        """Refresh all that metrics need; waits 2 seconds at most."""
+        await asyncio.gather(self.fresh(), self.count_queues())
         await self.accounts.fresh(METRIC)
 
     async def keep(self) -> None:
@@ -87,7 +91,7 @@ class StoreFacts:
             if self._telemetry.is_measured:
                 await self.measure()
 
-    async def _look(self) -> Facts:
+    async def _look(self) -> StoreNumbers:
         clock = self._view.clock
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
@@ -96,13 +100,21 @@ class StoreFacts:
                 ((due,),) = await query(sql.NOTIFICATIONS_DUE, self._service)
                 ((holds,),) = await query(sql.OPEN_HOLDS, self._service, clock.wall())
         except (StoreError, TimeoutError):
-            return Facts(at=clock.loop(), answers=False)
+            return StoreNumbers()
         oldest = min((float(at) for _, _, at in rows if at is not None), default=None)
-        return Facts(
-            at=clock.loop(),
-            answers=True,
+        return StoreNumbers(
             unfinished={str(state): int(number) for state, number, _ in rows if number},
-            oldest_s=None if oldest is None else age_s(clock.wall(), oldest),
+            oldest_unfinished_s=0.0 if oldest is None else age_s(clock.wall(), oldest),
             notifications_due=int(due or 0),
             open_holds=int(holds or 0),
         )
+
+    async def _count(self) -> Mapping[str, Mapping[str, Any]]:
+        found = {}
+        with contextlib.suppress(GracekitError, TimeoutError):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                for lane, server in self._servers.items():
+                    number, oldest_s = await server.waiting()
+                    topic = server.queues[0].topic
+                    found[lane.value] = {"topic": topic, "waiting": number, "oldest_s": oldest_s}
+        return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import msgspec
+
 from gracekit.control.facts import StoreFacts
 from gracekit.control.health import LOST_S
 from gracekit.periodic import PeriodicJobs
@@ -56,7 +58,7 @@ class Gauges:
 
     def read(self) -> Readings:
         """What the gauges show now."""
-        phase, now = self._phase, self._loop.time()
+        phase, now, queues = self._phase, self._loop.time(), self._facts.queues
         draining, deadline = phase.state is ServiceState.DRAINING, phase.deadline
         running = [task for task in self._tracker if task.running]
         known = [end for task in running if (end := task.expected_end(now)) is not None]
@@ -77,6 +79,10 @@ class Gauges:
             drain_at_risk=0 if deadline is None else sum(end > deadline for end in known),
             drain_unknown=0 if deadline is None else len(running) - len(known),
             broker_connected=self._transport.is_connected,
+            waiting={lane: one["waiting"] for lane, one in queues.items()},
+            oldest_waiting_s={
+                lane: age for lane, one in queues.items() if (age := one["oldest_s"]) is not None
+            },
             store=self._store(),
         )
 
@@ -85,16 +91,10 @@ class Gauges:
         return {lane.value: running.get(lane, 0) for lane in self._gates}
 
     def _store(self) -> StoreNumbers:
-        facts, accounts = self._facts.last, self._facts.accounts.last
-        if facts is None or not facts.answers:
-            return StoreNumbers()
-        return StoreNumbers(
-            unfinished=facts.unfinished,
-            oldest_unfinished_s=facts.oldest_s or 0.0,
-            accounts_off_by=None if accounts is None else accounts.off_by,
-            notifications_due=facts.notifications_due,
-            open_holds=facts.open_holds,
-        )
+        numbers, accounts = self._facts.last, self._facts.accounts.last
+        if numbers.unfinished is None or accounts is None:
+            return numbers
+        return msgspec.structs.replace(numbers, accounts_off_by=accounts.off_by)
 
 
 def _is_read(server: RpcServer, now: float) -> bool:

@@ -75,7 +75,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthCheck:
-    """Answers the probes of one run."""
+    """Answers the probes of one run; `facts` is what is known of its store and queues."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class HealthCheck:
         self._coordinator = coordinator
         self._servers = servers
         self._engine = engine
-        self._facts = facts
+        self.facts = facts
         self._clock = clock
         self._seen_ended_at: float | None = None  # loop time at which a probe saw it
 
@@ -123,14 +123,15 @@ class HealthCheck:
 
     async def _ready(self) -> Health:
         failures = list(self._not_serving()) or list(self._cut_off())
-        facts = await self._facts.fresh()
-        if not facts.answers:
+        facts = await self.facts.fresh()
+        if facts.unfinished is None:
             failures.append("the store does not answer")
         elif (blocked := self._phase.blocked) is not None:
             failures.append(blocked)
         warnings = [] if failures else list(self._worth_a_look())
-        if facts.oldest_s is not None and facts.oldest_s > LONG_UNFINISHED_S:
-            warnings.append(f"the oldest unfinished request is {facts.oldest_s / 3600:.0f}h old")
+        oldest_s = facts.oldest_unfinished_s or 0.0
+        if oldest_s > LONG_UNFINISHED_S:
+            warnings.append(f"the oldest unfinished request is {oldest_s / 3600:.0f}h old")
         return Health.judged(self._phase.state, failures, warnings)
 
     def _not_serving(self) -> Iterator[str]:

@@ -204,6 +204,7 @@ class Control:
             "in_flight": len(self._tracker),
             "running": self._tracker.running,
             "running_ops": self._tracker.running_ops,
+            "queues": await self._health.facts.count_queues(),
             "settles": self._passes.settles,
             "drain_left_s": None if deadline is None else round(max(0.0, deadline - now), 1),
             "drain_timeout_s": None if timeout is None else round(timeout, 1),

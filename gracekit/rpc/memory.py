@@ -401,6 +401,11 @@ class MemoryTransport:
         self._check_started()
         return self._broker.depth(queue.name for queue in queues)
 
+    async def waiting(self, queues: Sequence[Queue]) -> tuple[int, float | None]:
+        """See `Transport.waiting`; memory keeps no times."""
+        self._check_started()
+        return sum(self._broker.waiting(queue.name) for queue in queues), None
+
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """See `Transport.prune`."""
         self._check_started()

@@ -94,6 +94,7 @@ class RpcServer:
         cancel_ok_timeout_s: Seconds to wait for cancel-ok.
 
     Attributes:
+        is_local: Whether its transport is.
         returned: How many deliveries were given back because they got no place.
         fresh: By queue name, how many deliveries came for the first time (not `redelivered`),
             without those that were given back because they got no place.
@@ -139,7 +140,7 @@ class RpcServer:
         self.returned = 0
         self.fresh: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
-        self._counts_kept = transport.is_local  # a broker's count lacks delivered messages
+        self.is_local: Final = transport.is_local  # a broker's count lacks delivered messages
         capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
@@ -223,6 +224,15 @@ class RpcServer:
         """
         return await self._transport.depth(self._queues if queue is None else [queue])
 
+    async def waiting(self) -> tuple[int, float | None]:
+        """As `Transport.waiting`, with the deliveries here that wait for a place; 0 s if none."""
+        number, oldest_s = await self._transport.waiting(self._queues)
+        if self._timer is not None:  # it began when the first of them came
+            held_s = asyncio.get_running_loop().time() - self._timer.when() + self._wait_s
+            oldest_s = max(oldest_s or 0.0, held_s)
+        number += len(self._waiting)
+        return number, oldest_s if number else 0.0
+
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -275,7 +285,7 @@ class RpcServer:
         goes_back: bool,  # noqa: FBT001 - see `Delivery.on_taken`
     ) -> None:
         self._bytes -= size
-        if self._counts_kept and not delivery.settled:
+        if self.is_local and not delivery.settled:
             self.kept[delivery.queue.name] += 1
             delivery.on_settled = partial(self._ended, delivery.queue.name, delivery.on_settled)
         if not goes_back:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gracekit import background
-from gracekit.clock import Clock
+from gracekit.clock import Clock, age_s
 from gracekit.errors import (
     ConflictError,
     DependencyError,
@@ -307,6 +307,14 @@ class SqliteTransport:
         except StoreError as error:
             raise DependencyError(f"the queues in {self.path} were not counted: {error}") from error
         return int(str(found[0][0]))
+
+    async def waiting(self, queues: Sequence[Queue]) -> tuple[int, float | None]:
+        """See `Transport.waiting`."""
+        self._connected()
+        names, now = {queue.name for queue in queues}, self._clock.wall()
+        found = [row for row in await self._engine.query(rows.WAITING) if row[0] in names]
+        ages = [age_s(now, float(str(sent_at))) for _, _, sent_at in found]
+        return sum(int(str(number)) for _, number, _ in found), max(ages, default=None)
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """See `Transport.prune`."""

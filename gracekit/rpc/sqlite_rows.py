@@ -430,6 +430,14 @@ def depth(queues: Sequence[str]) -> str:
     )
 
 
+WAITING: Final = (
+    "SELECT first.queue, number, published_at FROM (SELECT queue, count(*) AS number, "
+    "min(message_id) AS message_id FROM message WHERE claimed_by IS NULL GROUP BY queue) AS first "
+    "JOIN message USING (message_id) ORDER BY number DESC"
+)
+"""(queue, number, time at which the oldest was published) of messages that no consumer has."""
+
+
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed message.
 

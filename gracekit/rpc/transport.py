@@ -425,6 +425,14 @@ class Transport(Protocol):
         """
         ...
 
+    async def waiting(self, queues: Sequence[Queue]) -> tuple[int, float | None]:
+        """How many messages no consumer has, and the age of the oldest in seconds.
+
+        The age is None if none waits, or if the transport does not know it. Raises a GracekitError
+        if the broker or file cannot be asked now.
+        """
+        ...
+
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """Delete those of *queues* that have no reader and no message.
 

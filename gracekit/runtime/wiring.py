@@ -105,7 +105,7 @@ def wire(ground: Ground) -> Wired:
     )
     view = _view(ground)
     accounts = AccountsCount(view, ground.location.reader(), ground.process.threads(1))
-    facts = StoreFacts(view, accounts, ground.telemetry, service=ground.service.topic)
+    facts = StoreFacts(view, accounts, ground.telemetry, servers, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     passes = HandPasses(reconciler, ground.service.kinds, ground.clock)
     control = verbs.control = _control(ground, records, requests, coordinator, health, passes)

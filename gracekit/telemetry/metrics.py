@@ -112,7 +112,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
         labels: In the order of the parts of a reading's key.
         events: The events that feed a counter or a histogram.
         value: The field of these events that is observed; if empty, each event counts 1.
-        reading: The attribute of `Readings` that a gauge shows.
+        reading: The attribute of `Readings` that a gauge shows; `store.` leads to its numbers.
         shows_zero: Whether a gauge shows 0 for known label values that are not in its reading.
         together: How a gauge combines several Runtimes of one process.
         bounds: Upper bounds of a histogram's buckets, in *unit*.
@@ -404,11 +404,30 @@ _GAUGES: Final = (
         help="Running tasks that a drain waits for and whose method has no history to judge by.",
     ),
     Metric(
+        name="gracekit_requests_waiting",
+        instrument="gracekit.requests.waiting",
+        kind=MetricKind.GAUGE,
+        labels=(_LANE,),
+        reading="waiting",
+        together=Together.LARGEST,
+        help="Requests that wait in the queues of the lane and are not accepted yet.",
+    ),
+    Metric(
+        name="gracekit_oldest_waiting_seconds",
+        instrument="gracekit.oldest_waiting",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        labels=(_LANE,),
+        reading="oldest_waiting_s",
+        together=Together.LARGEST,
+        help="Age of the oldest request that waits in the queues; only where that is known.",
+    ),
+    Metric(
         name="gracekit_unfinished",
         instrument="gracekit.unfinished",
         kind=MetricKind.GAUGE,
         labels=(Label("state", "state", "states"),),
-        reading="unfinished",
+        reading="store.unfinished",
         shows_zero=True,
         together=Together.LARGEST,
         help="Tasks on record that have not ended, also those of other runs of the service.",
@@ -418,7 +437,7 @@ _GAUGES: Final = (
         instrument="gracekit.oldest_unfinished",
         kind=MetricKind.GAUGE,
         unit="s",
-        reading="oldest_unfinished_s",
+        reading="store.oldest_unfinished_s",
         together=Together.LARGEST,
         help="Age of the oldest unfinished task on record that is not parked; 0 if there is none.",
     ),
@@ -426,7 +445,7 @@ _GAUGES: Final = (
         name="gracekit_accounts_off_by",
         instrument="gracekit.accounts.off_by",
         kind=MetricKind.GAUGE,
-        reading="accounts_off_by",
+        reading="store.accounts_off_by",
         together=Together.LARGEST,
         help="Accepted tasks minus those that ended, are unfinished or were removed; must be 0.",
     ),
@@ -434,7 +453,7 @@ _GAUGES: Final = (
         name="gracekit_notifications_due",
         instrument="gracekit.notifications.due",
         kind=MetricKind.GAUGE,
-        reading="notifications_due",
+        reading="store.notifications_due",
         together=Together.LARGEST,
         help="Notifications about parked tasks that are on record and not sent yet.",
     ),
@@ -442,7 +461,7 @@ _GAUGES: Final = (
         name="gracekit_open_holds",
         instrument="gracekit.open_holds",
         kind=MetricKind.GAUGE,
-        reading="open_holds",
+        reading="store.open_holds",
         together=Together.LARGEST,
         help="Holds on record that are open, also those of other runs of the service.",
     ),

@@ -50,6 +50,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
         drain_unknown: Tasks that the drain waits for without an estimate; 0 outside of a drain.
         broker_connected: None without a broker.
+        waiting: Requests that wait in the queues, by lane.
+        oldest_waiting_s: Age in seconds of the oldest of them, by lane; 0 if there is none.
         store: The numbers from the last query of the store.
     """
 
@@ -66,6 +68,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     drain_at_risk: int | None = 0
     drain_unknown: int | None = 0
     broker_connected: bool | None = None
+    waiting: Mapping[str, int] | None = None
+    oldest_waiting_s: Mapping[str, float] | None = None
     store: StoreNumbers = StoreNumbers()
 
     @property
@@ -77,31 +81,6 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     def phases(self) -> Mapping[str, bool]:
         """Each state of the service, mapped to whether it is in that state."""
         return {state.value: state is self.state for state in ServiceState}
-
-    @property
-    def unfinished(self) -> Mapping[str, int] | None:
-        """See `StoreNumbers`."""
-        return self.store.unfinished
-
-    @property
-    def oldest_unfinished_s(self) -> float | None:
-        """See `StoreNumbers`."""
-        return self.store.oldest_unfinished_s
-
-    @property
-    def accounts_off_by(self) -> int | None:
-        """See `StoreNumbers`."""
-        return self.store.accounts_off_by
-
-    @property
-    def notifications_due(self) -> int | None:
-        """See `StoreNumbers`."""
-        return self.store.notifications_due
-
-    @property
-    def open_holds(self) -> int | None:
-        """See `StoreNumbers`."""
-        return self.store.open_holds
 
 
 class Watched(Protocol):

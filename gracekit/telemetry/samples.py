@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from gracekit.telemetry.metrics import BY_EVENT, OTHER, LabelWords, Metric
@@ -75,7 +76,7 @@ def gauge_samples(
     metric: Metric, readings: Readings, words: LabelWords
 ) -> list[tuple[LabelValues, float]]:
     """The samples of one gauge, each as label values and a number; none if it is unknown."""
-    shown = getattr(readings, metric.reading)
+    shown = attrgetter(metric.reading)(readings)
     if shown is None:
         return []
     if not isinstance(shown, Mapping):

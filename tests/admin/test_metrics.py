@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gracekit import Context, RpcClient, Service
 from gracekit.control import accounts
 from gracekit.listings import listings_sql
-from tests.admin.kit import Site
+from tests.admin.kit import PATIENCE_S, Site
 
 
 async def scraped(site: Site) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -56,6 +56,37 @@ async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
     assert serving["gracekit_accounts_off_by", ()] == 0
     assert 0 < draining["gracekit_drain_left_seconds", ()] <= 25
     assert (serving["gracekit_ready", ()], draining["gracekit_ready", ()]) == (1, 0)
+
+
+async def test_requests_that_nobody_has_accepted_are_seen_by_http(tmp_path: Path):
+    """
+    A service that is full leaves them in its queue. Metrics and status show how many there are in
+    each topic, and for how long the oldest one waits.
+    """
+    svc, done = Service("s"), asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await done.wait()
+
+    queue = f"sqlite:///{tmp_path}/queue.db"
+    async with Site(tmp_path, svc, transport_url=queue, max_accepted=1, max_running=1) as site:
+        idle = await scraped(site)
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            for _ in range(6):
+                await client.cast("work")
+        async with asyncio.timeout(PATIENCE_S):
+            while (full := await scraped(site))["gracekit_requests_waiting", ("requests",)] != 5:
+                await asyncio.sleep(0.01)
+        (run,) = (await site.ask("/api/v1/status")).json["runs"]
+        done.set()
+
+    names = ("gracekit_requests_waiting", "gracekit_oldest_waiting_seconds")
+    assert [idle[name, ("requests",)] for name in names] == [0, 0]
+    assert full["gracekit_oldest_waiting_seconds", ("requests",)] > 0
+    assert full["gracekit_requests_waiting", ("ops",)] == 0
+    shown = run["status"]["queues"]["requests"]
+    assert (shown["topic"], shown["waiting"], shown["oldest_s"] > 0) == ("s", 5, True)
 
 
 @pytest.mark.parametrize(

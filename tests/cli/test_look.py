@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -676,6 +677,22 @@ def test_status_says_that_more_instances_ended_lately_than_it_shows(tmp_path: Pa
     assert json.loads(status("--limit", "2", "--json"))["more"]
     assert "--limit" not in status()
     assert not json.loads(status("--json"))["more"]
+
+
+def test_status_shows_what_waits_in_the_queue_of_each_topic(directory):
+    """
+    How much and for how long, and once, although several runs read the queue.
+    """
+    with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
+        assert "queues:" not in gracekit(directory, "status").out
+        gracekit(directory, "quiet", "--all")
+        for vm in ("vm-1", "vm-2"):
+            gracekit(directory, "cast", "compute", "work", f"vm={vm}")
+        answer = gracekit(directory, "status")
+        shown = gracekit(directory, "status", "--json").json["runs"]
+
+    assert re.search(r"^queues: 2 waiting in compute \(oldest \d+s\)$", answer.out, re.MULTILINE)
+    assert [run["status"]["queues"]["requests"]["waiting"] for run in shown] == [2, 2]
 
 
 def test_a_run_that_cannot_read_is_said_not_to_be_ready():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -546,11 +547,16 @@ def test_dead_letters_and_waiting_messages_are_told(used):
         "INSERT INTO dead_letter (queue, reason, published_at, died_at, body) "
         "VALUES ('compute', 'unreadable', 0, 0, x'00')",
         "INSERT INTO message (queue, published_at, body) VALUES ('compute', 0, x'00')",
+        "INSERT INTO message (queue, published_at, body) VALUES ('other', 0, x'00'), ('other', 1, "
+        "x'00')",
     )
 
     with database.ReadOnlyDatabase(path) as look:
         assert queues.check_dead_letters(look).level is Level.WARN
-        assert queues.check_waiting(look).seen == "1 in compute"
+        assert re.fullmatch(
+            r"2 in other \(oldest \d+d\d\dh\), 1 in compute \(oldest \d+d\d\dh\)",
+            queues.check_waiting(look).seen,
+        )
 
 
 def test_a_connection_of_which_nothing_is_proven_is_told(used):

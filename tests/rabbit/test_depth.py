@@ -79,6 +79,7 @@ async def test_queues_of_any_profile_are_counted(
             await owner.publish(QUEUE, message(text))
         await owner.publish(OTHER, message("d"))
         assert await other.depth([QUEUE, MISSING, OTHER]) == 4
+        assert await other.waiting([QUEUE, MISSING, OTHER]) == (4, None)
 
         await owner.consume([QUEUE], inbox.put, prefetch=2)
         await inbox.take(2)

@@ -70,6 +70,27 @@ async def test_a_server_counts_what_its_queues_hold(transport):
     await served.server.stop()
 
 
+async def test_a_server_counts_what_waits_in_its_queues_and_in_its_hands(transport):
+    """
+    A delivery without a place waits too, and the server knows for how long; one that has a place
+    does not. Nothing that waits is 0 s old.
+    """
+    served = Served(transport, 1)
+    assert await served.server.waiting() == (0, 0.0)
+    for text in ("a", "b", "c"):
+        await transport.publish(QUEUE, message(text))
+    assert await served.server.waiting() == (3, None)
+
+    await served.server.start()
+    await asyncio.sleep(SETTLED_S)
+    number, oldest_s = await served.server.waiting()
+    assert (number, len(served.taken)) == (2, 1)
+    assert oldest_s == pytest.approx(SETTLED_S)
+    await asyncio.sleep(WAIT_S)  # they are given back
+    assert await served.server.waiting() == (2, None)
+    await served.server.stop()
+
+
 async def test_what_goes_back_for_want_of_a_place_has_not_come(transport):
     """
     It counts while it waits for a place, and not any more when it is given back. When it comes

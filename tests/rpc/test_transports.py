@@ -14,6 +14,7 @@ from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.server import Capacity, RpcServer
+from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import (
     DeadLetter,
     Delivery,
@@ -537,6 +538,33 @@ async def test_a_queue_holds_what_nobody_has_settled(machine, one, other, inbox)
     await depth_is(one, [QUEUE], 0)
 
 
+async def test_what_no_consumer_has_waits_and_a_file_knows_for_how_long(machine, one, other, inbox):
+    """
+    In any of the queues that are asked about. What a consumer has does not wait, what is given back
+    does; the age is that of the oldest one.
+    """
+    never = directed_queue("compute", "never")
+    await one.declare([QUEUE])
+    assert await one.waiting([QUEUE, never]) == (0, None)
+
+    await publish(other, "a", "b")
+    await machine.pass_time(0.3)
+    await publish(other, "c")
+    number, oldest_s = await other.waiting([never, QUEUE])
+    assert number == 3
+    assert oldest_s is None or oldest_s >= 0.3
+    assert (oldest_s is not None) == isinstance(one, SqliteTransport)
+
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=2)
+    a, _ = await inbox.take(2)
+    await consumer.cancel()
+    assert (await other.waiting([QUEUE]))[0] == 1
+    await a.give_back()
+    async with asyncio.timeout(PATIENCE_S):
+        while (await other.waiting([QUEUE]))[0] != 2:
+            await asyncio.sleep(0.01)
+
+
 async def depth_is(transport: Transport, queues: list[Queue], number: int) -> None:
     """A broker carries out a settlement in its own time, and says nothing."""
     async with asyncio.timeout(PATIENCE_S):
@@ -599,8 +627,9 @@ async def test_a_transport_that_is_stopped_counts_nothing(one):
     """
     await one.stop()
 
-    with pytest.raises(DependencyError, match="not started"):
-        await one.depth([QUEUE])
+    for asked in (one.depth, one.waiting):
+        with pytest.raises(DependencyError, match="not started"):
+            await asked([QUEUE])
 
 
 # -- expiry and dead letters ---------------------------------------------------------------

@@ -95,6 +95,8 @@ async def rendering(world: World, svc: Service) -> str:
         drain_expected_s=4.0,
         broker_connected=True,
         job_successes={"sweep": 1.0},
+        waiting={"requests": 5},
+        oldest_waiting_s={"requests": 3.0},
         store=store,
     )
     body, _ = Exposition(counted).write(shown)
@@ -241,6 +243,7 @@ def test_every_alert_says_what_to_do():
         "GracekitDrainStuck",
         "GracekitAccountsUnbalanced",
         "GracekitOldestUnfinished",
+        "GracekitRequestsWaiting",
         "GracekitNotificationsStuck",
         "GracekitRestartLoop",
         "GracekitNotReady",

@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from gracekit import Context, Service
+from gracekit.control.facts import BROKER_EVERY_S
 from gracekit.process import Point
 from gracekit.telemetry.metrics import METRICS, OTHER, MetricKind
 from gracekit.telemetry.prometheus import Exposition
@@ -367,6 +368,43 @@ async def test_hostile_requests_make_no_label(world: World, svc: Service, doors:
     }
 
 
+# -- queues ---------------------------------------------------------------------------------
+
+
+async def test_what_waits_in_the_queues_is_counted_when_somebody_asks(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    A broker only every 15 s. Where it cannot be asked there is no sample, and the status is
+    answered all the same.
+    """
+    life, seen = await scraped(world, svc)
+    client, facts = await world.client(svc), life.runtime.wired.control._health.facts
+    assert seen.values("gracekit_requests_waiting") == {}
+    await life.runtime.wired.coordinator.quiet()
+    for number in (1, 2):
+        await client.cast("copy", seconds=1)
+        await facts.measure()
+        assert seen.values("gracekit_requests_waiting") == {("requests",): number, ("ops",): 0}
+
+    facts._count_every_s = BROKER_EVERY_S
+    await client.cast("copy", seconds=1)
+    await facts.measure()
+    assert seen.values("gracekit_requests_waiting")["requests",] == 2
+    await asyncio.sleep(BROKER_EVERY_S)
+    await facts.measure()
+    assert seen.values("gracekit_requests_waiting")["requests",] == 3
+    assert (await world.verb(life, "status"))["queues"]["requests"]["waiting"] == 3
+
+    await life.runtime.ground.transport.stop()
+    await asyncio.sleep(BROKER_EVERY_S)
+    await facts.measure()
+    assert seen.values("gracekit_requests_waiting") == {}
+    answer = await life.runtime.admin.own_status()
+    assert (answer["queues"], answer["phase"]) == ({}, "quiet")
+    await life.runtime.ground.transport.start()
+
+
 # -- the text -------------------------------------------------------------------------------
 
 
@@ -387,7 +425,10 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
         notifications_due=1,
         open_holds=1,
     )
-    readings = msgspec.structs.replace(runtime.readings(), store=seen, broker_connected=True)
+    waits = {"waiting": {"ops": 1}, "oldest_waiting_s": {"ops": 2.0}}
+    readings = msgspec.structs.replace(
+        runtime.readings(), store=seen, broker_connected=True, **waits
+    )
 
     plain, plain_type = Exposition(counted).write(readings)
     wanted = "application/openmetrics-text; version=1.0.0"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gracekit.clock import age_s
 from gracekit.config.settings import Settings
+from gracekit.config.values import duration
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
@@ -35,11 +38,11 @@ _NAMELESS: Final = (
 
 def check_waiting(look: ReadOnlyDatabase) -> Finding:
     """Report the messages that no consumer has taken."""
-    found = look.rows(
-        "SELECT queue, count(*) FROM message WHERE claimed_by IS NULL GROUP BY queue "
-        "ORDER BY 2 DESC LIMIT 5"
+    now = time.time()
+    listed = ", ".join(
+        f"{number!s} in {queue!s} (oldest {duration(age_s(now, float(str(sent_at))))})"
+        for queue, number, sent_at in look.rows(rows.WAITING)[:SHOWN]
     )
-    listed = ", ".join(f"{number!s} in {queue!s}" for queue, number in found)
     return ok("waiting", listed or "no message waits")
 
 

@@ -273,6 +273,10 @@ class AmqpTransport:
         asked = self._ask_depth(names)
         return await bounded(asked, DEPTH_TIMEOUT_S, f"question about {', '.join(names)}")
 
+    async def waiting(self, queues: Sequence[Queue]) -> tuple[int, float | None]:
+        """See `Transport.waiting`; RabbitMQ does not report ages."""
+        return await self.depth(queues), None
+
     async def _ask_depth(self, names: Sequence[str]) -> int:
         try:
             await self._reading.start()
