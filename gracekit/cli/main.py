@@ -22,6 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from gracekit import streams
+from gracekit.cli.text import doc_of
 from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     CallTimeoutError,
@@ -104,7 +105,7 @@ class LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
-        return command
+        return _with_help(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -150,6 +151,15 @@ class LazyGroup(click.Group):
             # A shell that waits for this process sees that the user has interrupted it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
+
+
+def _with_help(command: click.Command) -> click.Command:
+    """*command* with its docstrings as help, which click does not find under `python -OO`."""
+    if command.help is None and command.callback is not None:
+        command.help = doc_of(command.callback)
+    for part in getattr(command, "commands", {}).values():
+        _with_help(part)
+    return command
 
 
 def _with_near_options(error: click.ClickException) -> click.ClickException:
@@ -234,7 +244,7 @@ def main() -> None:
         # A terminal that cannot show a letter must not turn a listing into a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        cli(prog_name="gracekit")
+        _with_help(cli)(prog_name="gracekit")
     except OSError as error:
         if not _is_of_echo(error):
             raise

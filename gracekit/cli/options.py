@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import os
 import pwd
@@ -23,6 +22,7 @@ import click
 from click.core import ParameterSource
 
 from gracekit.cli.completion import known_instances, living_instances
+from gracekit.cli.text import doc_of
 from gracekit.config.loading import SettingsFile, load, read_settings_file
 from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_name
 from gracekit.config.urls import file_url, holds_password
@@ -343,6 +343,6 @@ def _flag(field: dataclasses.Field[Any], meaning: str) -> Callable[[Any], Any]:
 
 
 def _meanings() -> Mapping[str, str]:
-    """Setting to its sentence in the docstring of `Settings`; empty where Python strips those."""
-    _, _, attributes = (inspect.getdoc(Settings) or "").partition("Attributes:\n")
+    """Setting to its sentence in the docstring of `Settings`."""
+    _, _, attributes = doc_of(Settings).partition("Attributes:\n")
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
