@@ -15,17 +15,23 @@ from gracekit.errors import ConfigError
 from gracekit.service import Service
 
 
-class FactoryFailedError(Exception):
-    """The factory of a Service has raised; its cause is what."""
+class LoadFailedError(Exception):
+    """The application has raised something that must not be taken for our own.
+
+    That is whatever its factory raises, and what is no Exception: a SystemExit would end us.
+
+    Args:
+        when: For the end of a sentence.
+    """
 
 
 DEFAULT_ATTRIBUTES: Final = ("svc", "app")
 
 
-def what_failed(error: Exception) -> tuple[Exception, str]:
+def what_failed(error: Exception) -> tuple[BaseException, str]:
     """What the application has raised as it was loaded, and when, for the end of a sentence."""
-    if isinstance(error, FactoryFailedError) and isinstance(error.__cause__, Exception):
-        return error.__cause__, "when its factory was called"
+    if isinstance(error, LoadFailedError) and error.__cause__ is not None:
+        return error.__cause__, str(error)
     return error, "when it was imported"
 
 
@@ -39,7 +45,7 @@ def load_service(target: str, *, factory: bool, app_dir: Path) -> Service:
 
     Raises:
         ConfigError: there is no such module or attribute, or it is no Service.
-        FactoryFailedError: the factory was called, and raised its cause.
+        LoadFailedError: its factory has raised, or the module what is no Exception.
         Exception: whatever the module itself raises.
     """
     name, _, attribute = target.partition(":")
@@ -91,6 +97,10 @@ def _import(name: str, app_dir: Path) -> ModuleType:
             f"there is no module {error.name!r} in {directory} or on the Python path"
             f"{did_you_mean(error.name, known)}; --app-dir says where to look"
         ) from error
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise LoadFailedError("when it was imported") from error
 
 
 def _find(module: ModuleType, attribute: str) -> object:
@@ -119,10 +129,10 @@ def _call(value: object, target: str) -> object:
         )
     try:
         return value()
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise FactoryFailedError from error
+    except BaseException as error:
+        raise LoadFailedError("when its factory was called") from error
 
 
 _MISSING: Final = object()

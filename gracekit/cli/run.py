@@ -112,7 +112,7 @@ def _tell(text: str, trace: str = "", *, as_json: bool) -> None:
     click.echo(said(text, trace=trace, as_json=as_json), err=True)
 
 
-def _from_app(error: Exception) -> Any:
+def _from_app(error: BaseException) -> Any:
     """The traceback from the application's first frame on; None if there is none of it.
 
     A SyntaxError has none: it names the file and the line itself.

@@ -42,6 +42,14 @@ def test_a_crash_point_that_does_not_exist_is_explained(tmp_path: Path):
         ("compute", "", "compute", 78, "module 'compute' has no 'svc' or 'app'"),
         ("compute", "import compte_client", "compute", 78, "No module named 'compte_client'"),
         ("compute", "1 / 0", "compute", 70, "the module raised ZeroDivisionError"),
+        ("compute", "import sys\nsys.exit(0)", "compute", 70, "the module raised SystemExit when"),
+        (
+            "compute",
+            "raise BaseExceptionGroup('several', [KeyboardInterrupt()])",
+            "compute",
+            70,
+            "the module raised BaseExceptionGroup when",
+        ),
         ("compute", "svc = 3", "compute", 78, "is a int, not a gracekit Service"),
         ("compute", "def svc(): ...", "compute", 78, "not a gracekit Service; add --factory"),
         ("compute", "def svc(x): ...", "compute", 78, "is a function, not a gracekit Service; see"),
@@ -94,6 +102,11 @@ def test_a_service_that_cannot_be_found_is_explained(
             70,
             "compute: the module raised TypeError when its factory was called:",
         ),
+        (
+            "import sys\ndef svc(): sys.exit()",
+            70,
+            "compute: the module raised SystemExit when its factory was called:",
+        ),
     ],
 )
 def test_a_factory_that_fails_is_explained(tmp_path: Path, text, code, message):
@@ -106,6 +119,27 @@ def test_a_factory_that_fails_is_explained(tmp_path: Path, text, code, message):
 
     assert (answer.code, message in answer.err) == (code, True), answer
     assert "gracekit/cli" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("doctor", "compute"), 70),
+        (("init", "systemd", "compute"), 1),
+        (("config", "show", "--app", "compute"), 1),
+    ],
+)
+def test_a_module_that_exits_as_it_is_imported_does_not_end_a_command_with_0(
+    tmp_path: Path, words, code
+):
+    """
+    Whoever started the command would take it for done, although nothing was looked at or printed.
+    """
+    write_service(tmp_path, text="import sys\nsys.exit(0)")
+
+    answer = gracekit(tmp_path, *words)
+
+    assert (answer.code, "SystemExit" in answer.out + answer.err) == (code, True), answer
 
 
 def test_a_setting_that_is_a_flag_takes_no_value(tmp_path: Path):
