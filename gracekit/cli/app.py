@@ -16,13 +16,7 @@ from gracekit.service import Service
 
 
 class LoadFailedError(Exception):
-    """The application has raised something that must not be taken for our own.
-
-    That is whatever its factory raises, and what is no Exception: a SystemExit would end us.
-
-    Args:
-        when: For the end of a sentence.
-    """
+    """The application has raised the cause, such as a SystemExit, which would end us; says when."""
 
 
 DEFAULT_ATTRIBUTES: Final = ("svc", "app")

@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -84,7 +83,7 @@ def doc_of(thing: Callable[..., Any]) -> str:
     if sys.flags.optimize < 2:  # noqa: PLR2004 - the O in -OO
         return inspect.getdoc(thing) or ""
     with contextlib.suppress(OSError):  # there is no source
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
+        (tree,) = ast.parse(inspect.getsource(thing)).body
         return ast.get_docstring(tree) or ""  # type: ignore[arg-type]
     return ""
 
