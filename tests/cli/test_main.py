@@ -274,6 +274,39 @@ def make_store(path: Path) -> None:
     asyncio.run(make())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "compute"),
+        ("status",),
+        ("call", "compute", "echo"),
+        ("config", "show"),
+        ("doctor",),
+        ("init", "docker", "compute"),
+        ("store", "backup", "copy.db"),
+    ],
+)
+def test_a_working_directory_that_was_deleted_is_78_and_a_sentence(tmp_path: Path, words):
+    """
+    The default URLs are relative to it, as --config and --app-dir may be.
+    """
+    (tmp_path / "old").mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'rmdir ../old && exec "$@"', "sh", *GRACEKIT, *words],
+        cwd=tmp_path / "old",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+    assert done.returncode == 78, done
+    assert done.stderr == (
+        "Error: the working directory was deleted: first cd to one that exists\n"
+    )
+
+
 def test_an_argument_that_is_no_utf_8_is_refused_with_a_sentence(tmp_path: Path):
     """
     No name on record is written so; with --json the sentence is a line of JSON.
