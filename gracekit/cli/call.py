@@ -11,19 +11,27 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gracekit.cli.main import ERROR, end, exit_code_of, tell
+from gracekit.cli.main import ERROR, UNREACHABLE, end, exit_code_of, tell
 from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.order_progress import ASKED
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_url, kind_of
-from gracekit.errors import DependencyError, GracekitError, Parked, RemoteError
+from gracekit.errors import (
+    DependencyError,
+    GracekitError,
+    Parked,
+    RemoteError,
+    UnknownCommitError,
+)
 from gracekit.journal.outbox import utc_text
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.connect import queue_file
+from gracekit.rpc.failures import is_foreign, is_refusal
 from gracekit.rpc.plain import MAX_DEPTH
 
+REFUSED: Final = 5
 _FEATURES: Final = (
     click.argument("topic"),
     click.argument("method"),
@@ -79,8 +87,9 @@ def call(
     If the task waits for capacity, its version and deadline are shown. Call again
     with its --id to get the result.
 
-    Exit status: 0 done, 1 the handler raised (class and message are shown), 3 the
-    task waits for capacity, 4 no answer, 2 usage, 78 configuration.
+    Exit status: 0 done, 1 the handler raised (class and message are shown), or the
+    task was ended otherwise, 3 it waits for capacity, 4 no answer, 5 the request was
+    refused or not sent, and nothing was run, 2 usage, 78 configuration.
     """
     args = arguments(words, args_text)
     request_id = _given_or_new(request_id)
@@ -271,14 +280,13 @@ def _tell_failure(error: Exception, request_id: str, *, as_json: bool) -> NoRetu
     if isinstance(error, RemoteError):
         name = ".".join(filter(None, (error.exc_module, error.exc_class)))
         message = message.removeprefix(f"{error.exc_class}: ")
-    elif isinstance(error, GracekitError) and not _was_raised_there(error):
+    elif is_refusal(error):
+        code = REFUSED
+    elif isinstance(error, GracekitError) and not is_foreign(error):
         code = exit_code_of(error)
+        if code == ERROR:
+            code = UNREACHABLE if isinstance(error, UnknownCommitError) else REFUSED
     if as_json:
         shown = {"class": name, "message": message}
         click.echo(json_text({"request_id": request_id, "error": shown}))
     end(f"{name}: {message}", code)
-
-
-def _was_raised_there(error: Exception) -> bool:
-    """Whether a handler raised it: a client and a handler may raise the same class."""
-    return any("remote traceback" in note for note in getattr(error, "__notes__", ()))

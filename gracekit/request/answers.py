@@ -25,7 +25,7 @@ from gracekit.journal.rows import Address, Outcome
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import failure_from, failure_text, without_result
-from gracekit.rpc.failures import failure_of, shown
+from gracekit.rpc.failures import REFUSED, failure_of, shown
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Message, Transport, reply_queue
@@ -158,8 +158,8 @@ class Answers:
     async def refuse(self, address: Address | None, error: Exception) -> None:
         """Answer a request that was not accepted; casts are not answered."""
         if address is not None:
-            refusal = Outcome(state=TaskState.REJECTED, failure=failure_text(failure_of(error)))
-            await self.send(address, refusal)
+            said = failure_text(msgspec.structs.replace(failure_of(error), tb=(REFUSED,)))
+            await self.send(address, Outcome(state=TaskState.REJECTED, failure=said))
 
     def _body(self, address: Address, outcome: Outcome) -> bytes:
         try:

@@ -26,6 +26,7 @@ from gracekit.telemetry.safe_text import LONGEST_WRITTEN, is_long
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
 _EXPECTED: Final = "_gracekit_expected"
 _FOREIGN: Final = "_gracekit_foreign"
+_TRACE: Final = "remote traceback:\n"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
 
 # Most characters of a message, of a traceback's end, of all args and of all kwargs. A failure is
@@ -125,6 +126,11 @@ def is_foreign(exception: BaseException) -> bool:
         return _FOREIGN in exception.__dict__
     except BaseException:  # noqa: BLE001 - a property of that name may be the application's
         return False
+
+
+def is_refusal(exception: BaseException) -> bool:
+    """Whether `rebuild` made it of the answer that a service has refused the request."""
+    return f"{_TRACE}{REFUSED}" in getattr(exception, "__notes__", ())
 
 
 def _written_down(exception: BaseException) -> Failure:
@@ -235,7 +241,7 @@ def shown(
         failure: The failure as recorded.
         details: `full`, `message` (no traceback and no arguments), or `none`.
         is_ours: Whether gracekit refused the request. Then the message is always sent, because
-            it says how to correct the request.
+            it says how to correct the request, and `REFUSED` in place of a traceback.
         sentence: If gracekit ended the task: the text that `none` sends in place of the recorded
             one, which may be the application's or an operator's. Empty if a handler raised. The
             class cannot tell, as handlers may raise gracekit's classes too.
@@ -243,13 +249,15 @@ def shown(
     if details == "full":
         return failure
     if details == "message" or is_ours:
-        return msgspec.structs.replace(failure, args=(), kwargs={}, tb=())
+        tb = failure.tb if is_ours else ()
+        return msgspec.structs.replace(failure, args=(), kwargs={}, tb=tb)
     exc_class = failure.exc_class if sentence else RemoteError.__name__
     message = f"{sentence or 'the request failed'}; {_KEPT}"
     return Failure(exc_class=exc_class, module=errors.__name__, message=message)
 
 
 _KEPT: Final = "its service keeps the reason under the request id"
+REFUSED: Final = "the service refused the request, and ran nothing"
 
 
 # -- incoming -----------------------------------------------------------------
@@ -283,7 +291,7 @@ def _rebuilt(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Except
         text = f"{exc_class or 'unnamed remote error'}: {failure.message}"
         return RemoteError(text, exc_class=exc_class, exc_module=module, traceback=remote)
     if remote:
-        exception.add_note(f"remote traceback:\n{remote}")
+        exception.add_note(f"{_TRACE}{remote}")
     return exception
 
 

@@ -59,6 +59,11 @@ async def boom(ctx: Context) -> None:
 
 
 @svc.rpc
+async def slip(ctx: Context) -> None:
+    await echo(ctx, valu=1)
+
+
+@svc.rpc
 async def leak(ctx: Context) -> None:
     raise LookupError("no answer of amqp://u:canary@host/v")
 

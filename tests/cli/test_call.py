@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -67,14 +68,37 @@ def test_what_the_handler_raised_is_told_by_class_and_message(directory):
     assert answer.json["error"] == {"class": "LookupError", "message": message}
 
 
-def test_an_unknown_method_is_the_services_no(directory):
-    """
-    Exit 1: it was reached, and it refused.
-    """
-    answer = gracekit(directory, "call", "compute", "ecko")
+_LONG: Final = [f"n{number}={'x' * 100_000}" for number in range(11)]
+"""Arguments that are longer than what a client sends."""
 
-    assert answer.code == 1
-    assert "NoSuchMethodError" in answer.err
+
+@pytest.mark.parametrize("details", ["full", "message", "none"])
+def test_a_request_that_was_refused_or_not_sent_is_5_and_a_handler_that_raised_1(
+    tmp_path: Path, details
+):
+    """
+    After 5 nothing has run; after 1 a second call under a new id would run it twice.
+    """
+    write_service(tmp_path)
+    refused = [("ecko",), ("echo", "valu=1"), ("echo", "value=2", "--id", "order-2")]
+    cases = {
+        5: [*refused, ("echo", *_LONG), ("echo", "--version", "2.0")],
+        1: [("boom",), ("slip",)],
+    }
+    with Running(tmp_path, GRACEKIT_ERROR_DETAILS=details):
+        gracekit(tmp_path, "call", "compute", "echo", "--id", "order-2")
+
+        got = {
+            code: [gracekit(tmp_path, "call", "compute", *words) for words in all_words]
+            for code, all_words in cases.items()
+        }
+
+    assert "NoSuchMethodError: " in got[5][0].err
+    assert "TypeError: " in got[5][1].err
+    assert "ConflictingRequestError: " in got[5][2].err
+    assert "MessageTooLargeError: " in got[5][3].err
+    assert "UnsupportedVersionError: " in got[5][4].err
+    assert [{one.code for one in answers} for answers in got.values()] == [{5}, {1}], got
 
 
 def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
