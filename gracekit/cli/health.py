@@ -18,7 +18,6 @@ import click
 from gracekit.cli.main import ERROR, end
 from gracekit.cli.options import CommonOptions, common, living_instance_argument
 from gracekit.cli.text import json_text, safe
-from gracekit.config.values import did_you_mean
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import ConfigError, DependencyError, GracekitError, RunEndedError
 from gracekit.runs.files import DOOR_SUFFIX
@@ -87,9 +86,8 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
     if silent:
         raise DependencyError(f"a run is alive and did not answer within {PATIENCE_S:g} s")
     wanted = "no run" if name is None else f"no run of instance {name!r}"
-    names = [*known, *(str(answer.get("instance")) for answer in heard)]
-    hint = did_you_mean(name, names) if name else ""
-    raise DependencyError(f"{wanted} of {place.name} answers{hint}")
+    others = f"; others do: {', '.join(map(safe, known))}" if known else ""
+    raise DependencyError(f"{wanted} of {place.name} answers{others}")
 
 
 def _label(answer: dict[str, Any]) -> str:
