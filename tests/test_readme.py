@@ -25,7 +25,8 @@ DEFAULT_URL = "sqlite:///gracekit.db"
 @pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
 def test_first_service_answers_as_the_readme_says(tmp_path: Path, queue, request):
     """
-    It can be copied, run, called and stopped with the commands shown; on RabbitMQ with its URL.
+    It can be copied, run, called and stopped with the commands shown; on RabbitMQ with its URL. The
+    call comes at once, as somebody types it who pastes all lines.
     """
     url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
     PAGE.write_to(tmp_path)
@@ -35,7 +36,6 @@ def test_first_service_answers_as_the_readme_says(tmp_path: Path, queue, request
     )
 
     with running(tmp_path, *run_it, GRACEKIT_TRANSPORT_URL=url) as service:
-        service.wait_text("service.serving")
         assert run(tmp_path, *call_it, GRACEKIT_TRANSPORT_URL=url) == PAGE.outputs[0]
         code = service.stop(signal.SIGTERM)
 

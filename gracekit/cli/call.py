@@ -23,15 +23,19 @@ from gracekit.errors import (
     GracekitError,
     Parked,
     RemoteError,
+    Undeliverable,
     UnknownCommitError,
 )
 from gracekit.journal.outbox import utc_text
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.connect import queue_file
-from gracekit.rpc.failures import is_foreign, is_refusal
+from gracekit.rpc.failures import REFUSED, is_foreign
 from gracekit.rpc.plain import MAX_DEPTH
 
-REFUSED: Final = 5
+NOT_RUN: Final = 5
+STARTS_WITHIN_S: Final = 5.0
+"""A queue that is not there is waited for, as its service may have just been started."""
+AGAIN_S: Final = 0.2
 _FEATURES: Final = (
     click.argument("topic"),
     click.argument("method"),
@@ -163,7 +167,8 @@ def _prepare(client: RpcClient, **options: Any) -> ClientView:
 
 
 async def _with_client(settings: Settings, topic: str, send: Callable[[RpcClient], Any]) -> Any:
-    check_transport(settings.transport_url)
+    if queue_file(settings.transport_url) is None:
+        check_transport(settings.transport_url)
     client = RpcClient(
         settings.transport_url,
         topic,
@@ -171,8 +176,15 @@ async def _with_client(settings: Settings, topic: str, send: Callable[[RpcClient
         exchange=settings.exchange,
         declare_profile=settings.declare_profile,
     )
+    until = time.monotonic() + STARTS_WITHIN_S
     async with client:
-        return await send(client)
+        while True:
+            try:
+                return await send(client)
+            except Undeliverable:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
 
 def check_transport(url: str) -> None:
@@ -280,12 +292,12 @@ def _tell_failure(error: Exception, request_id: str, *, as_json: bool) -> NoRetu
     if isinstance(error, RemoteError):
         name = ".".join(filter(None, (error.exc_module, error.exc_class)))
         message = message.removeprefix(f"{error.exc_class}: ")
-    elif is_refusal(error):
-        code = REFUSED
+    elif f"remote traceback:\n{REFUSED}" in getattr(error, "__notes__", ()):
+        code = NOT_RUN
     elif isinstance(error, GracekitError) and not is_foreign(error):
         code = exit_code_of(error)
         if code == ERROR:
-            code = UNREACHABLE if isinstance(error, UnknownCommitError) else REFUSED
+            code = UNREACHABLE if isinstance(error, UnknownCommitError) else NOT_RUN
     if as_json:
         shown = {"class": name, "message": message}
         click.echo(json_text({"request_id": request_id, "error": shown}))

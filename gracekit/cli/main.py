@@ -26,13 +26,11 @@ from gracekit import streams
 from gracekit.cli.text import doc_of
 from gracekit.config.values import did_you_mean
 from gracekit.errors import (
-    CallTimeoutError,
     ConfigError,
     DeclarationError,
     DependencyError,
     GracekitError,
     RunEndedError,
-    UnconfirmedError,
     Undeliverable,
     UnknownCommitError,
 )
@@ -207,9 +205,7 @@ def exit_code_of(error: GracekitError) -> int:
     match error:
         case ConfigError() | DeclarationError():
             return ExitCode.CONFIG
-        case DependencyError() | Undeliverable() | UnconfirmedError():
-            return UNREACHABLE
-        case CallTimeoutError() | RunEndedError():
+        case DependencyError() | Undeliverable() | TimeoutError() | RunEndedError():
             return UNREACHABLE
         case _:
             return ERROR

@@ -26,7 +26,6 @@ from gracekit.telemetry.safe_text import LONGEST_WRITTEN, is_long
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
 _EXPECTED: Final = "_gracekit_expected"
 _FOREIGN: Final = "_gracekit_foreign"
-_TRACE: Final = "remote traceback:\n"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
 
 # Most characters of a message, of a traceback's end, of all args and of all kwargs. A failure is
@@ -126,11 +125,6 @@ def is_foreign(exception: BaseException) -> bool:
         return _FOREIGN in exception.__dict__
     except BaseException:  # noqa: BLE001 - a property of that name may be the application's
         return False
-
-
-def is_refusal(exception: BaseException) -> bool:
-    """Whether `rebuild` made it of the answer that a service has refused the request."""
-    return f"{_TRACE}{REFUSED}" in getattr(exception, "__notes__", ())
 
 
 def _written_down(exception: BaseException) -> Failure:
@@ -291,7 +285,7 @@ def _rebuilt(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Except
         text = f"{exc_class or 'unnamed remote error'}: {failure.message}"
         return RemoteError(text, exc_class=exc_class, exc_module=module, traceback=remote)
     if remote:
-        exception.add_note(f"{_TRACE}{remote}")
+        exception.add_note(f"remote traceback:\n{remote}")
     return exception
 
 

@@ -176,5 +176,20 @@ def test_a_missing_transport_is_named_and_not_made(tmp_path: Path):
     answer = gracekit(tmp_path, "cast", "compute", "echo")
 
     assert answer.code == 4
-    assert f"there is no transport at {tmp_path / 'gracekit.db'}" in answer.err
+    assert f"there are no queues at {tmp_path / 'gracekit.db'}: no service has ever" in answer.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [("call",), ("cast",), ("cast", "--fanout"), ("cast", "--host", "node-1")]
+)
+def test_a_request_waits_for_the_queue_of_a_service_that_starts(tmp_path: Path, words):
+    """
+    So all lines of a first try can be pasted at once: neither the file nor the queue is there yet.
+    """
+    write_service(tmp_path)
+    sending = Started(tmp_path, *words, "compute", "echo", "value=1")
+    with sending, Running(tmp_path, "--host", "node-1"):
+        code, said = sending.wait(), sending.rest()
+
+    assert (code, "Error" in said) == (0, False), said
