@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from gracekit.doctor.platform.pods import check_manifest
 from gracekit.doctor.platform.shells import hides_signals, is_interactive
 from gracekit.doctor.platform.units import check_unit, time_span
 from gracekit.errors import ConfigError
+from tests.cli.kit import ROOT
 from tests.doctor.kit import levels, one, process
 
 SETTINGS = Settings(host="node-1")  # hard limit 29 s, alarm at 29.5 s
@@ -706,6 +709,9 @@ def test_yaml_without_a_library_fails_with_a_remedy(tmp_path, monkeypatch):
 
     assert (found.level, "-o json" in found.remedy) == (Level.FAIL, True)
     assert "nothing in it was judged" in found.seen
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (extra,) = re.findall(r"pip install 'gracekit\[(\w+)\]'", found.remedy)
+    assert any(one.startswith("pyyaml") for one in extras[extra])
 
 
 def test_broken_yaml_is_a_configuration_error(tmp_path):
