@@ -120,6 +120,7 @@ class DrainWatch(msgspec.Struct, kw_only=True):
     help="How long it waits for running tasks.  [default: drain_timeout of the run]",
 )
 @click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
+@click.option("--watch", is_flag=True, help="Watch a drain that is under way; never begin one.")
 @click.option("--wait/--no-wait", default=True, help="Watch until it is gone.  [default: wait]")
 @why_option
 @common
@@ -132,6 +133,7 @@ def drain(
     name: str | None,
     timeout: str | None,
     everyone: bool,
+    watch: bool,
     wait: bool,
     reason: str,
 ) -> None:
@@ -149,6 +151,8 @@ def drain(
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
     """
     asked = {name: text for name, text in (("timeout", timeout), ("reason", reason)) if text}
+    if watch and (asked or not wait):
+        raise click.UsageError("--watch begins no drain: leave out --timeout, --reason, --no-wait")
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
         watches = [
@@ -161,17 +165,14 @@ def drain(
             for run in runs
         ]
         try:
-            asyncio.run(_drain_all(records, watches, asked, wait=wait))
+            asyncio.run(_drain_all(records, watches, None if watch else asked, wait=wait))
         except KeyboardInterrupt:
             _detach(watches)
             ctx.exit(DETACHED)
     if options.as_json:
         click.echo(json_text({"runs": [watch.result for watch in watches]}))
-    ctx.exit(next((c for c in (ERROR, UNREACHABLE, HANDED_OVER) if c in _codes(watches)), 0))
-
-
-def _codes(watches: list[DrainWatch]) -> set[int]:
-    return {watch.code for watch in watches}
+    codes = {one.code for one in watches}
+    ctx.exit(next((c for c in (ERROR, UNREACHABLE, HANDED_OVER) if c in codes), 0))
 
 
 def _detach(watches: list[DrainWatch]) -> None:
@@ -185,7 +186,7 @@ def _detach(watches: list[DrainWatch]) -> None:
 
 
 async def _drain_all(
-    records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str], *, wait: bool
+    records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str] | None, *, wait: bool
 ) -> None:
     with burndown(wanted=wait and not any(watch.quiet for watch in watches)) as drawing:
         async with ControlClient(records) as control:
@@ -198,7 +199,7 @@ async def _drain(
     records: StoreRecords,
     control: ControlClient,
     watch: DrainWatch,
-    asked: Mapping[str, str],
+    asked: Mapping[str, str] | None,
     *,
     wait: bool,
 ) -> None:
@@ -237,12 +238,17 @@ async def _is_gone(records: StoreRecords, watch: DrainWatch) -> bool:
 
 
 async def _ask(
-    control: ControlClient, watch: DrainWatch, asked: Mapping[str, str], *, wait: bool
+    control: ControlClient, watch: DrainWatch, asked: Mapping[str, str] | None, *, wait: bool
 ) -> None:
     before = (await control.hear(watch.run, limit=TOLD_TASKS)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
-    answer = await control.ask(watch.run, "drain", asked)
-    watch.not_resumable = str(answer.get("not_resumable") or "")
+    if asked is not None:
+        answer = await control.ask(watch.run, "drain", asked)
+        watch.not_resumable = str(answer.get("not_resumable") or "")
+    elif not under_way and watch.run.stop_at is None:
+        raise GracekitError(f"{label(watch.run)} does not drain, and --watch begins no drain")
+    elif ((before or {}).get("stop") or {}).get("source") != "operator":
+        watch.not_resumable = "no operator has asked for it"
     watch.began = time.monotonic()
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import apsw
@@ -42,6 +43,30 @@ def test_a_drain_is_watched_until_its_end(directory):
     assert "/ 01:00   longest work vm:vm-1" in said
     # The task, and the ops request that let it end.
     assert "verdict: drained: 2 finished, 0 handed over, 0 not started. exit 0" in said
+
+
+def test_a_drain_can_be_watched_and_is_never_begun_by_that(directory):
+    """
+    An operator who only looks must not stop a service; a drain by a signal is shown to its end.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        refused = gracekit(directory, "drain", "--watch", "api-1")
+        wrong = gracekit(directory, "drain", "--watch", "--timeout", "5s")
+        start_work(directory, run)
+        run.process.send_signal(signal.SIGTERM)
+        run.wait_line("drain.started")
+        with Started(directory, "drain", "--watch") as watching:
+            watching.wait_line("in flight 1")
+            gracekit(directory, "call", "compute", "release", "--ops")
+            code, said = watching.wait(), watching.rest()
+
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == "compute@api-1 does not drain, and --watch begins no drain\n"
+    assert (wrong.code, "leave out --timeout" in wrong.err) == (2, True)
+    assert code == 0
+    assert "compute@api-1 was draining already; its deadline stands" in said
+    assert "It cannot be undone: no operator has asked for it" in said
+    assert "verdict: drained: 2 finished" in said
 
 
 def test_what_outlives_the_deadline_is_named_and_exits_3(directory):

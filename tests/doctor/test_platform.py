@@ -709,7 +709,9 @@ def test_yaml_without_a_library_fails_with_a_remedy(tmp_path, monkeypatch):
 
     assert (found.level, "-o json" in found.remedy) == (Level.FAIL, True)
     assert "nothing in it was judged" in found.seen
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (extra,) = re.findall(r"pip install 'gracekit\[(\w+)\]'", found.remedy)
     assert any(one.startswith("pyyaml") for one in extras[extra])
 

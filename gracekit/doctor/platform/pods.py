@@ -53,7 +53,7 @@ def check_manifest(settings: Settings, path: Path, target: str = "") -> Iterator
         yield fail(
             "manifest",
             f"{path} is YAML, and PyYAML is not installed here: nothing in it was judged",
-            "pip install 'gracekit[kubernetes]', or give JSON: kubectl get statefulset NAME -o json",
+            "pip install 'gracekit[kubernetes]', or give JSON: kubectl get sts NAME -o json",
         )
         return
     pods = [pod for document in documents for pod in find_pods(document)]
