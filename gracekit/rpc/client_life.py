@@ -66,6 +66,11 @@ class ClientLife:
     async def _open(self, home: _Home) -> None:
         if home.is_open:
             return
+        if type(home.loop).add_reader is asyncio.AbstractEventLoop.add_reader:  # it has no sockets
+            raise ConfigError(
+                f"this {self._who} opens a real queue, for which virtual time does not wait: let "
+                "the test give another one (docs/testing.md, 'A service that calls another one')"
+            )
         try:
             await self._begin()
         except BaseException:

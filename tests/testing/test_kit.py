@@ -605,6 +605,22 @@ async def test_another_service_can_be_called_beside(svc):
         assert await one.call(build) == "image"
 
 
+@pytest.mark.parametrize("url", ["sqlite:///queue.db", "amqp://127.0.0.1"])
+@virtual
+async def test_a_hook_that_opens_a_real_client_is_told_what_a_test_does_instead(svc, url):
+    """
+    Nothing waits for its threads or sockets in virtual time: the hook hung until its timeout.
+    """
+
+    @svc.on_start
+    async def connect() -> None:
+        await Service("images").client(url).start()
+
+    with pytest.raises(ConfigError, match="virtual time does not wait: .* calls another one"):
+        async with InMemoryService(svc):
+            pass
+
+
 @virtual
 async def test_periodic_jobs_run_as_time_passes(svc):
     """
