@@ -53,6 +53,32 @@ def test_the_moved_task_tries_as_often_as_the_original(mail: ModuleType, failure
     assert tries == min(failures + 1, 4)
 
 
+def test_the_moved_task_goes_on_with_the_next_try_after_a_drain(mail: ModuleType):
+    """
+    As the loop of the page about handlers does: a stop does not give it all its tries again.
+    """
+    tries: list[str] = []
+
+    async def deliver(address: str) -> str:
+        tries.append(address)
+        raise ConnectionError(address)
+
+    mail.deliver = deliver
+
+    async def main() -> None:
+        async with InMemoryService(mail.svc) as one:
+            one.interrupt_at(2)
+            pending = one.start_call(mail.send, address="ann")
+            await one.wait_stopped()
+            assert len(tries) == 2
+            await one.start()
+            with pytest.raises(ConnectionError):
+                await pending
+
+    play(main())
+    assert len(tries) == 4
+
+
 def test_settings_and_options_exist():
     """
     Each variable and each option of a method that a table names is one of gracekit's.

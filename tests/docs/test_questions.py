@@ -131,6 +131,32 @@ def test_the_handler_that_retries_tries_four_times(directory: Path, failures: in
     assert tries == min(failures + 1, 4)
 
 
+def test_the_handler_that_retries_goes_on_with_the_next_try_after_a_drain(directory: Path):
+    """
+    As the loop of the page about handlers does: a stop does not give it all its tries again.
+    """
+    retrying, tries = load_page("retrying"), list[str]()
+
+    async def pay(order: str) -> str:
+        tries.append(order)
+        raise ConnectionError(order)
+
+    retrying.pay = pay
+
+    async def main() -> None:
+        async with InMemoryService(retrying.svc) as one:
+            one.interrupt_at(2)
+            pending = one.start_call(retrying.charge, order="o-1")
+            await one.wait_stopped()
+            assert len(tries) == 2
+            await one.start()
+            with pytest.raises(ConnectionError):
+                await pending
+
+    play(main())
+    assert len(tries) == 4
+
+
 def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory: Path):
     """
     The id of the second request is made of the first one's, so a repetition is a duplicate.

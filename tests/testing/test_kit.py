@@ -616,7 +616,7 @@ async def test_a_hook_that_opens_a_real_client_is_told_what_a_test_does_instead(
     async def connect() -> None:
         await Service("images").client(url).start()
 
-    with pytest.raises(ConfigError, match="virtual time does not wait: .* calls another one"):
+    with pytest.raises(ConfigError, match=r"virtual time does not wait: .* calls another one"):
         async with InMemoryService(svc):
             pass
 
