@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from gracekit import backoff
 from gracekit.cli.main import ERROR, UNREACHABLE, end, exit_code_of, tell
 from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.order_progress import ASKED
@@ -35,7 +36,6 @@ from gracekit.rpc.plain import MAX_DEPTH
 NOT_RUN: Final = 5
 STARTS_WITHIN_S: Final = 5.0
 """A queue that is not there is waited for, as its service may have just been started."""
-AGAIN_S: Final = 0.2
 _FEATURES: Final = (
     click.argument("topic"),
     click.argument("method"),
@@ -184,7 +184,7 @@ async def _with_client(settings: Settings, topic: str, send: Callable[[RpcClient
             except Undeliverable:
                 if time.monotonic() >= until:
                     raise
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(backoff.PUBLISH_S)
 
 
 def check_transport(url: str) -> None:
