@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,38 @@ async def test_verification_is_switched_off_only_in_words(brokers) -> None:
     `verify=none` takes whatever answers.
     """
     assert await exchange(f"{brokers['expired'].tls_url_of('')}?verify=none") == b"a"
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
+async def test_a_broker_is_reached_by_name_while_the_default_executor_is_busy(
+    brokers, certificates, scheme
+) -> None:
+    """
+    asyncio resolves names in the default executor, which belongs to the application.
+    """
+    good, end = brokers["good"], threading.Event()
+    url = good.url_of("").replace("127.0.0.1", "localhost")
+    if scheme == "amqps":
+        url = f"{good.tls_url_of('')}?cafile={certificates.ca}"
+    assert "@localhost:" in url
+    executor = ThreadPoolExecutor(1)
+    executor.submit(end.wait)
+    asyncio.get_running_loop().set_default_executor(executor)
+
+    try:
+        assert await exchange(url) == b"a"
+    finally:
+        end.set()
+
+
+async def test_a_certificate_must_name_the_host_of_the_url(brokers, certificates) -> None:
+    """
+    The host's name is verified, and not the address that it was resolved to.
+    """
+    broker = brokers["wrong_host"]
+
+    with pytest.raises(ConfigError, match="'localhost'"):
+        await exchange(f"{broker.tls_url_of('')}?cafile={certificates.ca}")
 
 
 async def test_a_secret_is_told_to_nobody(brokers, certificates, tmp_path: Path) -> None:
