@@ -83,7 +83,8 @@ class SignalWatcher:
 
     It is a context manager for the main thread. At the end of the block it restores
     the old handlers and the old wake-up descriptor, except those that other code
-    has replaced meanwhile.
+    has replaced meanwhile. Until then none of *signals* is blocked: a parent may have
+    blocked them, and the mask outlives an exec.
 
     A library may set its own wake-up descriptor (`loop.add_signal_handler`, uvloop).
     `take_back` and the next signal set ours again, and the numbers of signals that we
@@ -111,6 +112,8 @@ class SignalWatcher:
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._other: _Descriptor | None = None
         self._unmatched: Counter[int] = Counter()
+        self._blocked: set[signal.Signals] = set()  # before the block began
+        self._untold: dict[signal.Signals, str] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -127,6 +130,9 @@ class SignalWatcher:
         self._take_wakeup()
         for number in self._signals:
             self._old_handlers[number] = signal.signal(number, self._handle)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
+        self._blocked = {number for number in self._signals if number in mask}
+        self._untold = dict.fromkeys(self._blocked, "a mask from before the start")
         _reset_in_children(self)
         return self
 
@@ -136,6 +142,7 @@ class SignalWatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
         self._restore()
         self._send(_END)
         self._thread.join(timeout=1.0)  # a stuck callback does not matter: the thread is a daemon
@@ -159,13 +166,14 @@ class SignalWatcher:
         Other signals are left alone: a program may use SIGHUP for its own reload.
 
         Returns:
-            By signal, the name of the handler that had replaced ours.
+            By signal, the name of the handler that had replaced ours; the first call also has the
+            signals that were blocked.
         """
         self._take_wakeup()
         stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
         found = {number: _handler_of(number) for number in stops}
         lost = [number for number, handler in found.items() if handler != self._handle]
-        taken: dict[signal.Signals, str] = {}
+        taken, self._untold = self._untold, {}
         for number in lost:
             taken[number] = _name_of(signal.signal(number, self._handle))
         return taken

@@ -356,6 +356,28 @@ def test_handlers_that_were_replaced_can_be_taken_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_blocked_signal_is_unblocked_for_the_watch():
+    """
+    One that came before is delivered, the block is reported once, and it is back after the watch.
+    """
+    code = """
+    def blocked():
+        return sorted(number.name for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM, signal.SIGUSR2})
+    os.kill(os.getpid(), signal.SIGTERM)
+    came = threading.Event()
+    with SignalWatcher(lambda number: came.set()) as watcher:
+        say("came", came.wait(10), *blocked())
+        say(*[number.name for number in watcher.take_back()], "then", *watcher.take_back())
+    say(*blocked())
+    """
+    with process(code) as running:
+        told = [line(running) for _ in range(3)]
+
+    assert told == ["came True SIGUSR2", "SIGTERM then", "SIGTERM SIGUSR2"]
+
+
 def test_default_action_is_back_after_the_watch():
     """
     A TERM after the watch kills, so nobody needs kill -9 for a process that is past its end.

@@ -187,7 +187,6 @@ def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
         yield lambda pid=pid: processes.check_pid(pid)  # type: ignore[misc]
     if proc.container_of(os.getpid()) is not None:
         yield processes.check_first_process
-    yield processes.check_inherited
 
 
 def _host_checks() -> tuple[Check, ...]:

@@ -86,7 +86,7 @@ _SERVICE: Final = (
     _event(
         "signal.taken",
         _W,
-        "Something had replaced gracekit's handler of a signal; it is back.",
+        "Something had blocked a signal, or replaced gracekit's handler of it; it is back.",
         "signal by",
     ),
     _event("signal.hint", _I, "What another signal would do now.", "text"),

@@ -18,7 +18,6 @@ from gracekit.doctor.machine.processes import (
     check_alarm,
     check_files,
     check_first_process,
-    check_inherited,
     check_pid,
     check_shell_above,
     check_stop_signals,
@@ -167,24 +166,6 @@ def test_masks_are_those_of_the_kernel():
 
     assert found[f"signals of {child.pid}"] is Level.FAIL
     assert found[f"alarm of {child.pid}"] is Level.FAIL
-
-
-@pytest.mark.parametrize(
-    ("masks", "level"),
-    [
-        ({}, Level.OK),
-        ({"ignored": [signal.SIGINT, signal.SIGQUIT]}, Level.OK),  # `command &` in a script
-        ({"ignored": [signal.SIGALRM]}, Level.WARN),
-        ({"blocked": [signal.SIGTERM]}, Level.WARN),
-    ],
-)
-def test_what_a_child_would_inherit_is_told(tmp_path, masks, level):
-    """
-    Handlers of ours replace an ignored stop signal; a block, and an ignored alarm, stay.
-    """
-    process(tmp_path, os.getpid(), "gracekit", **masks)
-
-    assert check_inherited(tmp_path).level is level
 
 
 def test_a_process_that_is_gone_fails(tmp_path):

@@ -305,6 +305,14 @@ async def take_signals(ctx: Context, ignore: bool) -> None:
         signal.signal(number, signal.SIG_IGN if ignore else lambda *_: effect("stolen", "-"))
 
 
+@svc.rpc
+async def terminate_child(ctx: Context) -> int:
+    """How a child that a handler starts ends by SIGTERM."""
+    child = await asyncio.create_subprocess_exec("sleep", "20")
+    child.terminate()
+    return await child.wait()
+
+
 @svc.rpc(resource="disk", on_interrupt="retry")
 async def take_over(ctx: Context, disk: str, pid: int) -> bool:
     """Tells whether process *pid* still lived when this one got the resource."""

@@ -96,6 +96,24 @@ async def test_signals_that_a_handler_takes_are_taken_back_and_that_is_said(
     assert not site.seen("stolen")
 
 
+async def test_a_blocked_term_is_unblocked_and_that_is_said_once(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    A parent that has blocked SIGTERM does not keep the service, nor what its handlers start.
+    """
+    service = await site.start_inside("env", "--block-signal=TERM").serving()
+    await service.wait_log("signal.taken signal=SIGTERM")
+    told = service.log.count("signal.taken")
+
+    died_of = await client.prepare(timeout=30).call(served.terminate_child)
+
+    assert died_of == -signal.SIGTERM
+    assert await service.stop() == 0
+    assert service.run["stop_by"] == "SIGTERM"
+    assert (told, service.log.count("signal.taken")) == (1, 1)
+
+
 async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Site) -> None:
     """
     An `on_start` whose thread nobody can stop does not keep the process until the alarm.

@@ -59,11 +59,6 @@ def masks_of(pid: int, proc: Path = PROC) -> Masks | None:
     )
 
 
-def masks_of_self(proc: Path = PROC) -> Masks | None:
-    """The signal masks of this process."""
-    return masks_of(os.getpid(), proc)
-
-
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
     """Whether a signal such as SIGSTOP, or a debugger, has stopped it; false if it has ended."""
     return _status(pid, proc).get("State", "")[:1] in {"T", "t"}

@@ -142,24 +142,6 @@ def _alarm_of_first(check: str, *, is_caught: bool) -> Finding:
     )
 
 
-def check_inherited(root: Path = proc.PROC) -> Finding:
-    """Check the signal masks that a service started from here would inherit through exec."""
-    masks = proc.masks_of_self(root)
-    check = "inherited signals"
-    if masks is None:
-        return skip(check, "/proc is not readable here")
-    lost = [n.name for n in (*STOP_SIGNALS, signal.SIGALRM) if n in masks.blocked]
-    lost += ["SIGALRM"] if signal.SIGALRM in masks.ignored else []  # a run handles the others
-    if lost:
-        return warn(
-            check,
-            f"{', '.join(lost)} blocked or ignored here, and a service started from here "
-            "inherits that",
-            "start it from a shell or unit that leaves signals alone",
-        )
-    return ok(check, "no stop signal is blocked or ignored for what is started from here")
-
-
 def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
     """Check for a terminal at standard input, which sends SIGHUP when it closes."""
     check = f"stdin of {pid}"
