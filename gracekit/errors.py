@@ -136,7 +136,7 @@ class StoreClosedError(StoreError):
 
 
 class DependencyError(GracekitError):
-    """A broker, a store or a run cannot be reached.
+    """A broker, a store or a run cannot be reached, or a broker refused a message: a queue is full.
 
     Check that it runs, and that the URL is right. A supervisor may start the service again.
     """

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import ConfigError, DependencyError, Undeliverable
+from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
-from gracekit.rpc.transport import Message, Queue, Transport, reply_queue, shared_queue
+from gracekit.rpc.transport import (
+    Message,
+    Queue,
+    Transport,
+    fanout_queue,
+    reply_queue,
+    shared_queue,
+)
 from gracekit.telemetry.telemetry import Telemetry
 from tests.rabbit.broker import USER, Broker
 from tests.rabbit.erlang import binary
@@ -137,6 +144,15 @@ class Sender:
             f" {binary(configure)}, {binary(write)}, {binary('.*')}, {user})"
         )
 
+    def limit(self, queue: Queue) -> None:
+        """Have *queue* refuse messages when it holds one, by a policy."""
+        self.broker.eval(
+            f"ok = rabbit_policy:set({binary(self.vhost)}, {binary('full')},"
+            f" {binary(f'^{queue.name}$')}, [{{{binary('max-length')}, 1}},"
+            f" {{{binary('overflow')}, {binary('reject-publish')}}}], 0, {binary('queues')},"
+            f" {binary(USER)})"
+        )
+
     async def send(self, *sent: tuple[Queue, Message]) -> list[BaseException | None]:
         """What became of each; all of them leave in one iteration of the loop."""
         sending = [asyncio.create_task(self.transport.publish(*one)) for one in sent]
@@ -259,3 +275,47 @@ async def test_who_waits_longer_than_a_broker_can_count_waits_for_ever(sender: S
     told = await sender.send((WORK, Message(body=b"a", expires_in_s=1e9)))
 
     assert told == [None]
+
+
+@pytest.mark.parametrize("queue", [WORK, ANSWERS], ids=["work", "answers"])
+async def test_a_full_queue_refuses_and_nothing_is_in_doubt(sender: Sender, queue: Queue) -> None:
+    """
+    A nack means that the broker has not kept the message: it is not sent again, by waiting for
+    room, until nobody knows where it is.
+    """
+    sender.limit(queue)
+    kept = list[bytes]()
+    for one in numbered(20):
+        (told,) = await sender.send((queue, one))
+        if told is not None:
+            break
+        kept.append(one.body)
+
+    assert isinstance(told, DependencyError)
+    assert f"queue '{queue.name}' is full" in str(told)
+    assert "reject-publish" in str(told)
+    assert "nothing was kept" in str(told)
+    assert sender.arrived(queue) == kept
+    assert sender.repeated == []
+
+
+async def test_a_fanout_that_one_queue_refuses_is_not_sent_to_the_others_again(
+    sender: Sender,
+) -> None:
+    """
+    The broker does not say which of them is full, and the others have the message.
+    """
+    full, free = fanout_queue("work", "run-1"), fanout_queue("work", "run-2")
+    await sender.transport.declare([full, free])
+    sender.limit(full)
+    sent = numbered(20)
+    for number, one in enumerate(sent, 1):  # noqa: B007 - used behind the loop
+        try:
+            await sender.transport.publish_fanout("work", one)
+        except UnconfirmedError as error:
+            told = str(error)
+            break
+
+    assert "a queue of the fanout to 'work' is full" in told
+    assert sender.arrived(free) == [one.body for one in sent[:number]]
+    assert sender.repeated == []

@@ -23,8 +23,8 @@ CONFIRM_S: Final = 5.0
 """Seconds after which a confirm of a healthy broker will not come any more. RabbitMQ 3.10 forgets
 messages that it is about to pass to the leader of a quorum queue if that leader dies."""
 LOOK_EVERY_S: Final = 1.0
-NACKS: Final = 4
-"""Nacks of a queue without a confirm between them, after which the channel is replaced."""
+NACKED_FOR_S: Final = 2.0
+"""Seconds for which a quorum queue nacks and confirms nothing, after which it counts as full."""
 REFUSED_WITHIN_S: Final = 1.0
 """Seconds to wait for a refusal, which comes at once: a later message was not the refused one."""
 
@@ -76,7 +76,7 @@ class Outlet:
         self._silent_since = math.inf  # start of the first wait that failed after the last confirm
         self._watcher: asyncio.Task[None] | None = None
         self._stopped = False
-        self._nacks: dict[str, int] = {}  # by queue; on this channel, since the last confirm
+        self._nacks: dict[str, float] = {}  # by queue; its first nack since the last confirm
 
     @property
     def apart(self) -> Outlet:
@@ -110,7 +110,6 @@ class Outlet:
                 if self._channel is None or not self._channel.is_open:
                     channel = await self._open()
                     self._channel, self._opened_at = channel, self._clock.loop()
-                    self._nacks.clear()
                     self._silent_since = math.inf
         return self._channel
 
@@ -143,19 +142,18 @@ class Outlet:
             self._channel, self._left[channel] = None, since
             self._look_after()
 
-    def nacked(self, channel: MessageChannel | None, key: str) -> None:
-        """Count a nack; replace the channel if a queue gets nothing but nacks on it.
+    def nacked(self, channel: MessageChannel | None, key: str) -> bool:
+        """Note a nack of a quorum queue; returns whether the queue counts as full.
 
-        The queue itself may nack, for example when it is full. But in RabbitMQ 3.10 a channel also
-        nacks for ever after the leader of a quorum queue died, though the queue works. Only a
-        new channel finds the new leader.
+        A full queue nacks. But a quorum queue also nacks while it elects a leader, and in RabbitMQ
+        3.10 a channel nacks for ever after the leader died, though the queue works. Only a new
+        channel finds the new leader.
         """
-        if channel is None or channel is not self._channel:
-            return
-        self._nacks[key] = self._nacks.get(key, 0) + 1
         now = self._clock.loop()
-        if self._nacks[key] >= NACKS and now - self._opened_at >= backoff.CHANNEL_S:
+        is_old = channel is self._channel and now - self._opened_at >= backoff.CHANNEL_S
+        if channel is not None and is_old:
             self._leave(channel, now)
+        return now - self._nacks.setdefault(key, now) >= NACKED_FOR_S
 
     def stop(self) -> None:
         """Stop watching; all waits for confirms fail with TimeoutError."""

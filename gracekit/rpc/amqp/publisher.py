@@ -9,7 +9,6 @@ recognises the duplicate.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from typing import Final
 
@@ -43,6 +42,7 @@ _MOST_GONE: Final = 1000
 _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PASSING: Final = (AMQPError, DependencyError, NackedError)
 """After these errors a message is sent again, unless the broker refused it."""
+_OVERFLOW: Final = "a policy or x-max-length limits it, with the overflow reject-publish"
 _OF_THE_EXCHANGE: Final = re.compile("(access to|internal) exchange '")
 """The text of refusals that concern an exchange and so all messages to it. Other refusals concern
 one message, and do not say which."""
@@ -68,6 +68,7 @@ class Publisher:
     ) -> None:
         self._link = link
         self._topology = topology
+        self._is_quorum = "x-queue-type" in topology.profile.topic.arguments
         self._timeout_s = timeout_s
         self._clock = clock
         self._telemetry = telemetry
@@ -89,16 +90,20 @@ class Publisher:
         """See `Transport.publish`."""
         if len(queue.name.encode()) > LONGEST_NAME:
             raise Undeliverable(f"no queue has a name as long as {queue.name[:50]!r}...")
-        if queue.kind is QueueKind.REPLY:
-            await self._reply(queue.name, message)
-            return
         try:
-            if queue.kind is QueueKind.FANOUT:  # one reader owns it
+            if queue.kind is QueueKind.REPLY:
+                await self._reply(queue.name, message)
+            elif queue.kind is QueueKind.FANOUT:  # one reader owns it
                 await self._send(self._to_queues, queue.name, message)
             else:
                 await self._send(self._to_services, queue.name, message)
         except ReturnedError:
             raise self._undeliverable(queue.name) from None
+        except NackedError:
+            raise DependencyError(
+                f"queue {queue.name!r} is full, and the broker refused the message "
+                f"({_OVERFLOW}); nothing was kept: send it again when its readers have made room"
+            ) from None
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""
@@ -107,8 +112,15 @@ class Publisher:
             await self._topology.declare_fanout_exchange(channel, topic)
 
         outlet = self._outlet(fanout_exchange(topic), declare)
-        with contextlib.suppress(ReturnedError):  # without an exchange there are no listeners
+        try:
             await self._send(outlet, topic, message, mandatory=False)
+        except ReturnedError:  # without an exchange there are no listeners
+            pass
+        except NackedError:
+            raise UnconfirmedError(
+                f"a queue of the fanout to {topic!r} is full, and refused the message "
+                f"({_OVERFLOW}); the other hosts have it"
+            ) from None
 
     @property
     def _to_services(self) -> Outlet:
@@ -157,12 +169,14 @@ class Publisher:
 
         Raises:
             ReturnedError: no queue takes it.
+            NackedError: its queue is full.
             ConfigError: the broker refuses it, or the exchange exists with other flags.
             UnconfirmedError: no confirm in time; the message may be in the queue or not.
             DependencyError: no connection in time; nothing was sent.
         """
         until = self._clock.loop() + self._timeout_s
         channel = None if self._stopped else outlet.ready_channel
+        sent = False  # whether the broker may have kept it
         if channel is not None:
             # The fast path of nearly every message. The outlet's watcher bounds the wait, as a
             # timer for each message would cost 4 us.
@@ -172,10 +186,10 @@ class Publisher:
             except TimeoutError:
                 raise self._not_in_time(key, sent=True) from None
             except _PASSING as error:
-                outlet = await self._after_failure(error, outlet, channel, key)
+                sent = not isinstance(error, NackedError)
+                outlet = await self._after_failure(error, outlet, channel, key, sent=sent)
             else:
                 return
-        sent = channel is not None
         await self._send_patiently(
             outlet, key, message, mandatory=mandatory, sent=sent, until=until
         )
@@ -197,6 +211,7 @@ class Publisher:
             async with bound:
                 while not self._stopped:
                     channel: MessageChannel | None = None
+                    before = sent
                     try:
                         async with outlet.lock:
                             channel = await outlet.channel()
@@ -210,7 +225,8 @@ class Publisher:
                                 await outlet.wait_word(channel, publishing)
                         await outlet.wait_confirm(publishing, key)
                     except _PASSING as error:
-                        outlet = await self._after_failure(error, outlet, channel, key)
+                        sent = before if isinstance(error, NackedError) else sent
+                        outlet = await self._after_failure(error, outlet, channel, key, sent=sent)
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
@@ -220,16 +236,24 @@ class Publisher:
             self._under_way.discard(bound)
 
     async def _after_failure(
-        self, error: Exception, outlet: Outlet, channel: MessageChannel | None, key: str
+        self,
+        error: Exception,
+        outlet: Outlet,
+        channel: MessageChannel | None,
+        key: str,
+        *,
+        sent: bool,
     ) -> Outlet:
         """Pause if waiting may help; return the outlet for the next try.
 
         Raises:
+            NackedError: the queue is full, and no try may have been *sent* all the same.
             ConfigError: trying again is useless, as the broker refused this message or all
                 messages to this exchange.
         """
         if isinstance(error, NackedError):
-            outlet.nacked(channel, key)
+            if (not self._is_quorum or outlet.nacked(channel, key)) and not sent:
+                raise error
         else:
             outlet.forget(channel)
         if isinstance(error, _REFUSED):
