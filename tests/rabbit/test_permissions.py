@@ -300,6 +300,36 @@ async def test_the_login_of_a_service_is_no_client_s_and_the_error_says_so(
                     await send("double", n=1)
 
 
+async def test_a_service_without_a_right_of_its_own_is_not_sent_to_a_client_s_login(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, rabbit_url: str, login
+) -> None:
+    """
+    Refused is the queue by which its readers are counted, and then the exchange of its answers.
+    """
+    url, user = login(SERVICE), binary(f"{SERVICE}-{rabbit_vhost}")
+
+    def permit(configure: str, write: str) -> None:
+        rights = ", ".join(map(binary, (configure, write, ".*")))
+        shared_broker.eval(
+            f"ok = rabbit_auth_backend_internal:set_permissions({user}, {binary(rabbit_vhost)},"
+            f" {rights}, {binary('tests')})"
+        )
+
+    settings = Settings(store_url=f"sqlite:///{tmp_path}/store.db", transport_url=url, host="node-1")
+    permit("^(?!compute_readers).*$", ".*")
+    with pytest.raises(ConfigError, match="forbids queue 'compute_readers") as refused:
+        async with Runtime(a_service([]), settings):
+            pass
+    permit(".*", "^gracekit$")
+    async with transport_to(rabbit_url) as owner, transport_to(url) as service:
+        await owner.declare([reply_queue("reply_1")])
+        with pytest.raises(ConfigError, match="that of a service the permissions for answers"):
+            await service.publish(reply_queue("reply_1"), Message(body=b"{}"))
+
+    assert "a client" not in str(refused.value)
+    assert "give the user configure, write and read on it" in str(refused.value)
+
+
 @pytest.mark.parametrize("exchange", ["gracekit", "compute_fanout"])
 async def test_a_client_deletes_no_exchange(rabbit_url: str, login, exchange: str) -> None:
     """

@@ -31,7 +31,7 @@ from gracekit.rpc.amqp.bounds import CLOSE_S, bounded, close_channel, said
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
-from gracekit.rpc.transport import OnDelivery, Queue, QueueKind, ReadFailure
+from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure, is_for_replies
 from gracekit.telemetry.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
@@ -218,7 +218,7 @@ class Declarer:
                     f"{said(error)}; RabbitMQ 4.3 and later refuse transient queues: use profile "
                     "durable, quorum or oslo-quorum-all"
                 )
-            case ChannelAccessRefused() if queue.kind is QueueKind.REPLY:
+            case ChannelAccessRefused() if is_for_replies(queue.name, ()):
                 return ConfigError(
                     f"the broker does not let this login read answers: {said(error)}; use the "
                     "login of a client (docs/rabbitmq.md has its permissions), or give this one "

@@ -43,6 +43,10 @@ _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PASSING: Final = (AMQPError, DependencyError, NackedError)
 """After these errors a message is sent again, unless the broker refused it."""
 _OVERFLOW: Final = "a policy or x-max-length limits it, with the overflow reject-publish"
+_LOGINS: Final = (
+    "use the login of a client to send requests, and give that of a service the permissions for "
+    "answers and notifications (docs/rabbitmq.md has both)"
+)
 _OF_THE_EXCHANGE: Final = re.compile("(access to|internal) exchange '")
 """The text of refusals that concern an exchange and so all messages to it. Other refusals concern
 one message, and do not say which."""
@@ -291,8 +295,7 @@ class Publisher:
         if isinstance(error, ChannelAccessRefused):
             return ConfigError(
                 f"the broker does not let this login send to exchange {exchange!r}: {said(error)}; "
-                "use the login of a client (docs/rabbitmq.md has its permissions), or give this "
-                "one the permission"
+                f"{_LOGINS}"
             )
         return ConfigError(
             f"exchange {exchange!r} cannot be used with profile "
@@ -304,8 +307,7 @@ class Publisher:
         if isinstance(error, ChannelAccessRefused):
             return ConfigError(
                 f"the broker does not let this login send to {key!r} on exchange {exchange!r}: "
-                f"{said(error)}; use the login of a client (docs/rabbitmq.md has its permissions), "
-                "or give this one the topic permission"
+                f"{said(error)}; {_LOGINS}"
             )
         return ConfigError(
             f"the broker takes no such message to {key!r} on exchange {exchange!r}: {said(error)}; "
