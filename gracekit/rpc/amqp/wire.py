@@ -9,18 +9,16 @@ connection and its channels. Both write whole frames only, so their output never
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
-import ssl
 import struct
-import threading
-from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from aiormq.connection import TransportFactory
 from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
+from gracekit.process import Threads
 from gracekit.rpc.amqp.frames import (
     BLOCKED,
     CHANNEL_CLOSE,
@@ -41,6 +39,8 @@ from gracekit.rpc.amqp.frames import (
     read_frame_max,
 )
 
+CONNECT_S: Final = 10.0
+"""Seconds after which an address of a host counts as silent, and the next one is tried."""
 LIFE_SIGN_S: Final = 1.0
 """Seconds between heartbeats that we feed to aiormq: it closes a connection on which it receives
 nothing, even while we receive messages."""
@@ -400,59 +400,25 @@ class WireFactory(TransportFactory):
         self, url: URL, **options: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See `TransportFactory`."""
-        provider = options["ssl_context_provider"]
+        provider, host = options["ssl_context_provider"], str(url.host)
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         wire = Wire(reader)
         try:
             tls = await provider.get_context() if url.scheme == "amqps" else None
-            transport = await _connect(wire, str(url.host), int(url.port or 0), tls)
+            # asyncio would resolve the name in the default executor, whose threads the application
+            # may occupy for hours.
+            connect = partial(socket.create_connection, (host, int(url.port or 0)), CONNECT_S)
+            transport, _ = await loop.create_connection(
+                lambda: wire,
+                sock=await Threads(1).run(connect, abandon=True),
+                ssl=tls,
+                server_hostname=host if tls else None,
+            )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
         self.wire = wire
         return reader, _Writer(transport, wire, reader, loop)
-
-
-async def _connect(
-    wire: Wire, host: str, port: int, tls: ssl.SSLContext | None
-) -> asyncio.Transport:
-    """Connect to the first address of *host* that accepts; a certificate must name *host*."""
-    failures: list[str] = []
-    for address in await _addresses(host):
-        try:
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: wire, address, port, ssl=tls, server_hostname=host if tls else None
-            )
-        except ssl.SSLError:
-            raise
-        except OSError as error:
-            failures.append(str(error))
-        else:
-            return transport
-    raise OSError("; ".join(failures))
-
-
-async def _addresses(host: str) -> list[str]:
-    """The addresses of *host*, looked up in a thread of our own.
-
-    asyncio would use the default executor, whose threads the application may occupy for hours.
-    """
-    try:
-        return [str(ipaddress.ip_address(host))]
-    except ValueError:
-        found: Future[list[str]] = Future()
-        found.set_running_or_notify_cancel()  # so that a cancelled wait does not break the thread
-
-    def look_up() -> None:
-        try:
-            rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except Exception as error:  # noqa: BLE001 - raised by the wait
-            found.set_exception(error)
-        else:
-            found.set_result([str(row[4][0]) for row in rows])
-
-    threading.Thread(target=look_up, name="gracekit-resolver", daemon=True).start()
-    return await asyncio.wrap_future(found)
 
 
 class _Writer(asyncio.StreamWriter):
