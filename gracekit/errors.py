@@ -48,8 +48,7 @@ class ConfigError(GracekitError):
 class DeclarationError(GracekitError):
     """A method, hook, job or kind of a service is declared in a way that cannot work.
 
-    Usually the line that declares it raises this, when the module is imported. Change the code as
-    the message says.
+    Mostly raised by that line, when the module is imported. Change the code as the message says.
     """
 
 
@@ -66,9 +65,13 @@ class SchemaTooNewError(ConfigError):
 class StoreError(GracekitError):
     """The store could not be read or written.
 
-    The message has the cause, and the subclasses say whether to try again. A client whose transport
-    is a file may raise them, too.
+    The message has the cause, and the subclasses say whether to try again.
+
+    Attributes:
+        request_id: Of the request, if a client has raised this for its queue file; else empty.
     """
+
+    request_id: str = ""
 
 
 class ConflictError(StoreError):
@@ -123,8 +126,7 @@ class StoreBrokenError(StoreFinalError):
 class StoreFencedError(StoreFinalError):
     """Another run has declared this run dead and acts in its place.
 
-    The store refuses all further commits of this run, so that nothing is done twice. Start the
-    process again.
+    The store refuses its further commits, so that nothing is done twice. Start the process again.
     """
 
 
@@ -285,8 +287,7 @@ class HeartbeatTimeoutError(CallTimeoutError):
 class MethodTimeoutError(RpcError, TimeoutError):
     """The method took longer than its `timeout=`; its handler was cancelled.
 
-    The task has FAILED, and its work may be done in part. Make the method faster, or raise its
-    `timeout=`.
+    The task has FAILED; its work may be done in part. Make the method faster, or raise `timeout=`.
     """
 
 

@@ -24,7 +24,6 @@ from gracekit.errors import (
     InvalidArgumentsError,
     MessageTooLargeError,
     RpcError,
-    UnconfirmedError,
     Undeliverable,
 )
 from gracekit.process import Process
@@ -36,6 +35,7 @@ from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.options import (
     CALL_TIMEOUT_S,
+    NAMED,
     AnyMethod,
     CallOptions,
     PrepareOptions,
@@ -117,7 +117,8 @@ class ClientView:
             DependencyError: the broker cannot be reached, or takes nothing; nothing was sent.
             UnconfirmedError: the broker did not confirm the request, which may be in its queue;
                 `request_id` has its id.
-            StoreLockedError: another program kept the file of queues locked; nothing was sent.
+            StoreLockedError: another program kept the file of queues locked; nothing was sent, and
+                `request_id` is the one to try again with.
             ConfigError: the client was started in another event loop or process.
             RpcError: why the service refused the request or interrupted it, as one of its classes
                 (docs/errors.md). Itself: the client was stopped while the call waited for the
@@ -262,15 +263,12 @@ class RpcClient(ClientView, AsyncOnly):
         if self._life is not None:
             await self._life.stop()
         else:
-            await self._end_calls()
-
-    async def _end_calls(self) -> None:
-        self._timeouts.stop()
-        await self._replies.stop()
+            self._timeouts.stop()
+            await self._replies.stop()
 
     async def _end(self) -> None:
-        await self._end_calls()
-        await self._transport.stop()
+        self._timeouts.stop()
+        await self._replies.stop(self._transport.stop)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -326,7 +324,7 @@ class RpcClient(ClientView, AsyncOnly):
                 except RpcError as error:  # the client was stopped, or there was no heartbeat
                     add_id(error, request.request_id)
                     raise
-        except UnconfirmedError as error:
+        except NAMED as error:
             add_id(error, request.request_id)
             raise
         except TimeoutError as error:
@@ -364,7 +362,7 @@ class RpcClient(ClientView, AsyncOnly):
                 await self._check_open(options, method)
             try:
                 await self._send(options, method, request, expires_at=None)
-            except UnconfirmedError as error:
+            except NAMED as error:
                 add_id(error, request.request_id)
                 raise
         return request.request_id
@@ -386,7 +384,7 @@ class RpcClient(ClientView, AsyncOnly):
         with self._sending("fanout", request, options, method):
             try:
                 await self._transport.publish_fanout(topic, self._message(request))
-            except UnconfirmedError as error:
+            except NAMED as error:
                 add_id(error, request.request_id)
                 raise
 

@@ -10,8 +10,9 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
+from gracekit import errors
 from gracekit.config.values import did_you_mean, parse_duration
-from gracekit.errors import CallTimeoutError, ConfigError, RpcError
+from gracekit.errors import CallTimeoutError, ConfigError, RpcError, StoreError
 from gracekit.rpc.methods import Method, MethodTarget
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.rpc.versions import serves
@@ -55,8 +56,12 @@ def no_reply(
     return error
 
 
-def add_id(error: RpcError, request_id: str) -> None:
-    """Name the request in *error*, after which it may run, unless that has been done."""
+NAMED: Final = (errors.UnconfirmedError, errors.StoreLockedError, errors.UnknownCommitError)
+"""Errors of a send that name its request, which is to be sent again under the same id."""
+
+
+def add_id(error: RpcError | StoreError, request_id: str) -> None:
+    """Name the request in *error*, unless that has been done."""
     if not error.request_id:
         error.args = (f"{error}: {request_id}",)
         error.request_id = request_id

@@ -7,12 +7,13 @@ call waits (late, repeated, foreign) is acked and counted, but otherwise ignored
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import BadMessageError, DependencyError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.message import Reply, ReplyAddress
+from gracekit.rpc.options import NAMED
 from gracekit.rpc.oslo_wire import check_size, decode_reply
 from gracekit.rpc.transport import REPLY, Consumer, Delivery, Queue, Transport, reply_queue
 
@@ -85,14 +86,20 @@ class Replies:
         if (monitor := self._monitors.pop(address.msg_id, None)) is not None:
             monitor.stop()
 
-    async def stop(self) -> None:
-        """Stop reading replies; waiting calls and questions fail with RpcError, at once."""
+    async def stop(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Stop reading replies; waiting calls and questions fail with RpcError, at once.
+
+        Args:
+            disconnect: Stops a transport that is the client's own, which ends the reading, too.
+        """
         self._stops += 1
         try:
             self._end_waits()
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait({self._opening})
+            if disconnect is not None:
+                await disconnect()
             consumer, self._consumer, self._queue = self._consumer, None, None
             if consumer is not None:
                 await consumer.cancel()
@@ -136,6 +143,8 @@ class Replies:
             if not opening.cancelled() or (task is not None and task.cancelling() > cancels):
                 raise
             raise _stopped() from None
+        except NAMED as error:  # each call names its own request in it
+            raise type(error)(str(error)) from error
 
     async def _consume(self) -> None:
         if self._queue is None:  # kept if the next line fails

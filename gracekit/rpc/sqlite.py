@@ -48,6 +48,8 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import LOCAL_QUEUES
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
+CLOSE_S: Final = 10.0
+"""Seconds for a stop; then the threads of the file end by themselves, and their commits fail."""
 LONGEST_UNREAD_S: Final = 30.0
 """After so many seconds a poll reads the file although it seems unchanged."""
 
@@ -121,7 +123,7 @@ class SqliteTransport:
         self._changing = asyncio.Lock()  # start and stop wait for each other
         self._connection: _Connection | None = None
         self._is_started = False
-        self._leaving: asyncio.Task[None] | None = None  # the end of a start that failed
+        self._leaving: asyncio.Task[None] | None = None  # the end of the file's threads
         self._poll: asyncio.Task[None] | None = None
         self._read_at: Hashable = None  # mark of the file that the last poll has read
         self._unread_until = 0.0  # loop time at which a poll reads it nevertheless
@@ -189,20 +191,23 @@ class SqliteTransport:
             await self._close()
 
     async def _close(self) -> None:
-        """End the connection; if this is cancelled, the next call continues it."""
+        """End the connection in `CLOSE_S`; if this is cancelled, the next call continues it."""
+        until = self._clock.loop() + CLOSE_S
         if (connection := self._connection) is not None:
             if self._poll is not None:
                 self._poll.cancel()
                 await asyncio.wait({self._poll})
-            for consumer in connection.consumers:
-                await consumer.halt()
             is_gone = False
-            with contextlib.suppress(StoreError):  # then others prove this connection dead
-                await self._disconnect(connection.id)
-                is_gone = True
+            with contextlib.suppress(StoreError, TimeoutError):  # others prove this one dead then
+                async with asyncio.timeout_at(until):
+                    # At once, as another program may have locked the file: each would wait for it.
+                    halts = (consumer.halt() for consumer in connection.consumers)
+                    await asyncio.gather(*halts, self._disconnect(connection.id))
+                    is_gone = True
             connection.close(is_gone=is_gone)
             self._connection = None
-        await self._engine.stop()
+        self._leaving = asyncio.create_task(self._engine.stop())
+        await asyncio.wait({self._leaving}, timeout=max(0.0, until - self._clock.loop()))
 
     async def _connect(self, connection: _Connection) -> None:
         await self._engine.start()

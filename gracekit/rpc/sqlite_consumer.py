@@ -152,8 +152,8 @@ class SqliteConsumer:
 
     async def halt(self) -> None:
         """End with the connection: claim nothing more; later settlements do nothing."""
-        await self._stop_claiming()
         self._closed = True
+        await self._stop_claiming()
 
     async def _stop_claiming(self) -> None:
         self._cancelled.set()

@@ -147,7 +147,8 @@ class SqliteEngine(StatusSource):
         migrations: SQL texts in order, see `load_migrations`.
         process: Its `reach` is called before and after each commit.
         synchronous: Level of durable commits; with NORMAL a power cut may lose the last ones.
-        busy_timeout_s: Seconds to wait for another program's lock on the file.
+        busy_timeout_s: Seconds that a batch waits, from its submission, for another program's lock
+            on the file.
         max_page_count: Pages of 4096 bytes after which the disk is treated as full.
     """
 
@@ -187,7 +188,9 @@ class SqliteEngine(StatusSource):
             self._loop = asyncio.get_running_loop()
             self._pid = _Current.pid
             name = self.path.name
-            self._writer = Worker(f"{name}-writer", self._open_writer, self.commits)
+            self._writer = Worker(
+                f"{name}-writer", self._open_writer, self.commits, self._busy_timeout_s
+            )
             self._reader = Worker(f"{name}-reader", self._open_reader)
             try:
                 await self._writer.start()

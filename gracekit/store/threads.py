@@ -28,6 +28,9 @@ Query = tuple[str, Sequence[Value]]
 OnBroken = Callable[[StoreBrokenError], None]
 
 _CLOSING_TIMEOUT_MS: Final = 1000
+_TRY_MS: Final = 250
+"""Longest wait of one try to commit for another program's lock. Between two tries another process
+has its turn, and later batches join."""
 
 
 class WriteHandler:
@@ -100,6 +103,7 @@ def open_writer(
             migrate(connection, migrations, path=real, before_commit=check_room)
         limit_pages(connection, max_page_count)
         group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
+        connection.set_busy_timeout(min(_TRY_MS, int(busy_timeout_s * 1000)))
         undo.pop_all()
         writer_lock.give()
     return WriteHandler(connection, writer_lock, group)

@@ -2,7 +2,8 @@
 
 It takes all waiting jobs, passes them to its handler as one group, and answers
 them with a single wake-up of the loop. A lone job is done at once: the thread
-does not wait for more to come.
+does not wait for more to come. Jobs that a lock of another program has refused
+are tried again, together with those that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Worker(Generic[J, A]):
         name: Of the thread.
         open_handler: Called on the thread; `start` raises what it raises.
         times: Records how long each group of jobs took; None to record nothing.
+        patience_s: Seconds from the submission of a job for which it is tried again.
 
     Attributes:
         begun: Whether the thread was ever started.
@@ -54,8 +56,10 @@ class Worker(Generic[J, A]):
         name: str,
         open_handler: Callable[[], Handler[J, A]],
         times: CommitTimes | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         self._open_handler = open_handler
+        self._patience_s = patience_s
         self._times = times
         self._queue: queue.SimpleQueue[_Job[J, A] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
@@ -109,40 +113,54 @@ class Worker(Generic[J, A]):
         self._post(_settle, self._ended, None)
 
     def _serve(self, handler: Handler[J, A]) -> None:
-        while (first := self._queue.get()) is not None:
+        jobs: list[_Job[J, A]] = []  # the oldest first
+        last = False
+        while jobs or not last:
+            if not jobs:
+                if (first := self._queue.get()) is None:
+                    break
+                jobs = [first]
             if self._times is not None:
-                self._times.begin(first[2])
+                self._times.begin(jobs[0][2])
             try:
                 handler.await_turn()
             except OSError as error:
-                self._answer([(first[1], StoreError(f"the store has no -turn file: {error}"))])
+                lost = f"the store has no -turn file: {error}"
+                jobs = self._answer(jobs, [StoreError(lost) for _ in jobs])
                 continue
-            jobs, waiters, last = self._take(first)
-            self._answer(list(zip(waiters, _run(handler, jobs), strict=True)))
-            if last:
-                break
+            last = self._take(jobs) or last
+            jobs = self._answer(jobs, _run(handler, [job[0] for job in jobs]))
         handler.close()
 
-    def _take(self, first: _Job[J, A]) -> tuple[list[J], list[_Waiter[A]], bool]:
-        """All waiting jobs after *first*, their waiters, and whether a stop was queued too."""
-        jobs, waiters = [first[0]], [first[1]]
+    def _take(self, jobs: list[_Job[J, A]]) -> bool:
+        """Add all waiting jobs to *jobs*; returns whether a stop was queued too."""
         for _ in range(self._queue.qsize()):
             item = self._queue.get_nowait()
             if item is None:
-                return jobs, waiters, True
-            jobs.append(item[0])
-            waiters.append(item[1])
-        return jobs, waiters, False
+                return True
+            jobs.append(item)
+        return False
 
-    def _answer(self, answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
-        if self._times is not None:
-            refused = (isinstance(outcome, StoreLockedError) for _, outcome in answers)
-            self._times.end(locked=all(refused))
-        for waiter, outcome in answers:
+    def _answer(
+        self, jobs: list[_Job[J, A]], outcomes: Sequence[A | StoreError]
+    ) -> list[_Job[J, A]]:
+        """Answer the jobs, except those to try again, which are returned."""
+        ended, again, refused = list[tuple[_Waiter[A], A | StoreError]](), list[_Job[J, A]](), True
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            is_locked = isinstance(outcome, StoreLockedError)
+            if is_locked and self._now() - job[2] < self._patience_s:
+                again.append(job)
+                continue
+            ended.append((job[1], outcome))
+            refused &= is_locked
+        if ended and self._times is not None:
+            self._times.end(locked=refused)
+        for waiter, outcome in ended:
             # Directly, not through the loop: the loop's own thread may be blocked on this waiter.
             if isinstance(waiter, concurrent.futures.Future):
                 _settle(waiter, outcome)
-        self._post(_settle_all, answers)
+        self._post(_settle_all, ended)
+        return again
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         # If the loop is closed, nothing waits for the answer; the commit is done nevertheless.

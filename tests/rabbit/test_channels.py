@@ -405,9 +405,7 @@ def test_the_pinned_aiormq_is_one_that_was_tested():
     assert any(f"aiormq=={version} " in lock for version in KNOWN_AIORMQ)
 
 
-async def test_a_quorum_queue_that_only_nacks_counts_as_full_after_a_new_channel(
-    link, monkeypatch
-):
+async def test_a_quorum_queue_that_only_nacks_counts_as_full_after_a_new_channel(link, monkeypatch):
     """
     The broker's channel may have lost sight of a queue whose leader died, for good, beside others
     that are well. Where it is the queue that is full, a new channel does no harm, and the messages

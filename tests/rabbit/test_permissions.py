@@ -315,7 +315,9 @@ async def test_a_service_without_a_right_of_its_own_is_not_sent_to_a_client_s_lo
             f" {rights}, {binary('tests')})"
         )
 
-    settings = Settings(store_url=f"sqlite:///{tmp_path}/store.db", transport_url=url, host="node-1")
+    settings = Settings(
+        store_url=f"sqlite:///{tmp_path}/store.db", transport_url=url, host="node-1"
+    )
     permit("^(?!compute_readers).*$", ".*")
     with pytest.raises(ConfigError, match="forbids queue 'compute_readers") as refused:
         async with Runtime(a_service([]), settings):

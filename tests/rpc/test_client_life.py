@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import apsw
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import ConfigError, DependencyError, RpcError
-from gracekit.process import Process
+from gracekit.errors import ConfigError, DependencyError, RpcError, StoreLockedError
+from gracekit.process import Point, Process
+from gracekit.rpc import sqlite
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.notification_listener import NotificationListener
 from gracekit.rpc.transport import Delivery, shared_queue
+from gracekit.store.batch import Batch
+from gracekit.store.engine import SqliteEngine
 
 
 @pytest.fixture
@@ -463,3 +467,94 @@ async def test_a_stop_ends_what_still_asks_whether_the_service_takes_requests(wa
     assert [delivery.queue.topic for delivery in heard] == ["compute-ops"]
     await transport.stop()
     await service.stop()
+
+
+LOCKED_S: Final = 1.0
+"""How long the tests below wait for a lock, in place of 10 s."""
+
+
+def lock(path: Path) -> apsw.Connection:
+    """Another program's transaction, which ends with the connection."""
+    connection = apsw.Connection(str(path))
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+def impatient(client: RpcClient) -> RpcClient:
+    client._transport._engine._busy_timeout_s = LOCKED_S
+    return client
+
+
+async def waits_twice(path: Path) -> None:
+    """Takes as long as two waits for a lock, one after the other, take on this machine now."""
+    engine = SqliteEngine(path, ["CREATE TABLE a (b)"], process=Process(), busy_timeout_s=LOCKED_S)
+    await engine.start()
+    holder = lock(path)
+    for _ in range(2):
+        with pytest.raises(StoreLockedError):
+            await engine.commit(Batch(Point.ACCEPT))
+    holder.close()
+    await engine.stop()
+
+
+def test_a_stop_beside_a_locked_queue_file_waits_for_the_lock_once(
+    client: RpcClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Whatever is under way: the reading of replies, calls and sends end within one limit.
+    """
+    monkeypatch.setattr(sqlite, "CLOSE_S", LOCKED_S)
+
+    async def scenario() -> tuple[list[object], list[object]]:
+        await impatient(client).start()
+        answered = asyncio.create_task(client.call("echo"))
+        while client._replies._consumer is None:
+            await asyncio.sleep(0.01)
+        holder = lock(tmp_path / "of_life.db")
+        casts = [asyncio.create_task(client.cast("echo")) for _ in range(3)]
+        calls = [answered, *(asyncio.create_task(client.call("echo")) for _ in range(3))]
+        await asyncio.sleep(0.1)
+        stopping = asyncio.create_task(client.stop())
+        reference = asyncio.create_task(waits_twice(tmp_path / "other.db"))
+        done, _ = await asyncio.wait({stopping, reference}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {stopping}
+        ends = [await asyncio.gather(*all_, return_exceptions=True) for all_ in (casts, calls)]
+        await reference
+        holder.close()
+        assert await leftovers() == []
+        return ends[0], ends[1]
+
+    casts, calls = asyncio.run(scenario())
+
+    assert {type(end) for end in casts} == {StoreLockedError}
+    assert all(isinstance(end, RpcError | StoreLockedError) for end in calls)
+
+
+def test_each_send_beside_a_locked_queue_file_names_its_request(client: RpcClient, tmp_path: Path):
+    """
+    Also of calls that waited for the reply queue together; none waits for the lock twice.
+    """
+    names = ["cast-1", "cast-2", "call-1", "call-2"]
+
+    async def scenario() -> list[Any]:
+        async with impatient(client):
+            holder = lock(tmp_path / "of_life.db")
+            sends = []
+            for name in names:
+                view = client.prepare(request_id=name)
+                send = view.cast if name.startswith("cast") else view.call
+                sends.append(asyncio.create_task(send("echo")))
+                await asyncio.sleep(0.05)  # the first ones are being tried
+            reference = asyncio.create_task(waits_twice(tmp_path / "other.db"))
+            ends = asyncio.gather(*sends, return_exceptions=True)
+            done, _ = await asyncio.wait({ends, reference}, return_when=asyncio.FIRST_COMPLETED)
+            assert done == {ends}
+            holder.close()
+            await reference
+            return await ends
+
+    ends = asyncio.run(scenario())
+
+    assert {type(end) for end in ends} == {StoreLockedError}
+    assert [end.request_id for end in ends] == names
+    assert [str(end).rpartition(": ")[2] for end in ends] == names

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
@@ -19,11 +21,13 @@ from gracekit.errors import (
     ConfigError,
     StoreBrokenError,
     StoreError,
+    StoreLockedError,
     UnknownCommitError,
 )
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
+from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import (
     check_library,
@@ -33,6 +37,7 @@ from gracekit.store.files import (
     prepare_file,
 )
 from gracekit.store.status import StoreState, StoreStatus
+from gracekit.store.worker import Worker
 from gracekit.store.writer_lock import WriterLock
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
@@ -368,6 +373,46 @@ async def test_lock_of_another_program_is_waited_for_a_bounded_time(engine, data
         assert exit_code_of(refused.value) is ExitCode.DEPENDENCY
     assert impatient.status == StoreStatus()
     await impatient.stop()
+
+
+class LockedHandler:
+    """Finds the database locked in each try, which takes a quarter of a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.worker: Worker[str, str]
+        self.waited: dict[str, float] = {}
+
+    def submit(self, job: str) -> None:
+        began, answer = self.now, concurrent.futures.Future[str]()
+        answer.add_done_callback(lambda _: self.waited.setdefault(job, self.now - began))
+        self.worker.put(job, answer)
+
+    def await_turn(self) -> None: ...
+
+    def run(self, jobs: Sequence[str], /) -> Sequence[StoreError]:
+        self.now += 0.25
+        if self.now == 0.25:
+            self.submit("b")  # while another one is being tried
+        return [StoreLockedError(job) for job in jobs]
+
+    def close(self) -> None: ...
+
+
+async def test_each_job_waits_for_a_lock_from_its_own_submission():
+    """
+    One that was submitted while others were tried is not begun only after their time.
+    """
+    handler = LockedHandler()
+    times = CommitTimes(lambda: handler.now)
+    handler.worker = Worker("locked", lambda: handler, times, patience_s=10)
+    await handler.worker.start()
+
+    handler.submit("a")
+    await handler.worker.stop()
+
+    assert handler.waited == {"a": 10, "b": 10}
+    assert times.under_way_s() == 10.25  # nobody could write
 
 
 # -- the disk fails ---------------------------------------------------------------
