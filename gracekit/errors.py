@@ -126,7 +126,7 @@ class StoreBrokenError(StoreFinalError):
 class StoreFencedError(StoreFinalError):
     """Another run has declared this run dead and acts in its place.
 
-    The store refuses its further commits, so that nothing is done twice. Start the process again.
+    The store refuses its further commits, so nothing is done twice. Start the process again.
     """
 
 
@@ -140,7 +140,7 @@ class StoreClosedError(StoreError):
 class DependencyError(GracekitError):
     """A broker, a store or a run cannot be reached, or a broker refused a message: a queue is full.
 
-    Check that it runs, and that the URL is right. A supervisor may start the service again.
+    Check that it runs, and its URL. A supervisor may start the service again.
     """
 
 
