@@ -83,8 +83,7 @@ class SignalWatcher:
 
     It is a context manager for the main thread. At the end of the block it restores
     the old handlers and the old wake-up descriptor, except those that other code
-    has replaced meanwhile. Until then none of *signals* is blocked: a parent may have
-    blocked them, and the mask outlives an exec.
+    has replaced meanwhile. Until then *signals* are unblocked, as a parent may block them.
 
     A library may set its own wake-up descriptor (`loop.add_signal_handler`, uvloop).
     `take_back` and the next signal set ours again, and the numbers of signals that we

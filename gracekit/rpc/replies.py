@@ -89,8 +89,7 @@ class Replies:
     async def stop(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> None:
         """Stop reading replies; waiting calls and questions fail with RpcError, at once.
 
-        Args:
-            disconnect: Stops a transport that is the client's own, which ends the reading, too.
+        If the transport is the client's own, *disconnect* stops it, which ends the reading, too.
         """
         self._stops += 1
         try:

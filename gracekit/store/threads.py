@@ -29,8 +29,7 @@ OnBroken = Callable[[StoreBrokenError], None]
 
 _CLOSING_TIMEOUT_MS: Final = 1000
 _TRY_MS: Final = 250
-"""Longest wait of one try to commit for another program's lock. Between two tries another process
-has its turn, and later batches join."""
+"""Longest wait for a lock; then another process has its turn, later batches join, and we retry."""
 
 
 class WriteHandler:

@@ -139,6 +139,8 @@ class ConnectionChecks:
         for node in report.nodes:
             yield from reach.check_node(node, others=some)
         if some:
+            names = [queue.name for topic in self._topics for queue in topic.queues]
+            yield from reach.check_policies(self.broker, names)
             self.checks = BrokerChecks(
                 self._settings, self._service, self.broker, self._topics, report
             )

@@ -1,11 +1,17 @@
-"""Checks of the connection to a broker: TLS, the user, and whether it accepts the login."""
+"""Checks of a broker: TLS, the user, whether it accepts the login, and its policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from gracekit.doctor.finding import Finding, fail, ok, told, warn
+import msgspec
+
+from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.rabbit.broker import Node
 from gracekit.errors import ConfigError, GracekitError
 from gracekit.exits import ExitCode
@@ -16,6 +22,8 @@ UNREACHABLE: Final = (
     f"({TLS_PORT} by default) wants amqps://"
 )
 MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
+_HERE: Final = ("localhost", "127.0.0.1", "::1")
+_LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
 
 
 def check_tls(broker: Broker) -> Finding:
@@ -65,3 +73,30 @@ def told_with(check: str, error: GracekitError) -> Iterator[Finding]:
     code = ExitCode.CONFIG if wrong else ExitCode.DEPENDENCY
     for one in told(check, error, code):
         yield fail(check, one.seen, one.remedy or (MEND if wrong else UNREACHABLE), code)
+
+
+def check_policies(broker: Broker, names: Sequence[str]) -> Iterator[Finding]:
+    """Check for policies that expire or limit the queues *names*; AMQP does not report them."""
+    ask = ["rabbitmqctl", "-q", "--formatter", "json", "list_policies", "-p", broker.vhost]
+    try:
+        if {one.host for one in broker.hosts}.isdisjoint((*_HERE, socket.gethostname())):
+            raise OSError("the broker is on another host")  # noqa: TRY301 - one way out
+        done = subprocess.run(ask, capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
+        policies: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        look = (
+            f"look on its host, as root: rabbitmqctl list_policies -p {shlex.quote(broker.vhost)}"
+        )
+        yield skip("policies", f"AMQP does not report them, nor rabbitmqctl here: {error}", look)
+        return
+    policies.sort(key=lambda one: one["priority"], reverse=True)  # the first that fits counts
+    for name in names:
+        fits = (one for one in policies if re.search(one["pattern"], name))
+        policy = next((one for one in fits if one["apply-to"] != "exchanges"), {"definition": "{}"})
+        if limits := _LIMITS & msgspec.json.decode(policy["definition"]).keys():
+            yield warn(
+                "policies",
+                f"policy {policy['name']!r} sets {', '.join(sorted(limits))} for queue {name}: the "
+                "broker deletes or refuses requests",
+                "let its pattern leave out the service's queues (docs/rabbitmq.md, Policies)",
+            )

@@ -191,7 +191,7 @@ class Publisher:
                 raise self._not_in_time(key, sent=True) from None
             except _PASSING as error:
                 sent = not isinstance(error, NackedError)
-                outlet = await self._after_failure(error, outlet, channel, key, sent=sent)
+                outlet = await self._after_failure(error, outlet, channel, key)
             else:
                 return
         await self._send_patiently(
@@ -230,33 +230,31 @@ class Publisher:
                         await outlet.wait_confirm(publishing, key)
                     except _PASSING as error:
                         sent = before if isinstance(error, NackedError) else sent
-                        outlet = await self._after_failure(error, outlet, channel, key, sent=sent)
+                        outlet = await self._after_failure(error, outlet, channel, key)
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
         except TimeoutError:
             raise self._not_in_time(key, sent=sent) from None
+        except NackedError:
+            if not sent:
+                raise
+            raise self._not_in_time(key, sent=True) from None
         finally:
             self._under_way.discard(bound)
 
     async def _after_failure(
-        self,
-        error: Exception,
-        outlet: Outlet,
-        channel: MessageChannel | None,
-        key: str,
-        *,
-        sent: bool,
+        self, error: Exception, outlet: Outlet, channel: MessageChannel | None, key: str
     ) -> Outlet:
         """Pause if waiting may help; return the outlet for the next try.
 
         Raises:
-            NackedError: the queue is full, and no try may have been *sent* all the same.
+            NackedError: the queue is full.
             ConfigError: trying again is useless, as the broker refused this message or all
                 messages to this exchange.
         """
         if isinstance(error, NackedError):
-            if (not self._is_quorum or outlet.nacked(channel, key)) and not sent:
+            if not self._is_quorum or outlet.nacked(channel, key):
                 raise error
         else:
             outlet.forget(channel)
