@@ -19,8 +19,9 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
 FRESH_S: Final = 5.0
+LOCAL_EVERY_S: Final = 0.5
 BROKER_EVERY_S: Final = 15.0
-"""A broker is asked about the queues at most each so many seconds."""
+"""A file, or a broker, is asked about the queues at most each so many seconds."""
 LOOK_TIMEOUT_S: Final = 1.0
 """If the store has not answered within this time, probes report that it does not answer."""
 
@@ -55,7 +56,7 @@ class StoreFacts:
         self._servers = servers
         self._service = service
         is_local = all(server.is_local for server in servers.values())
-        self._count_every_s = 0.0 if is_local else BROKER_EVERY_S
+        self._count_every_s = LOCAL_EVERY_S if is_local else BROKER_EVERY_S
         self._looking, self._counting = asyncio.Lock(), asyncio.Lock()
         self._looked_at = self._counted_at = -math.inf  # loop times
         self.accounts: Final = accounts

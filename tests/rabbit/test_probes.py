@@ -67,6 +67,33 @@ async def test_a_broker_that_goes_and_comes_back_is_seen_by_readiness_alone(
     assert others() == [200, 200]
 
 
+async def test_requests_that_wait_on_a_broker_are_seen_by_http(site: RabbitSite, proxy: Proxy):
+    """
+    Those in the queue and those that the run has read and has no place for. While the broker is
+    away there is no number, and the status is answered all the same.
+    """
+    address = f"127.0.0.1:{free_port()}"
+    await site.start(admin=address, max_accepted=1, max_running=1).serving()
+
+    def waiting() -> float | None:
+        start = b'gracekit_requests_waiting{lane="requests"} '
+        lines = ask_now(address, "/metrics").body.splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(start)), None)
+
+    assert waiting() == 0
+    async with served.svc.client(site.url) as client:
+        for key in ("a", "b", "c", "d"):
+            await client.cast("slow", key=key, s=60)
+    await until(lambda: waiting() == 3, "the number of those without a place", within_s=60)
+
+    proxy.refuse()
+    proxy.cut()
+    await until(lambda: waiting() is None, "no number", within_s=60)
+    (run,) = ask_now(address, "/api/v1/status").json["runs"]
+    assert run["status"]["queues"] == {}
+    proxy.heal()
+
+
 async def test_every_verb_works_from_another_host_with_a_token(site: RabbitSite, tmp_path: Path):
     """
     Without a token none does; each that changes something is an incident with who and why.

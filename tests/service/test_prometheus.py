@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from gracekit import Context, Service
-from gracekit.control.facts import BROKER_EVERY_S
+from gracekit.control.facts import BROKER_EVERY_S, LOCAL_EVERY_S
 from gracekit.process import Point
 from gracekit.telemetry.metrics import METRICS, OTHER, MetricKind
 from gracekit.telemetry.prometheus import Exposition
@@ -384,6 +384,7 @@ async def test_what_waits_in_the_queues_is_counted_when_somebody_asks(
     await life.runtime.wired.coordinator.quiet()
     for number in (1, 2):
         await client.cast("copy", seconds=1)
+        await asyncio.sleep(LOCAL_EVERY_S)
         await facts.measure()
         assert seen.values("gracekit_requests_waiting") == {("requests",): number, ("ops",): 0}
 
