@@ -40,8 +40,7 @@ class GracekitError(Exception):
 class ConfigError(GracekitError):
     """A setting, a URL or a file is wrong, or two settings contradict each other.
 
-    The message names each wrong value with the rule that it breaks, and what to set instead. A
-    restart without a change ends in the same way.
+    The message names each wrong value, its rule, and what to set instead. A restart does not help.
     """
 
 
