@@ -87,8 +87,6 @@ class Unjournaled:
             await asyncio.sleep(backoff.GIVE_BACK_S)
             await self.give_back(job)
             return
-        if end.is_put_off:
-            await self._scheduler.rest(job)
         self._scheduler.leave(job)
         # The state before the tracker: a drain that finds nothing left to wait for takes a task
         # that is still RUNNING for stuck.

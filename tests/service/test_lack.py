@@ -73,7 +73,8 @@ async def test_a_requeue_request_that_got_no_thread_goes_back(
     world: World, svc: Service, starve: Callable[[], None]
 ):
     """
-    Its caller gets the answer of the handler, not that a thread was missing.
+    Its caller gets the answer of the handler, not that a thread was missing. It is journaled when
+    it comes again, so it does not go back and forth until the broker gives it up.
     """
 
     @svc.rpc(on_interrupt="requeue")
@@ -84,10 +85,12 @@ async def test_a_requeue_request_that_got_no_thread_goes_back(
     client = await world.client(svc)
     starve()
     call = asyncio.create_task(client.prepare(request_id="w", timeout=500).call(work, n=1))
-    await life.hears("task.given_back")
+    await life.hears("task.handed_over", 3)
     feed()
 
     assert await call == 1
+    assert len(life.told("task.given_back")) == 1
+    assert world.task("w")["crashes"] == 0
 
 
 async def test_others_do_not_try_meanwhile_what_cannot_succeed(
