@@ -302,23 +302,6 @@ async def test_findings_have_no_row_when_nothing_waits(world: World, svc: Servic
     assert world.incidents("resource_moved_on") == []  # no rule had begun
 
 
-async def test_the_row_of_a_kind_that_is_no_more_goes(world: World, svc: Service):
-    """
-    A later version has no such kind: nobody can ask any more.
-    """
-    shares = Shares(world, svc, max_wait="1d")
-    shares.add("a")
-    shares.answers = lambda _id, _n: Wait("1m")
-    life = await world.start(svc)
-    await first_pass(life)
-    await life.drain()
-    later = Service("compute")
-    Shares(world, later, "other")
-    await world.start(later)
-
-    await world.until(lambda: world.rows("SELECT * FROM finding") == [], within_s=200)
-
-
 async def test_a_young_resource_of_a_killed_rule_is_asked_again_by_a_pass_by_hand(
     world: World, svc: Service
 ):
