@@ -15,6 +15,7 @@ from gracekit.errors import DeclarationError
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _PLAIN: Final = "__gracekit_plain__"
+_MOST_WRAPPERS: Final = 100  # some objects have every attribute, so that the search had no end
 
 
 def plain(function: FunctionT) -> FunctionT:
@@ -23,7 +24,10 @@ def plain(function: FunctionT) -> FunctionT:
     Such as one that a decorator has made by `asyncio.run` or `async_to_sync`. It is called in a
     thread. Write `@plain` above that decorator.
     """
-    function.__dict__[_PLAIN] = True
+    try:
+        setattr(function, _PLAIN, True)
+    except (AttributeError, TypeError) as error:
+        raise DeclarationError(f"{function!r} takes no mark: mark a def around it") from error
     return function
 
 
@@ -65,11 +69,12 @@ def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> N
     """
     if not callable(function):
         raise DeclarationError(f"{what} {function!r} is no function")
-    name, code = shown_name(function), _called(function)
-    if inspect.isasyncgenfunction(code) or inspect.isgeneratorfunction(code):
+    name, inner = shown_name(function), _innermost(function)
+    if inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner):
         raise DeclarationError(
-            f"{what} {name}() has a yield, so to call it runs nothing and makes a "
-            "generator: return the whole result in place of the yield"
+            f"{what} {name}() has a yield, so to call it runs nothing and makes a generator: "
+            "return the whole result in place of the yield, or, if a decorator loops over it, put "
+            "@gracekit.plain above that"
         )
     if is_async(function):
         if not awaited:
@@ -77,7 +82,7 @@ def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> N
                 f"{what} {name}() is a coroutine function, and is called without being awaited: "
                 "make it a plain function"
             )
-    elif _hides_coroutine(function):
+    elif is_async(inner):
         raise DeclarationError(
             f"{what} {name}() is a coroutine function behind a plain decorator, which may never "
             "await it: write the decorator's function as `async def` with an await, or, if it runs "
@@ -122,15 +127,11 @@ def _names(written: str) -> list[str]:
     return [part.split(":")[0].strip() for part in written.split(",") if part.strip()]
 
 
-def _is_plain(function: object) -> bool:
-    return getattr(function, _PLAIN, False) is True
-
-
-def _hides_coroutine(function: Callable[..., Any]) -> bool:
-    """Whether a plain *function* wraps a coroutine function, and is not marked as `plain`."""
-    if _is_plain(function):
-        return False
-    while isinstance(function, partial):
-        function = function.func
-    inner = inspect.unwrap(function, stop=_is_plain)
-    return is_async(inner) and not _is_plain(inner)
+def _innermost(function: Callable[..., Any]) -> Any:
+    """The function behind all decorators and partials, or the first one marked as `plain`."""
+    for _ in range(_MOST_WRAPPERS):
+        inner = getattr(function, "__wrapped__", None) or _called(function)
+        if inner is function or getattr(function, _PLAIN, False) is True:
+            break
+        function = inner
+    return function

@@ -243,8 +243,7 @@ class Threads:
         A function that has begun cannot be stopped: a cancellation takes effect at its return, or
         at once with *abandon*, which leaves the thread behind. Raises NoThreadError.
         """
-        # A start is a fifteenth sooner without anyio, and few come here before `load`.
-        import anyio.to_thread  # noqa: PLC0415
+        import anyio.to_thread  # noqa: PLC0415 - a start is a fifteenth sooner without it
 
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self.number)
@@ -253,7 +252,9 @@ class Threads:
                 never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
             )
         except RuntimeError as error:
-            raise NoThreadError.of(error) from error
+            if (lack := NoThreadError.of(error)) is error:
+                raise
+            raise lack from error
 
     @staticmethod
     @cache

@@ -331,9 +331,9 @@ def _judge(
     if task.order is not None:
         return AttemptEnd(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
-        was_called = not isinstance(error, NoThreadError)
+        put_off = _was_not_called(method, error)
         return AttemptEnd(
-            cut=Interruption.UNCLEAN if was_called else Interruption.SAFE_POINT,
+            cut=Interruption.SAFE_POINT if put_off else Interruption.UNCLEAN,
             interrupted_by=words_of(error) or type(error).__name__,
         )
     return _failed(task, error, parks=parks)
@@ -380,11 +380,16 @@ def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseExc
     `cancelling()` alone is no proof: before Python 3.13, a TaskGroup leaves its own cancellation
     there when a child fails while the group is awaited.
     """
-    if isinstance(error, asyncio.CancelledError | NoThreadError):
+    if isinstance(error, asyncio.CancelledError) or _was_not_called(method, error):
         return True
     if task.handler is None or not task.handler.cancelling() or isinstance(error, _EXITS):
         return False
     return method.is_async and _comes_of_cancellation(error)
+
+
+def _was_not_called(method: Method[Any, Any], error: BaseException) -> bool:
+    """Whether no thread could be started for a plain handler."""
+    return isinstance(error, NoThreadError) and not method.is_async
 
 
 def _comes_of_cancellation(error: BaseException) -> bool:

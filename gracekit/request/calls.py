@@ -71,7 +71,13 @@ async def call(function: Callable[[], Any], threads: Threads, *, abandon: bool =
 
 
 async def end_of(result: Any) -> Any:
-    """*result* of a plain function; the result of the coroutine that it has returned, if so."""
+    """*result* of a plain function; the result of the coroutine that it has returned, if so.
+
+    Raises:
+        TypeError: it has returned a generator, whose code nobody would run.
+    """
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(f"it has returned a generator, {result.__qualname__}(), which runs nothing")
     return await result if inspect.isawaitable(result) else result
 
 

@@ -203,11 +203,11 @@ class TrackedCall:
             error = None  # its traceback refers to this frame
 
     def _checked(self, result: Any) -> Any:
-        if inspect.iscoroutine(result):
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
             result.close()
             raise TypeError(
-                f"{self._name}() has returned a coroutine, which no thread runs: start it as an "
-                f"asyncio task with `async with ctx.track({self._name!r})`"
+                f"{self._name}() has returned a {type(result).__name__}, which no thread runs: "
+                f"start it as an asyncio task with `async with ctx.track({self._name!r})`"
             )
         return result
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import traceback
-from collections.abc import Callable, Mapping
-from types import FunctionType, MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +31,8 @@ _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class a
 # Most characters of a message, of a traceback's end, of all args and of all kwargs. A failure is
 # JSON in JSON in JSON, where a quote takes 8 bytes, and readers accept 1 MiB.
 _MAX_TEXT: Final = LONGEST_WRITTEN
-_MAX_LINKED: Final = 100  # exceptions whose tracebacks are written out in one
+_MOST: Final = 100  # exceptions in one traceback, and args of one whose text is shortened
+_USUAL_TEXTS: Final = (BaseException.__str__, KeyError.__str__, errors.GracekitError.__str__)
 
 # Our own errors are sent under these names, which callers with oslo.messaging expect.
 _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyType(
@@ -154,20 +155,27 @@ def _message_of(value: object) -> str:
 
 def _text_of(value: object, write: Callable[[object], str]) -> str:
     try:
-        if isinstance(value, str) or not is_long(value) or _has_own_text(value):
-            text = write(value if type(value) is not str else value[:_MAX_TEXT])
-        elif isinstance(value, BaseException) and len(value.args) == 1:
-            text = _text_of(value.args[0], write)
-        else:
-            text = f"<{kind_of(value)} that is too long to be shown>"
+        text = _short_text(value, write) if is_long(value) else write(value)
     except BaseException as error:  # noqa: BLE001 - __str__ and __repr__ are the application's
         text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
     return text[:_MAX_TEXT].encode(errors="replace").decode()
 
 
-def _has_own_text(value: object) -> bool:
-    """Whether it is an exception whose class has a `__str__` in Python, which may write little."""
-    return isinstance(value, BaseException) and isinstance(type(value).__str__, FunctionType)
+def _short_text(value: object, write: Callable[[object], str]) -> str:
+    """The text of a long *value*: its begin, or that of an exception without its long parts."""
+    if type(value) is str:
+        return write(value[:_MAX_TEXT])
+    if not isinstance(value, BaseException):
+        return f"<{kind_of(value)}, too long to be shown>"
+    if write is str and type(value).__str__ not in _USUAL_TEXTS:
+        return write(value)
+    parts = [_part_of(one, write if len(value.args) == 1 else repr) for one in value.args[:_MOST]]
+    return ", ".join(parts) if write is str else f"{kind_of(value)}({', '.join(parts)})"
+
+
+def _part_of(value: object, write: Callable[[object], str]) -> str:
+    is_short = type(value) is str or not is_long(value)
+    return write(value)[:_MAX_TEXT] if is_short else f"<{kind_of(value)}, too long to be shown>"
 
 
 def _plain_or_text(value: object) -> Any:
@@ -200,30 +208,35 @@ def _kwargs_of(exception: BaseException) -> dict[str, Any]:
 def traceback_lines(exception: BaseException) -> tuple[str, ...]:
     """The traceback with its line ends, the end of a long one; never raises."""
     try:
-        if _is_long_story(exception):
-            last = f"{kind_of(exception)}: {_message_of(exception)}"[: _MAX_TEXT // 2]
-            lines = [*traceback.format_tb(exception.__traceback__), f"{last}\n"]
-        else:
-            lines = traceback.format_exception(exception)
+        chain = _chain(exception)
+        is_usual = len(chain) <= _MOST and not any(map(is_long, chain))
+        lines = traceback.format_exception(exception) if is_usual else _long_traceback(chain)
     except BaseException:  # noqa: BLE001 - it calls the application's __str__ and __repr__
         return ()
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 
 
-def _is_long_story(exception: BaseException) -> bool:
-    """Whether it would take long to write out with its causes and the members of its group."""
-    linked = {id(exception): exception}
-    waiting = [exception]
-    while waiting and len(linked) <= _MAX_LINKED:
-        one = waiting.pop()
-        if is_long(one):
-            return True
-        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        for link in (one.__cause__, one.__context__, *members[: _MAX_LINKED + 1]):
-            if link is not None and id(link) not in linked:
-                linked[id(link)] = link
-                waiting.append(link)
-    return len(linked) > _MAX_LINKED
+def _chain(exception: BaseException) -> list[BaseException]:
+    """An exception, the one that it was raised from, and so on, to a little beyond `_MOST`.
+
+    The members of a group are among its `args`.
+    """
+    chain: list[BaseException] = []
+    one: BaseException | None = exception
+    while one is not None and len(chain) <= _MOST and one not in chain:
+        chain.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return chain
+
+
+def _long_traceback(chain: Sequence[BaseException]) -> list[str]:
+    """As `traceback.format_exception`, with short texts and without the members of groups."""
+    lines: list[str] = []
+    for one in reversed(chain[:_MOST]):
+        lines += ["\nIt led to this:\n\n"] if lines else []
+        lines += ["Traceback (most recent call last):\n", *traceback.format_tb(one.__traceback__)]
+        lines.append(f"{kind_of(one)}: {_message_of(one)}\n")
+    return lines
 
 
 def shown(

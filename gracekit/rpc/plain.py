@@ -161,8 +161,8 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
     """
     if type(value) is dict and depth < MAX_DEPTH:  # the table below takes longer
         return _object(value, path, depth + 1)
-    if type(value) is list and depth < MAX_DEPTH and _are_scalars(value):
-        return value.copy()
+    if isinstance(value, list | tuple) and depth < MAX_DEPTH and _are_scalars(value):
+        return [*value]
     match value:
         case None | bool():
             return value
@@ -181,9 +181,8 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
         case list() | tuple():
             return [plain(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]
         case set() | frozenset():
-            items = plain([*value], f"{path}{{}}", depth)
-            one_type = {*map(type, items)} in ({int}, {str})
-            return sorted(items, key=None if one_type else msgspec.json.encode)
+            items = [plain(item, f"{path}{{}}", depth + 1) for item in value]
+            return sorted(items, key=msgspec.json.encode)
         case dt.datetime():
             return value.isoformat(timespec="microseconds")  # required by oslo's readers
         case dt.date():
@@ -201,11 +200,13 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
 def _are_scalars(items: Sequence[object]) -> bool:
     """Whether all are plain data as they are: many numbers must not take a call each."""
     kinds = set(map(type, items))
-    return (
-        kinds <= _SCALARS
-        and (str not in kinds or all(one.isascii() for one in items if type(one) is str))
-        and (float not in kinds or all(math.isfinite(one) for one in items if type(one) is float))
-    )
+    if not kinds <= _SCALARS:
+        return False
+    try:
+        "".join([one for one in items if type(one) is str]).encode()
+    except UnicodeEncodeError:
+        return False
+    return float not in kinds or all(math.isfinite(one) for one in items if type(one) is float)
 
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})

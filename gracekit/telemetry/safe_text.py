@@ -5,8 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections import UserDict, UserList, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 from gracekit.config.urls import redact_url
@@ -26,7 +30,13 @@ LONGEST_NAME: Final = 40
 LONGEST_WRITTEN: Final = 16_384
 """Characters of a value, see `is_long`, that is still written out to be shown."""
 _TEXTS: Final = (str, bytes, bytearray)
-_HOLDERS: Final = (dict, list, tuple, set, frozenset)
+_MAPPINGS: Final = (dict, MappingProxyType, UserDict)
+_HOLDERS: Final[tuple[type[Collection[Any]], ...]] = (
+    *(*_MAPPINGS, list, tuple, set, frozenset, deque, array, UserList),
+    *map(type, ({}.keys(), {}.values(), {}.items())),
+)
+_OTHER: Final = 8
+"""Characters of any other object, such as a date or a UUID; it takes three at least."""
 _SHORT: Final = frozenset({int, float, bool, type(None)})
 _WITHHELD: Final = "<withheld: it repeats too much of the request>"
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
@@ -42,24 +52,27 @@ def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
     """Whether *value* surely takes more than *most* characters to write; counts no further.
 
     To write out what an application hands over may take seconds, for which the loop would stand.
-    It looks into sets, lists, tuples, dicts and exceptions. A member takes two characters at least.
+    It looks into the usual containers, dataclasses and exceptions. A member of a container takes
+    two characters at least.
     """
     waiting = [value]
-    while waiting:
+    while waiting and most >= 0:
         part = waiting.pop()
         if isinstance(part, _TEXTS):
             most -= len(part)
         elif isinstance(part, _HOLDERS):
-            most -= 2 * len(part)
+            most -= 2 + 2 * len(part)
             if most >= 0:
-                members = part if not isinstance(part, dict) else (*part, *part.values())
+                members = (*part, *part.values()) if isinstance(part, _MAPPINGS) else part
                 waiting += [one for one in members if type(one) not in _SHORT]
         elif isinstance(part, BaseException):
             # By the descriptor of the class: an exception may have code of its own for it.
             waiting.append(BaseException.args.__get__(part))  # type: ignore[attr-defined]
-        if most < 0:
-            return True
-    return False
+        elif is_dataclass(part):
+            waiting.append(getattr(part, "__dict__", None))
+        else:
+            most -= _OTHER
+    return most < 0
 
 
 def clean(value: Any) -> Any:
@@ -81,8 +94,8 @@ def clean(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, Sentence):
         return Sentence(escape(value, longest=LONGEST_SENTENCE))
-    if isinstance(value, dict | tuple) and is_long(value):
-        return f"<{type(value).__name__} of {len(value)}, too long to be shown>"
+    if not isinstance(value, str) and is_long(value):
+        return f"<{type(value).__name__}, too long to be shown>"
     return escape(str(value))
 
 

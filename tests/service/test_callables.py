@@ -51,6 +51,12 @@ class Answers:
         return "answered"
 
 
+class Wrapped:
+    """An object whose method is decorated."""
+
+    __call__ = wrapped(Answers.__call__)
+
+
 async def work(ctx: Context, share: str = "") -> str:
     await asyncio.sleep(1)
     return "worked"
@@ -106,6 +112,7 @@ def test_the_same_is_found_behind_partials_and_objects():
         functools.lru_cache(work),
         wrapped(functools.partial(work)),
         wrapped(Answers()),
+        Wrapped(),
     ):
         with pytest.raises(DeclarationError, match="behind a plain decorator"):
             check(hidden, "job")
@@ -208,6 +215,30 @@ async def test_a_drain_waits_for_the_coroutine_of_a_plain_handler(world: World, 
 
     assert report.handed_over == ["c"]
     assert world.rows("SELECT cut FROM task")[0]["cut"] == "cancelled"
+
+
+async def test_a_generator_is_no_result_of_work(world: World, svc: Service):
+    """
+    Neither behind a decorator, nor returned by a plain function: its code would not run.
+    """
+
+    def pages(ctx: Context) -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(DeclarationError, match="has a yield, so to call it runs nothing"):
+        svc.rpc(wrapped(pages))
+    svc.rpc(gracekit.plain(functools.wraps(pages)(lambda ctx: list(pages(ctx)))))
+
+    @svc.rpc
+    def later(ctx: Context) -> Any:
+        return pages(ctx)
+
+    await world.start(svc)
+    client = await world.client(svc)
+
+    assert await client.call("pages") == [1]
+    with pytest.raises(TypeError, match="it has returned a generator"):
+        await client.call(later)
 
 
 async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc: Service):
