@@ -110,8 +110,8 @@ class AdminApi:
         """Parked tasks of one service, or of all, the oldest deadline first."""
         return (await list_parked(self._view, service, limit=limit)).as_json()
 
-    async def task(self, task_id: str, version: str) -> dict[str, Any]:
-        """The full record of one task, in the form of API *version*.
+    async def task(self, task_id: str) -> dict[str, Any]:
+        """The full record of one task.
 
         Raises:
             NoSuchTaskError: the id names no task, or several.
@@ -125,7 +125,7 @@ class AdminApi:
             answer = await self._verb("status", asked)
             return RunReport(answer=answer, tasks=answer["tasks"])
 
-        return (await read_task(self._view, subject, hear)).as_json(version)
+        return (await read_task(self._view, subject, hear)).as_json()
 
     async def exits(self, limit: int) -> dict[str, Any]:
         """The last runs that ended, newest first."""

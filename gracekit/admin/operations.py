@@ -16,7 +16,6 @@ from gracekit.admin.api import AdminApi
 from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
-from gracekit.listings.api_versions import API_VERSIONS, V1_0
 from gracekit.listings.status import GONE_SHOWN
 from gracekit.listings.tasks import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState
@@ -200,11 +199,6 @@ _WHAT: Final = Parameter(
     meaning="Kinds that begin so: `operator` for what operators have ordered.",
     schema=_text(LONGEST_ID, minLength=1),
 )
-_VERSION: Final = Parameter(
-    name="version",
-    meaning="1.0 shows a parked task as errored, for no_capacity; 1.1 as pending.",
-    schema={"type": "string", "enum": list(API_VERSIONS), "default": V1_0},
-)
 _SERVICE: Final = Parameter(
     name="service", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)
 )
@@ -220,13 +214,12 @@ _LISTING: Final = (
         meaning="Tasks in this state; may be repeated. Default: those that have not ended.",
         schema={"type": "array", "items": {"type": "string", "enum": _STATES}},
     ),
-    _VERSION,
     _limit(50),
 )
 
 
 async def _task(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.task(values["task_id"], values.get("version", V1_0))
+    return await api.task(values["task_id"])
 
 
 async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
@@ -235,7 +228,6 @@ async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
         resource=values.get("resource"),
         states=values.get("state", ()),
         limit=values.get("limit", 50),
-        version=values.get("version", V1_0),
     )
     return await api.tasks(query)
 
@@ -317,7 +309,7 @@ LISTINGS: Final = (
         *(_status, _limit(GONE_SHOWN, _OF_GONE)),
     ),
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
-    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task, _VERSION),
+    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
     _show(
         "/api/v1/pending",
         "Tasks that wait for capacity, the oldest deadline first.",

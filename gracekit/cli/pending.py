@@ -62,8 +62,7 @@ def pending(
     missing.
 
     `retry`, `give-up` and `cancel` end the waiting of one task. With --instance
-    the tasks of that instance's service are listed. The JSON is that of
-    --api-version 1.1.
+    the tasks of that instance's service are listed.
 
     Exit status: 0; with --instance or --service 4 if no run of that name is on record.
     """

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.order_progress import order_words
@@ -38,24 +37,21 @@ _PARKED: Final = "parked"
 
 @click.command()
 @click.argument("task_id", metavar="ID", shell_complete=task_ids())
-@api_version_option
 @common
-def show(options: CommonOptions, /, *, task_id: str, api_version: str | None) -> None:
+def show(options: CommonOptions, /, *, task_id: str) -> None:
     """Show everything that is on record of one task.
 
     That is when it entered each of its states, its attempts, orders with who gave
     them and why, its failure with the traceback, its cursor, its lease, what is
     still due, and what its process answers. Arguments, context and result are not
-    shown. With --json a parked task is `errored` for `no_capacity`; with
-    --api-version 1.1 it is `pending`.
+    shown.
 
     ID is a request id or the beginning of one, if no other id begins so.
     """
-    version = version_of(api_version, as_json=options.as_json)
     with StoreRecords(options.settings) as records:
         record = asyncio.run(_look(records, task_id, options.instance))
     if options.as_json:
-        click.echo(json_text(record.as_json(version)))
+        click.echo(json_text(record.as_json()))
     else:
         click.echo("\n".join(_text(record)))
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.main import tell
 from gracekit.cli.options import (
     CommonOptions,
@@ -28,7 +27,6 @@ from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
-from gracekit.listings.api_versions import V1_0
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.pending import deadline_words
 from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
@@ -47,10 +45,6 @@ _WITHOUT_ROW: Final = {
     "": "work of a handler, takes no orders",
 }
 """By the beginning of its name: what runs on the lane of background work."""
-_NOT_OF_1_0: Final = (
-    "version 1.0 of the API has no state 'pending' and shows a parked task as 'errored', so none "
-    "is listed: add --api-version 1.1"
-)
 _LONGEST_TEXT: Final = 100
 _LONGEST_CURSOR: Final = 24
 
@@ -70,7 +64,6 @@ _LONGEST_CURSOR: Final = 24
 )
 @click.option("--stuck", is_flag=True, help="Only tasks that make no progress, and why.")
 @limit_option()
-@api_version_option
 @watch_option
 @common
 def tasks(
@@ -81,7 +74,6 @@ def tasks(
     states: tuple[str, ...],
     stuck: bool,
     limit: int,
-    api_version: str | None,
     every_s: float | None,
 ) -> None:
     """List tasks: by default those that have not ended, newest first.
@@ -97,9 +89,6 @@ def tasks(
     minutes, or were handed over 10 minutes ago and taken by no run. WHY LISTED
     says which, and what it waits for. Parked tasks and waiting probes are not stuck.
 
-    --json without --api-version 1.1 shows parked tasks as `errored`: list them
-    with --state errored or all.
-
     `show` prints all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
 
@@ -114,7 +103,6 @@ def tasks(
         states=states,
         stuck=stuck,
         limit=limit,
-        version=version_of(api_version, as_json=options.as_json),
     )
 
     def look_once() -> TaskList:
@@ -126,19 +114,12 @@ def tasks(
         text = "\n".join((_text(found, query), *_not_heard(found)))
         return Picture(text=text, data=found.as_json())
 
-    _tell_of_version(query)
     if every_s is not None:
         watch(picture, every_s=every_s, as_json=options.as_json)
     found = look_once()
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
     for sentence in () if options.as_json else (*_not_heard(found), *_perhaps_a_kind(found, query)):
         tell(sentence, prefix="")
-
-
-def _tell_of_version(query: TaskQuery) -> None:
-    """Say why a script that asks for parked tasks gets none; the documents stay as they are."""
-    if query.version == V1_0 and TaskState.PENDING.value in query.states:
-        tell(_NOT_OF_1_0, prefix="")
 
 
 for _verb in (show, cancel, fail, retry):

@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.clock import age_s
-from gracekit.listings.api_versions import V1_0, as_version
 from gracekit.listings.reports import RunAnswer
 from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TRANSIENT, TaskState
@@ -89,10 +88,10 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
         """`kind:id`."""
         return resource_in(self.columns)
 
-    def as_json(self, version: str = V1_0) -> dict[str, Any]:
-        """Plain data for `--json`, in API *version*."""
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
         return {
-            **as_version(self.columns, version),
+            **self.columns,
             "resource": self.resource,
             "owner_run": self.columns.get("owner"),
             "owner": self.owner,

@@ -13,10 +13,9 @@ import msgspec
 from gracekit.errors import GracekitError
 from gracekit.journal.rows import from_json
 from gracekit.listings import listings_sql as sql
-from gracekit.listings.api_versions import V1_0, as_version
 from gracekit.listings.chosen_task import ChosenTask
 from gracekit.listings.reports import RunReport
-from gracekit.listings.store_view import StoreView
+from gracekit.listings.store_view import API_VERSION, StoreView
 from gracekit.request.outcomes import failure_from
 from gracekit.runs.run import Run
 
@@ -52,11 +51,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The report on the task; None if there is none."""
         return next(iter(self.reports.tasks), None)
 
-    def as_json(self, version: str = V1_0) -> dict[str, Any]:
-        """Plain data for `--json`, in API *version*."""
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
         return {
-            "api_version": version,
-            "task": as_version(self.columns, version),
+            "api_version": API_VERSION,
+            "task": self.columns,
             "kept_bytes": self.kept,
             "replies": self.replies,
             "lease": self.lease,

@@ -14,8 +14,7 @@ from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.journal.pending import as_shown, shown_columns
 from gracekit.listings import listings_sql as sql
-from gracekit.listings.api_versions import V1_1
-from gracekit.listings.store_view import StoreView
+from gracekit.listings.store_view import API_VERSION, StoreView
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -59,9 +58,9 @@ class ParkedList(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`, always in 1.1, as 1.0 does not have the state PENDING."""
+        """Plain data for `--json`."""
         tasks = [task.as_json() for task in self.tasks]
-        return {"api_version": V1_1, "tasks": tasks, "more": self.more}
+        return {"api_version": API_VERSION, "tasks": tasks, "more": self.more}
 
 
 async def list_parked(view: StoreView, service: str | None = None, *, limit: int) -> ParkedList:

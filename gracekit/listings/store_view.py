@@ -26,6 +26,9 @@ from gracekit.store.engine import Queries
 from gracekit.store.older import copied_at
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
+API_VERSION: Final = "1.0"
+"""Of the JSON in which tasks are shown."""
+
 UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
 

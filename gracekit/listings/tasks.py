@@ -16,10 +16,9 @@ from gracekit.journal.tasks_sql import SHOWN_ID, SHOWN_KIND
 from gracekit.life import Alive, Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
-from gracekit.listings.api_versions import V1_0
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.reports import Reports
-from gracekit.listings.store_view import StoreView, label
+from gracekit.listings.store_view import API_VERSION, StoreView, label
 from gracekit.runs.pages import is_known, named
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
@@ -42,8 +41,6 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
         states: Values of `TaskState`, or `ALL_STATES`; empty for tasks that have not ended.
         stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
         limit: How many at most.
-        version: One of `API_VERSIONS`. 1.0 shows a parked task as ERRORED, and *states* are the
-            states as shown.
     """
 
     name: str | None = None
@@ -51,7 +48,6 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     states: Sequence[str] = ()
     stuck: bool = False
     limit: int = 50
-    version: str = V1_0
 
 
 class TaskList(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,19 +57,17 @@ class TaskList(msgspec.Struct, frozen=True, kw_only=True):
         tasks: The newest first; tasks without a row last.
         more: Whether there are more than the limit.
         not_heard: Living runs that did not report all of their tasks, each with the reason.
-        version: As in the query.
     """
 
     tasks: Sequence[ListedTask]
     more: bool
     not_heard: Mapping[str, str]
-    version: str
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         return {
-            "api_version": self.version,
-            "tasks": [task.as_json(self.version) for task in self.tasks],
+            "api_version": API_VERSION,
+            "tasks": [task.as_json() for task in self.tasks],
             "more": self.more,
             "not_heard": dict(self.not_heard),
         }
@@ -108,7 +102,7 @@ class _Listing:
     async def of(self, query: TaskQuery) -> TaskList:
         """See `list_tasks`."""
         if query.name is not None and not await is_known(self._view.engine, query.name):
-            return TaskList(tasks=[], more=False, not_heard={}, version=query.version)
+            return TaskList(tasks=[], more=False, not_heard={})
         text, params = _query(query)
         rows = await self._view.engine.query(text, *params)
         await self._know({*self._reports, *(row[_OWNER] for row in rows)})
@@ -127,7 +121,6 @@ class _Listing:
                 for run_id, said in self._reports.items()
                 if said.brief
             },
-            version=query.version,
         )
 
     async def _know(self, run_ids: Iterable[Value]) -> None:
@@ -292,12 +285,8 @@ def _condition(query: TaskQuery) -> tuple[str, list[Value]]:
 def _wanted(query: TaskQuery) -> list[str]:
     """The states in the journal that correspond to the query."""
     wanted = {*query.states} or {state.value for state in TRANSIENT}
-    parked = TaskState.PENDING.value
     if query.stuck:  # a parked task is never stuck, and there may be very many
-        wanted.discard(parked)
-    elif query.version == V1_0:
-        wanted.discard(parked)
-        wanted |= {parked} if TaskState.ERRORED.value in wanted else set()
+        wanted.discard(TaskState.PENDING.value)
     return sorted(wanted)
 
 

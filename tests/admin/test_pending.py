@@ -50,30 +50,20 @@ async def shown(site: Site, query: str = "") -> list[tuple[str, str]]:
     return [(task["request_id"], task["state"]) for task in answer.json["tasks"]]
 
 
-async def test_a_request_without_a_version_is_of_1_0(site: Site):
-    """
-    There a parked task has ended as ERRORED; filters mean the states that are shown.
-    """
+async def test_a_parked_task_is_pending_in_every_listing(site: Site):
     await park(site, "order-1")
 
-    for version in ("", "&version=1.0"):
-        assert await shown(site, f"?limit=9{version}") == []
-        assert await shown(site, f"?state=pending{version}") == []
-        assert await shown(site, f"?state=errored{version}") == [("order-1", "errored")]
-    assert await shown(site, "?version=1.1") == [("order-1", "pending")]
-    assert await shown(site, "?version=1.1&state=errored") == []
+    for query in ("", "?state=pending", "?state=all"):
+        assert await shown(site, query) == [("order-1", "pending")]
+    assert await shown(site, "?state=errored") == []
     one = (await site.ask("/api/v1/tasks/order-1", **ALICE)).json
-    assert (one["api_version"], one["task"]["state"]) == ("1.0", "errored")
+    assert (one["api_version"], one["task"]["state"]) == ("1.0", "pending")
     assert one["task"]["reason"] == "no_capacity"
-    newer = (await site.ask("/api/v1/tasks/order-1?version=1.1", **ALICE)).json
-    assert (newer["api_version"], newer["task"]["state"]) == ("1.1", "pending")
-    unknown = await site.ask("/api/v1/tasks?version=2.0", **ALICE)
-    assert (unknown.status, "version must be one of 1.0, 1.1" in unknown.why) == (400, True)
 
 
 async def test_parked_tasks_are_listed_for_who_may_look(site: Site):
     """
-    In the shape of 1.1, whatever; without a token they are not.
+    Without a token they are not.
     """
     await park(site, "order-1", "order-2")
 
@@ -83,7 +73,7 @@ async def test_parked_tasks_are_listed_for_who_may_look(site: Site):
     nobody = await site.ask("/api/v1/pending")
     status = (await site.ask("/api/v1/status", **ALICE)).json
 
-    assert listed["api_version"] == "1.1"
+    assert listed["api_version"] == "1.0"
     assert [task["task_id"] for task in listed["tasks"]] == ["order-1", "order-2"]
     assert listed["tasks"][0]["requested"] == {"memory_mb": 8192}
     assert ([task["task_id"] for task in cut["tasks"]], cut["more"]) == (["order-1"], True)
@@ -112,7 +102,7 @@ async def test_any_run_ends_a_parked_task_and_lets_one_run_again(tmp_path: Path)
             cancelled = await site.act(f"{path}/gone/cancel", reason="deleted")
             failed = await site.act(f"{path}/wrong/fail", reason="wrong")
             orders = (await site.ask("/api/v1/incidents?what=operator", **ALICE)).json["incidents"]
-            state = (await site.ask(f"{path}/large?version=1.1", **ALICE)).json["task"]
+            state = (await site.ask(f"{path}/large", **ALICE)).json["task"]
 
     assert (unexplained.status, "needs a reason" in unexplained.why) == (400, True)
     states = [answer.json["state"] for answer in (given_up, retried, cancelled, failed)]

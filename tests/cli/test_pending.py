@@ -84,7 +84,7 @@ def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory
     assert lines[1].split()[:3] == ["old", "build", "vm:old"]
     assert "  in 55m  " in lines[1]
     assert "  in 59m  " in lines[2]
-    assert (listed["api_version"], listed["more"]) == ("1.1", False)
+    assert (listed["api_version"], listed["more"]) == ("1.0", False)
     assert [task["task_id"] for task in listed["tasks"]] == ["late", "old", "new"]
     first = listed["tasks"][0]
     assert (first["state"], first["version"], first["requested"]) == (
@@ -470,51 +470,20 @@ def listed(answer: Answer) -> list[tuple[str, str]]:
     return [(task["request_id"], task["state"]) for task in answer.json["tasks"]]
 
 
-def test_to_clients_of_1_0_a_parked_task_has_ended(directory):
-    """
-    `--state` means the states that are shown. Without a version the JSON is of 1.0.
-    """
+def test_a_parked_task_is_pending_in_every_document(directory):
     left_parked(directory, "order-1")
-    newer = ("--api-version", "1.1", "--json")
 
-    for older in (("--json",), ("--api-version", "1.0", "--json")):
-        assert listed(gracekit(directory, "tasks", *older)) == []
-        none = gracekit(directory, "tasks", "--state", "pending", *older)
-        assert (none.code, listed(none)) == (0, [])
-        told = json.loads(none.err)
-        assert told["level"] == "WARNING"
-        assert told["message"].endswith("add --api-version 1.1")
-        errored = gracekit(directory, "tasks", "--state", "errored", *older)
-        assert listed(errored) == [("order-1", "errored")]
-        assert errored.json["api_version"] == "1.0"
-        assert errored.json["tasks"][0]["reason"] == "no_capacity"
-        assert "parkings" not in errored.json["tasks"][0]
-        assert listed(gracekit(directory, "tasks", "--state", "all", *older)) == listed(errored)
-        shown = gracekit(directory, "tasks", "show", "order-1", *older).json
-        assert (shown["api_version"], shown["task"]["state"]) == ("1.0", "errored")
-        assert shown["task"]["reason"] == "no_capacity"
-        assert "requested" not in shown["task"]
     for words in ((), ("--state", "pending"), ("--state", "all")):
-        answer = gracekit(directory, "tasks", *words, *newer)
+        answer = gracekit(directory, "tasks", *words, "--json")
         assert answer.err == ""
         assert listed(answer) == [("order-1", "pending")]
-    assert answer.json["api_version"] == "1.1"
+    assert answer.json["api_version"] == "1.0"
+    assert answer.json["tasks"][0]["reason"] == "no_capacity"
     assert answer.json["tasks"][0]["ownerless"] is False
-    assert listed(gracekit(directory, "tasks", "--state", "errored", *newer)) == []
-    shown = gracekit(directory, "tasks", "show", "order-1", *newer).json["task"]
+    assert listed(gracekit(directory, "tasks", "--state", "errored", "--json")) == []
+    shown = gracekit(directory, "tasks", "show", "order-1", "--json").json["task"]
     assert (shown["state"], shown["parkings"]) == ("pending", 1)
     assert shown["requested"] == {"memory_mb": 8192}
-
-
-def test_a_version_is_for_json_and_one_that_is_known(directory):
-    """
-    The text is for people, and always has all states.
-    """
-    left_parked(directory, "order-1")
-
-    assert gracekit(directory, "tasks", "--api-version", "1.0").code == 2
-    assert gracekit(directory, "tasks", "show", "order-1", "--api-version", "1.1").code == 2
-    assert gracekit(directory, "tasks", "--api-version", "2.0", "--json").code == 2
 
 
 def test_people_read_that_a_task_waits_for_capacity_and_until_when(directory):
