@@ -88,15 +88,6 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     overdue: int
     next_deadline: float | None
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {
-            "service": self.service,
-            "parked": self.parked,
-            "overdue": self.overdue,
-            "next_deadline": self.next_deadline,
-        }
-
 
 async def count_parked(view: StoreView) -> list[PendingStatus]:
     """The numbers of each service that has parked tasks; reads only an index."""
@@ -121,10 +112,6 @@ class UnsentNotifications(msgspec.Struct, frozen=True, kw_only=True):
 
     unsent: int
     oldest_at: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {"unsent": self.unsent, "oldest_at": self.oldest_at}
 
 
 async def count_unsent(view: StoreView) -> UnsentNotifications:

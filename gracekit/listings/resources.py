@@ -40,10 +40,6 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     broken: Sequence[Mapping[str, Any]]
     last_pass: Mapping[str, float] | None
 
-    def as_json(self) -> Any:
-        """Plain data for `--json`."""
-        return msgspec.to_builtins(self)
-
     def troubles(self, now: float) -> Iterator[tuple[str, str]]:
         """What its passes do not settle, each with a remedy; *now* is wall time."""
         of = f"of {self.service} on {self.host}"

@@ -123,9 +123,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             "last_exits": [exit_as_json(run) for run in self.exits],
             "ownerless": dict(self.ownerless),
             "accounts": self.accounts and self.accounts.as_json(),
-            "resources": [one.as_json() for one in self.resources],
-            "pending": [one.as_json() for one in self.pending],
-            "notifications": self.notifications.as_json(),
+            "resources": msgspec.to_builtins(self.resources),
+            "pending": msgspec.to_builtins(self.pending),
+            "notifications": msgspec.to_builtins(self.notifications),
         }
 
 
