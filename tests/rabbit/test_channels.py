@@ -452,6 +452,44 @@ async def test_a_quorum_queue_that_only_nacks_counts_as_full_after_a_new_channel
     assert 2 <= channels <= 4  # one a second at most
 
 
+async def test_a_nack_of_long_ago_does_not_make_a_queue_full(link, monkeypatch):
+    """
+    Neither is it remembered for ever, as there may be any number of queues that nacked once.
+    """
+    monkeypatch.setattr(amqp_outlet, "NACKED_FOR_S", 0.3)
+    monkeypatch.setattr(amqp_outlet, "FIRST_NACK_S", 0.6, raising=False)
+    other = await link.channel()
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for name in ("a", "b"):
+        await other.queue_declare(name, arguments=full)
+    repeated: list[str] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(
+        lambda event, fields: (
+            repeated.append(fields["queue"]) if event == "publish.repeated" else None
+        )
+    )
+    publisher = publisher_to(link, telemetry=telemetry, profile="quorum")
+
+    async def fill(name: str) -> None:
+        with pytest.raises(DependencyError, match="is full"):
+            for n in range(5):
+                await publisher.publish(Queue(name, QueueKind.REPLY), message(str(n)))
+
+    await fill("a")
+    await asyncio.sleep(0.7)
+    before = len(repeated)
+    await fill("a")
+    again = repeated[before:]
+    await asyncio.sleep(0.7)
+    await fill("b")
+    kept = list(publisher._outlets[""]._nacks)
+    publisher.stop()
+
+    assert "a" in again
+    assert kept == ["b"]
+
+
 async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(link, monkeypatch):
     """
     Whoever gives up before the channel is judged leaves word of it; one confirm takes it back.

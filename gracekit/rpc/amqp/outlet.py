@@ -25,6 +25,8 @@ messages that it is about to pass to the leader of a quorum queue if that leader
 LOOK_EVERY_S: Final = 1.0
 NACKED_FOR_S: Final = 2.0
 """Seconds for which a quorum queue nacks and confirms nothing, after which it counts as full."""
+FIRST_NACK_S: Final = 5.0
+"""Seconds after which a first nack is forgotten: a later one may have another cause."""
 REFUSED_WITHIN_S: Final = 1.0
 """Seconds to wait for a refusal, which comes at once: a later message was not the refused one."""
 
@@ -153,6 +155,7 @@ class Outlet:
         is_old = channel is self._channel and now - self._opened_at >= backoff.CHANNEL_S
         if channel is not None and is_old:
             self._leave(channel, now)
+        self._nacks = {name: at for name, at in self._nacks.items() if now - at < FIRST_NACK_S}
         return now - self._nacks.setdefault(key, now) >= NACKED_FOR_S
 
     def stop(self) -> None:
