@@ -405,9 +405,12 @@ def test_the_pinned_aiormq_is_one_that_was_tested():
     assert any(f"aiormq=={version} " in lock for version in KNOWN_AIORMQ)
 
 
-async def test_a_quorum_queue_that_only_nacks_counts_as_full_after_a_new_channel(link, monkeypatch):
+@pytest.mark.parametrize("profile", ["durable", "quorum"])
+async def test_a_queue_that_only_nacks_counts_as_full_after_a_new_channel(
+    link, monkeypatch, profile: str
+):
     """
-    The broker's channel may have lost sight of a queue whose leader died, for good, beside others
+    Whatever the sender's own profile is, as the queue may be a quorum queue of its service. The broker's channel may have lost sight of a queue whose leader died, for good, beside others
     that are well. Where it is the queue that is full, a new channel does no harm, and the messages
     to others are confirmed where they are.
     """
@@ -423,7 +426,7 @@ async def test_a_quorum_queue_that_only_nacks_counts_as_full_after_a_new_channel
             repeated.append(fields["queue"]) if event == "publish.repeated" else None
         )
     )
-    publisher = publisher_to(link, telemetry=telemetry, profile="quorum")
+    publisher = publisher_to(link, telemetry=telemetry, profile=profile)
     opened: list[MessageChannel] = []
     messages = link.messages
 

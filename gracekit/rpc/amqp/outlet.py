@@ -24,7 +24,7 @@ CONFIRM_S: Final = 5.0
 messages that it is about to pass to the leader of a quorum queue if that leader dies."""
 LOOK_EVERY_S: Final = 1.0
 NACKED_FOR_S: Final = 2.0
-"""Seconds for which a quorum queue nacks and confirms nothing, after which it counts as full."""
+"""Seconds for which a queue nacks and confirms nothing, after which it counts as full."""
 FIRST_NACK_S: Final = 5.0
 """Seconds after which a first nack is forgotten: a later one may have another cause."""
 REFUSED_WITHIN_S: Final = 1.0
@@ -145,9 +145,9 @@ class Outlet:
             self._look_after()
 
     def nacked(self, channel: MessageChannel | None, key: str) -> bool:
-        """Note a nack of a quorum queue; returns whether the queue counts as full.
+        """Note a nack; returns whether the queue counts as full.
 
-        A full queue nacks. But a quorum queue also nacks while it elects a leader, and in RabbitMQ
+        A full queue nacks. But a quorum queue, which a sender does not know, also nacks while it elects a leader, and in RabbitMQ
         3.10 a channel nacks for ever after the leader died, though the queue works. Only a new
         channel finds the new leader.
         """

@@ -254,7 +254,8 @@ class Publisher:
                 messages to this exchange.
         """
         if isinstance(error, NackedError):
-            if not self._is_quorum or outlet.nacked(channel, key):
+            is_fanout = outlet.exchange not in {"", self._topology.exchange}  # others have it
+            if outlet.nacked(channel, key) or (is_fanout and not self._is_quorum):
                 raise error
         else:
             outlet.forget(channel)
