@@ -297,13 +297,6 @@ class RunEndedError(RpcError):
     """
 
 
-class ControlOffError(RpcError):
-    """A run takes no operator's commands from a broker, because every client could send them.
-
-    Use the `gracekit` commands on the host of the run, or its HTTP endpoint.
-    """
-
-
 class TaskInterruptedError(RpcError):
     """The task was ended as ERRORED, and not by its handler.
 

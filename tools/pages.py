@@ -274,7 +274,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tasks that wait for capacity": (
         *("NoCapacity", "Parked", "Gone", "StaleVersionError", "UnknownTaskError"),
     ),
-    "Commands to a run": ("RunEndedError", "ControlOffError"),
+    "Commands to a run": ("RunEndedError",),
     "The store": (
         *("StoreError", "ConflictError", "UnknownCommitError", "StoreLockedError"),
         *("StoreUnreachableError", "StoreFinalError", "StoreBrokenError", "StoreFencedError"),
@@ -289,7 +289,7 @@ ANSWERED: Final = frozenset(
         *("NoSuchMethodError", "UnsupportedVersionError", "ConflictingRequestError"),
         *("UnserialisableError", "Draining", "LeaseHeld", "RemoteError", "MethodTimeoutError"),
         *("TaskInterruptedError", "TaskCancelledError", "NoCapacity", "Parked", "Gone"),
-        *("StaleVersionError", "UnknownTaskError", "RunEndedError", "ControlOffError"),
+        *("StaleVersionError", "UnknownTaskError", "RunEndedError"),
     }
 )
 """What a service answers a request with."""

@@ -189,10 +189,10 @@ async def _drain_all(
     records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str] | None, *, wait: bool
 ) -> None:
     with burndown(wanted=wait and not any(watch.quiet for watch in watches)) as drawing:
-        async with ControlClient(records) as control:
-            for watch in watches:
-                watch.drawing = drawing
-            await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
+        control = ControlClient(records)
+        for watch in watches:
+            watch.drawing = drawing
+        await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
 
 
 async def _drain(

@@ -44,11 +44,11 @@ async def _show(records: StoreRecords, run: Run, *, at_once: bool) -> str:
     """The whole text; *at_once* prints each page as it comes."""
     text = ""
     try:
-        async with ControlClient(records) as control:
-            async for page in _pages(control, run):
-                text += page
-                for line in page.splitlines() if at_once else ():
-                    click.echo(escape(line, longest=LONGEST_LINE))
+        control = ControlClient(records)
+        async for page in _pages(control, run):
+            text += page
+            for line in page.splitlines() if at_once else ():
+                click.echo(escape(line, longest=LONGEST_LINE))
     except StoppedError:
         raise
     except SilentError as error:

@@ -125,8 +125,8 @@ async def find(
 async def _ask(
     records: StoreRecords, verb: str, runs: Sequence[Run], asked: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], int]]:
-    async with ControlClient(records) as control:
-        return await asyncio.gather(*(_ask_one(control, verb, run, asked) for run in runs))
+    control = ControlClient(records)
+    return await asyncio.gather(*(_ask_one(control, verb, run, asked) for run in runs))
 
 
 async def _ask_one(

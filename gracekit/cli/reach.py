@@ -1,4 +1,4 @@
-"""Sends control verbs to living runs by their doors; to runs of older versions by the ops topic.
+"""Sends control verbs to living runs by their doors.
 
 Every ask names the run id, so that a verb for a dead run does not hit its
 successor, and expires with its timeout, so that no run acts on it later.
@@ -11,23 +11,19 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import MappingProxyType
+from typing import Any, Final
 
 from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords
-from gracekit.config.urls import UrlKind, kind_of
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.doctor.machine import proc
 from gracekit.errors import (
     BadMessageError,
-    CallTimeoutError,
-    ConfigError,
     DependencyError,
     GracekitError,
     RunEndedError,
     StoreError,
-    Undeliverable,
 )
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.reports import RunAnswer, RunReport
@@ -35,14 +31,13 @@ from gracekit.listings.store_view import StoreView, label
 from gracekit.runs.files import door_name
 from gracekit.runs.run import Run
 
-if TYPE_CHECKING:
-    from gracekit.cli.older_runs import OlderRuns
-
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0
 
 ENDS_WITHIN_S: Final = 1.0
 """A run that closes its door while it is asked ends within this time, if it is about to end."""
+DOOR_S: Final = 2.0
+"""A run that begins makes its door within this time, and one that ends ends."""
 LOOK_S: Final = 0.05
 
 ROUNDS: Final = 3
@@ -50,7 +45,7 @@ ROUNDS: Final = 3
 
 
 class NotAskedError(DependencyError):
-    """A run without a door, on a broker, where control verbs are off."""
+    """A living run has no door."""
 
 
 class SilentError(DependencyError):
@@ -62,7 +57,7 @@ class StoppedError(SilentError):
 
 
 class ControlClient:
-    """Asks runs; an async context manager.
+    """Asks runs.
 
     Args:
         records: The store of the runs, which says whether one has ended.
@@ -70,22 +65,6 @@ class ControlClient:
 
     def __init__(self, records: StoreRecords) -> None:
         self._records = records
-        self._stack = contextlib.AsyncExitStack()
-        self._older: OlderRuns | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # The process ends: what a run that is frozen keeps from being closed ends with it.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                await self._stack.aclose()
 
     async def ask(
         self,
@@ -130,52 +109,24 @@ class ControlClient:
         self, run: Run, verb: str, args: Mapping[str, Any], timeout_s: float
     ) -> RunAnswer:
         door = self._records.run_directory / door_name(run.run_id)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await _ask_by_door(door, Ask(run_id=run.run_id, verb=verb, args=args))
-        except TimeoutError as error:
-            raise _silent(run, verb, timeout_s) from error
-        except FileNotFoundError as error:
-            if await self._is_over(run, closed=False):
-                raise await self._ended(run) from error
-            return await self._ask_by_topic(run, verb, args, timeout_s)
-        except OSError as error:
-            raise DependencyError(
-                f"{label(run)} cannot be reached by its door {door}: {error.strerror or error}; "
-                "see `gracekit status`"
-            ) from error
-
-    async def _ask_by_topic(
-        self, run: Run, verb: str, args: Mapping[str, Any], timeout_s: float
-    ) -> RunAnswer:
-        if kind_of(run.transport) is UrlKind.BROKER:
-            raise NotAskedError(
-                f"{label(run)} has no door: it has just begun or is about to end, its version is "
-                f"older, or its log says why; on its host, `kill -TERM {run.identity.pid}` drains "
-                "it, -QUIT hands over at once, -USR1 writes its tasks to its standard error"
-            )
-        try:
-            async with asyncio.timeout(timeout_s + 1.0):
-                answer = await self._older_runs().ask(run, verb, args, timeout_s=timeout_s)
-        except (CallTimeoutError, TimeoutError) as error:
-            raise _silent(run, verb, timeout_s) from error
-        except (ConfigError, DependencyError, StoreError, Undeliverable) as error:
-            raise DependencyError(f"{label(run)} cannot be reached: {error}") from error
-        except GracekitError:
-            raise
-        except Exception as error:  # of any class that the client rebuilds from a failure
-            what = f"{type(error).__name__}: {error}"
-            raise GracekitError(f"{label(run)} failed at {verb!r}: {what}") from error
-        if not isinstance(answer, dict):
-            raise GracekitError(f"{label(run)} answered {verb!r} with a {type(answer).__name__}")
-        return answer
-
-    def _older_runs(self) -> OlderRuns:
-        if self._older is None:
-            from gracekit.cli.older_runs import OlderRuns  # noqa: PLC0415 - it loads the client
-
-            self._older = OlderRuns(self._stack)
-        return self._older
+        until = time.monotonic() + DOOR_S
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await _ask_by_door(door, Ask(run_id=run.run_id, verb=verb, args=args))
+            except TimeoutError as error:
+                raise _silent(run, verb, timeout_s) from error
+            except FileNotFoundError as error:
+                if await self._is_over(run, closed=False):
+                    raise await self._ended(run) from error
+                if time.monotonic() >= until:
+                    raise _without_door(run) from error
+            except OSError as error:
+                raise DependencyError(
+                    f"{label(run)} cannot be reached by its door {door}: "
+                    f"{error.strerror or error}; see `gracekit status`"
+                ) from error
+            await asyncio.sleep(LOOK_S)
 
     async def hear(self, run: Run, *, every_task: bool = False, **args: Any) -> RunReport:
         """The run's own status, or why there is none; each page within 2 s.
@@ -226,8 +177,7 @@ async def find_task(records: StoreRecords, word: str, instance: str | None) -> C
     """
 
     async def hear_all() -> dict[str, RunReport]:
-        async with ControlClient(records) as control:
-            return await control.hear_all(records, instance, every_task=True)
+        return await ControlClient(records).hear_all(records, instance, every_task=True)
 
     return await find(records, word, instance, hear_all)
 
@@ -245,6 +195,14 @@ async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
     if not line:
         raise ConnectionResetError("it was closed before an answer came")
     return read_answer(line)
+
+
+def _without_door(run: Run) -> NotAskedError:
+    return NotAskedError(
+        f"{label(run)} has no door: it has just begun or is about to end, or its log says why; on "
+        f"its host, `kill -TERM {run.identity.pid}` drains it, -QUIT hands over at once, -USR1 "
+        "writes its tasks to its standard error"
+    )
 
 
 def _silent(run: Run, verb: str, timeout_s: float) -> SilentError:

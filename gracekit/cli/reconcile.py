@@ -138,20 +138,20 @@ class _Watch:
             GracekitError: the run does not answer, or refuses.
         """
         results: list[Any] = []
-        async with ControlClient(self._records) as control:
-            report = await control.ask(self.run, "reconcile", self._asked)
-            self.has_begun, pass_id = True, report["pass_id"]
-            self.has_kinds = report["kinds"] != 0
-            while report["next"] is not None:
-                step = {"pass_id": pass_id, "after": report["next"]}
-                answer = await self._look(control, step)
-                if answer is None:
-                    self.has_ended, report["interrupted"] = True, True
-                    break
-                report = answer
-                results += report["results"]
-                if not self._asked["dry_run"]:
-                    self._say(report)
+        control = ControlClient(self._records)
+        report = await control.ask(self.run, "reconcile", self._asked)
+        self.has_begun, pass_id = True, report["pass_id"]
+        self.has_kinds = report["kinds"] != 0
+        while report["next"] is not None:
+            step = {"pass_id": pass_id, "after": report["next"]}
+            answer = await self._look(control, step)
+            if answer is None:
+                self.has_ended, report["interrupted"] = True, True
+                break
+            report = answer
+            results += report["results"]
+            if not self._asked["dry_run"]:
+                self._say(report)
         if report["error"]:
             raise GracekitError(report["error"])
         names = ("counts", "tasks", "broken", "unruled", "interrupted")

@@ -67,8 +67,7 @@ def status(options: CommonOptions, /, *, limit: int, exits: int, every_s: float 
 
 
 async def _look(records: StoreRecords, name: str | None, limit: int, exits: int) -> StatusReport:
-    async with ControlClient(records) as control:
-        reports = await control.hear_all(records, name)
+    reports = await ControlClient(records).hear_all(records, name)
     await records.need(name)
     accounts = await records.accounts()
     store = str(records.location.name)

@@ -274,22 +274,22 @@ class _OrderExecution:
 
     async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
         """Carry the order out, and wait for its effect as long as we may."""
-        async with ControlClient(self._records) as control:
-            try:
-                if subject.row_id is None:
-                    return await self._without_row(control, subject, progress)
-                while True:
-                    target = await target_of(self._records.engine, subject.row_id)
-                    if target is None:
-                        return progress.end("it was removed", state=None, code=ERROR)
-                    progress.state = target.state.value
-                    if await self._step(control, target, progress):
-                        return progress
-                    await asyncio.sleep(POLL_S)
-            except DependencyError as error:
-                return progress.end(str(error), state=progress.state, code=UNREACHABLE)
-            except GracekitError as error:
-                return progress.end(str(error), state=progress.state, code=ERROR)
+        control = ControlClient(self._records)
+        try:
+            if subject.row_id is None:
+                return await self._without_row(control, subject, progress)
+            while True:
+                target = await target_of(self._records.engine, subject.row_id)
+                if target is None:
+                    return progress.end("it was removed", state=None, code=ERROR)
+                progress.state = target.state.value
+                if await self._step(control, target, progress):
+                    return progress
+                await asyncio.sleep(POLL_S)
+        except DependencyError as error:
+            return progress.end(str(error), state=progress.state, code=UNREACHABLE)
+        except GracekitError as error:
+            return progress.end(str(error), state=progress.state, code=ERROR)
 
     async def _step(
         self, control: ControlClient, target: OrderTarget, progress: OrderProgress

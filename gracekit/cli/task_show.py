@@ -60,9 +60,8 @@ async def _look(records: StoreRecords, word: str, instance: str | None) -> TaskR
     subject = await find_task(records, word, instance)
 
     async def hear(run: Run) -> RunReport:
-        async with ControlClient(records) as control:
-            named: Any = {"task_id": subject.request_id, "recipient": subject.recipient}
-            return await control.hear(run, **named)
+        named: Any = {"task_id": subject.request_id, "recipient": subject.recipient}
+        return await ControlClient(records).hear(run, **named)
 
     return await read_task(records, subject, hear)
 

@@ -127,8 +127,7 @@ for _verb in (show, cancel, fail, retry):
 
 
 async def _look(records: StoreRecords, query: TaskQuery) -> TaskList:
-    async with ControlClient(records) as control:
-        reports = await control.hear_all(records, query.name, every_task=True)
+    reports = await ControlClient(records).hear_all(records, query.name, every_task=True)
     await records.need(query.name)
     return await list_tasks(records, reports, query)
 

@@ -1,10 +1,9 @@
 """Control verbs: what operators can ask of one run.
 
-They come by its door (`control.door`), and from older command lines by the ops topic
-of a local queue, in a namespace of their own. Unlike requests, they are neither journaled
-nor tracked. A verb names the run that it is for, so that a command for a dead run does
-not affect its successor. Each answer fits into one line, however much is in flight.
-Each verb that changes something is recorded as an incident: who, what, when, which run, why.
+They come by its door (`control.door`). Unlike requests, they are neither journaled nor tracked.
+A verb names the run that it is for, so that a command for a dead run does not affect its
+successor. Each answer fits into one line, however much is in flight. Each verb that changes
+something is recorded as an incident: who, what, when, which run, why.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from gracekit.errors import (
 )
 from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase, ServiceState
-from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
@@ -109,10 +107,6 @@ class Control:
             "reconciled": self._reconciled,
             **{verb.value: partial(self._order, verb) for verb in Verb},
         }
-
-    async def __call__(self, request: Request) -> VerbAnswer:
-        """Carry out a verb that came by the ops topic; see `carry_out`."""
-        return await self.carry_out(request.method, request.args.get("run_id"), request.args)
 
     async def carry_out(self, name: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
         """Carry out one verb.

@@ -58,8 +58,6 @@ from gracekit.telemetry.safe_text import shown_context
 from gracekit.tracing.carrier import adopted
 from gracekit.tracker.task import Lane, TrackedTask
 
-__all__ = ["CONTROL_NAMESPACE", "Arrivals"]
-
 PING: Final = "oslo_rpc_server_ping"
 _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
@@ -107,11 +105,9 @@ class Arrivals:
             caller = self._caller_in(message)
             await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
-        if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
-            if request.method == STATE_VERB:
-                await self._refusals.answer(request, delivery, self._state())
-            else:
-                await self._refusals.answer_control(request, delivery)
+        asked = (gate.lane, request.namespace, request.method)
+        if asked == (Lane.OPS, CONTROL_NAMESPACE, STATE_VERB):
+            await self._refusals.answer(request, delivery, self._state())
             return None
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)

@@ -1,14 +1,13 @@
-"""Deliveries that never become a task: refused requests, and control verbs.
+"""Deliveries that never become a task: refused requests, and questions to gracekit itself.
 
-A refusal is recorded, answered and settled. A control verb, which asks gracekit
-itself, is answered at once, without a row.
+A refusal is recorded, answered and settled. A question is answered at once, without a row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gracekit import backoff
@@ -30,7 +29,6 @@ from gracekit.telemetry.safe_text import shown_context
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
-VerbHandler = Callable[[Request], Awaitable[Any]]
 SHOWN: Final = 3
 
 PASS_ON_FOR_S: Final = 300.0
@@ -132,7 +130,7 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 class Refusals:
-    """Records, answers and settles deliveries that are refused; answers control verbs.
+    """Records, answers and settles deliveries that are refused; answers questions.
 
     Attributes:
         context_keys: Of the service; what is shown of the contexts of requests.
@@ -144,7 +142,6 @@ class Refusals:
         answers: Answers,
         telemetry: Telemetry,
         clock: Clock,
-        control: VerbHandler,
         detour: Detour,
         context_keys: tuple[str, ...] = (),
     ) -> None:
@@ -153,7 +150,6 @@ class Refusals:
         self._answers = answers
         self._telemetry = telemetry
         self._clock = clock
-        self._control = control
         self.context_keys = context_keys
 
     async def refuse(
@@ -231,19 +227,6 @@ class Refusals:
         kept = keep or request is None
         settlement = delivery.dead_letter(f"{reason}: {error}") if kept else delivery.ack()
         await settle(settlement, self._telemetry)
-
-    async def answer_control(self, request: Request, delivery: Delivery) -> None:
-        """Carry out a control verb, without a row and a tracked task, and answer it."""
-        await settle(delivery.ack(), self._telemetry)
-        address = _address(request.reply)
-        if address is None:
-            return
-        try:
-            answer = await self._control(request)
-        except Exception as error:  # noqa: BLE001 - each error is the answer to the caller
-            await self._answers.refuse(address, error)
-            return
-        await self._answers.send(address, succeeded(f"verb {request.method}", answer))
 
     async def answer(self, request: Request, delivery: Delivery, answer: Any) -> None:
         """Ack a question that changes nothing and that every client may ask; send *answer*."""

@@ -408,7 +408,7 @@ class RpcClient(ClientView, AsyncOnly):
         except Undeliverable as error:
             is_ops = queue.topic == self._topics[True]
             host = no_host(options.host, ops=is_ops)
-            # The service may be older than ops servers, and read ops requests from its one topic.
+            # A server of oslo.messaging has only one topic, and reads ops requests from that.
             if not is_ops or options.namespace == CONTROL_NAMESPACE:
                 raise Undeliverable(f"{error}{host}") from None
             other = _queue_of(self._topics[False], options.host)

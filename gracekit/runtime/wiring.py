@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from gracekit.admin.api import AdminApi
 from gracekit.control.accounts import AccountsCount
@@ -27,7 +25,6 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
 from gracekit.drain.report import DrainReport
-from gracekit.errors import ControlOffError
 from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
 from gracekit.journal.findings import FindingRows
@@ -56,7 +53,6 @@ from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc import offer
 from gracekit.rpc.connect import written_url
-from gracekit.rpc.message import Request
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_queue
 from gracekit.runs.members import Members
@@ -70,9 +66,8 @@ from gracekit.version import VERSION
 
 def wire(ground: Ground) -> Wired:
     """Build one run. The seat must be taken, and an event loop must run."""
-    verbs = _Verbs(ground)
     records = _records(ground)
-    requests = _requests(ground, records, verbs)
+    requests = _requests(ground, records)
     servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
     reconciler = _reconciler(ground, records, requests, servers)
     jobs = _jobs(ground, requests)
@@ -108,7 +103,7 @@ def wire(ground: Ground) -> Wired:
     facts = StoreFacts(view, accounts, ground.telemetry, servers, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     passes = HandPasses(reconciler, ground.service.kinds, ground.clock)
-    control = verbs.control = _control(ground, records, requests, coordinator, health, passes)
+    control = _control(ground, records, requests, coordinator, health, passes)
     gauges = _gauges(ground, records, requests, servers, jobs, facts)
     admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
@@ -175,7 +170,7 @@ def _kinds(ground: Ground) -> str | None:
     return json.dumps(names) if names else None
 
 
-def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
+def _requests(ground: Ground, records: Records) -> Requests:
     settings, clock, telemetry = ground.settings, ground.clock, ground.telemetry
     journal, leases = records.journal, records.leases
     trigger, lines = RecoveryTrigger(), Lines()
@@ -189,7 +184,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         clock,
         error_details=settings.error_details,
     )
-    arrivals = _arrivals(ground, records, answers, verbs)
+    arrivals = _arrivals(ground, records, answers)
     suspects = Suspects(clock, journal.parole, telemetry)
     custody = Custody(journal, leases, telemetry, trigger, outbox)
     scheduler = Scheduler(lines, suspects)
@@ -233,12 +228,12 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     )
 
 
-def _arrivals(ground: Ground, records: Records, answers: Answers, verbs: _Verbs) -> Arrivals:
+def _arrivals(ground: Ground, records: Records, answers: Answers) -> Arrivals:
     service, clock, telemetry = ground.service, ground.clock, ground.telemetry
     keys, detour = service.context_keys, Detour(records.members, clock, telemetry)
     return Arrivals(
         service.methods,
-        Refusals(records.journal, answers, telemetry, clock, verbs, detour, keys),
+        Refusals(records.journal, answers, telemetry, clock, detour, keys),
         ground.phase,
         ground.settings,
         clock,
@@ -388,28 +383,6 @@ def _queues(ground: Ground, lane: Lane) -> list[Queue]:
 
 
 # -- the operator -------------------------------------------------------------------------
-
-
-class _Verbs:
-    """Answers control verbs that come by the ops topic.
-
-    Attributes:
-        control: Set later, because the objects that it needs are built after this one.
-    """
-
-    def __init__(self, ground: Ground) -> None:
-        self._is_local = ground.transport.is_local
-        self._host = ground.settings.host
-        self.control: Control
-
-    async def __call__(self, request: Request) -> dict[str, Any]:
-        if not self._is_local:
-            raise ControlOffError(
-                f"control verb {request.method[:50]!r} is off on a broker, where any client may "
-                f"send it: on host {self._host}, `gracekit drain` asks this run (pid "
-                f"{os.getpid()}) by its door"
-            )
-        return await self.control(request)
 
 
 def _control(

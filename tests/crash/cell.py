@@ -21,6 +21,7 @@ from gracekit.rpc.client import RpcClient
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
 from tests.crash.queues import PATIENCE_S, Database, Queues, until
 from tests.crash.service import TOPIC, effects
+from tests.process.doors import ask_by_door
 from tests.process.volumes import RECORDS, VolumeRecords
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -182,8 +183,11 @@ class Cell:
         """Ask the living run for a control verb."""
         await self.until(lambda: bool(self.rows("SELECT 1 FROM run WHERE phase <> 'starting'")))
         ((run_id,),) = self.rows("SELECT run_id FROM run ORDER BY started_at DESC LIMIT 1")
-        view = self.client.prepare(ops=True, namespace="gracekit", host="node", timeout=PATIENCE_S)
-        return await view.call(verb, run_id=run_id)
+        try:
+            return await ask_by_door(self.directory / "store.db", run_id, verb)
+        except ConnectionError:  # it was killed meanwhile, which ends this wait
+            await asyncio.sleep(PATIENCE_S)
+            raise
 
     async def retry_parked(self) -> None:
         """Order as a resolver would; what the order meets is seen in the record."""

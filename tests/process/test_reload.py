@@ -15,6 +15,7 @@ import pytest
 
 from gracekit import RpcClient
 from tests.process import served
+from tests.process.doors import ask_by_door
 from tests.process.helpers import ServiceProcess, Site
 
 
@@ -277,9 +278,7 @@ async def test_cont_behind_a_stop_does_not_undo_a_drain_by_command(
     service = await site.start().serving()
     await client.cast(served.held, key="k", vm="v")
     await site.effect("start")
-    run = service.run
-    view = client.prepare(ops=True, host=run["instance"], namespace="gracekit", timeout=20)
-    await view.call("drain", run_id=run["run_id"], timeout="60s")
+    await ask_by_door(site.store, service.run["run_id"], "drain", timeout="60s")
     await service.wait_log("intake.closed")
     service.signal(signal.SIGSTOP)
     service.signal(signal.SIGCONT)

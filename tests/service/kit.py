@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gracekit import Context, Service, Settings
+from gracekit.control.door_wire import line_of_answer, read_answer
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.transport import Message, shared_queue
@@ -152,11 +153,8 @@ class World(Machine):
 
     async def verb(self, life: Life, verb: str, **args: Any) -> Any:
         """An operator's control verb."""
-        client = await self.client(life.runtime.service)
-        view = client.prepare(
-            namespace="gracekit", ops=True, host=life.runtime.instance, timeout=10
-        )
-        return await view.call(verb, run_id=life.runtime.run_id, **args)
+        control, run_id = life.runtime.wired.control, life.runtime.run_id
+        return read_answer(line_of_answer(await control.carry_out(verb, run_id, args)))
 
     async def deliver(self, queue: str, body: bytes) -> None:
         """Put raw bytes into a queue."""

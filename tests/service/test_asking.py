@@ -18,6 +18,7 @@ from gracekit import (
     Undeliverable,
     UnsupportedVersionError,
 )
+from gracekit.phase import ServiceState
 from gracekit.rpc.client import ClientView
 from gracekit.rpc.transport import shared_queue
 from tests.service.kit import Doors, Life, World
@@ -274,10 +275,21 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
         "open": True,
         "ready": True,
     }
-    with pytest.raises(TypeError, match="names no run"):
-        await asking(client).call("status")
     assert world.rows("SELECT * FROM task") == []
     assert len(life.runtime.wired.tracker) == 0
+
+
+@pytest.mark.parametrize("verb", ["drain", "quiet", "status", "dump"])
+async def test_no_control_verb_comes_by_the_ops_topic(world: World, svc: Service, verb: str):
+    """
+    Else whoever may write to a queue could drain the service.
+    """
+    life = await world.start(svc)
+    client = await world.client(svc)
+
+    with pytest.raises(UnsupportedVersionError, match="'gracekit' is not served"):
+        await asking(client).call(verb, run_id=life.runtime.run_id)
+    assert life.runtime.state is ServiceState.SERVING
 
 
 async def test_the_state_is_asked_on_the_ops_topic_only(world: World, svc: Service):

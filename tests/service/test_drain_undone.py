@@ -19,7 +19,7 @@ from gracekit import (
 from gracekit.control.door_wire import LONGEST_LINE, line_of_answer
 from gracekit.control.verbs import MAX_PAGE
 from gracekit.drain.report import StopRequest
-from gracekit.errors import RunEndedError
+from gracekit.errors import InvalidArgumentsError, RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.oslo_wire import MAX_NAME
 from tests.service.kit import Doors, Fault, Systemd, World, now, run_row, start_with_work
@@ -619,12 +619,14 @@ async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, s
     A verb for another run, an unknown verb, a resume of nothing: each a clear error.
     """
     life = await world.start(svc)
-    view = (await world.client(svc)).prepare(namespace="gracekit", ops=True)
+    control = life.runtime.wired.control
 
     with pytest.raises(RunEndedError, match=r"run x of node-1-0 ended meanwhile.*gracekit status"):
-        await view.call("drain", run_id="x")
+        await control.carry_out("drain", "x", {})
+    with pytest.raises(InvalidArgumentsError, match="names no run"):
+        await control.carry_out("drain", None, {})
     with pytest.raises(GracekitError, match="did you mean drain"):
-        await view.call("drian", run_id=life.runtime.run_id)
+        await world.verb(life, "drian")
     with pytest.raises(GracekitError, match="nothing to resume"):
         await world.verb(life, "resume")
     with pytest.raises(GracekitError, match="not a duration"):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.simulation.story import Story
 
 NAME = "operator"
+ANSWER_S = 10.0
+"""It waits so long for the answer of a run at most."""
 LATE_S = 20.0
 """It waits so long for the deadline of a parked task at most."""
 
@@ -47,7 +49,6 @@ class Operator:
 
     async def work(self, *, orders: int, within_s: float) -> None:
         """Give so many orders about open tasks, and about some that have failed."""
-        client = await self._story.callers.connect()
         for _ in range(orders):
             await asyncio.sleep(self._rng.expovariate(orders / within_s))
             if not self._story.ledger.is_ready:
@@ -57,11 +58,10 @@ class Operator:
             failed = "state IN ('failed', 'errored')" if verb is Verb.RETRY else "0"
             rows = self._rows(f"finished_at IS NULL OR {failed}", order="id")
             if rows:
-                await self._order(client, self._rng.choice(rows), verb)
+                await self._order(self._rng.choice(rows), verb)
 
     async def work_on_parked(self, *, orders: int, within_s: float) -> None:
         """Give so many orders about parked tasks, some of them as their deadline passes."""
-        client = await self._story.callers.connect()
         for _ in range(orders):
             await asyncio.sleep(self._rng.expovariate(orders / within_s))
             if not self._story.ledger.is_ready:
@@ -70,7 +70,7 @@ class Operator:
                 await self._wait_deadline()
             if rows := self._rows("state = 'pending'", order="pending_deadline, id"):
                 verb = self._rng.choice([*Verb, Verb.RETRY, Verb.RETRY, Verb.RETRY])
-                await self._order(client, rows[0] if is_late else self._rng.choice(rows), verb)
+                await self._order(rows[0] if is_late else self._rng.choice(rows), verb)
 
     def _rows(self, where: str, *, order: str) -> list[dict[str, Any]]:
         return self._story.machine.rows(
@@ -88,30 +88,24 @@ class Operator:
             after = self._rng.choice([0.0, 0.01, 0.05, 0.3])
             await asyncio.sleep(min(max(0.0, left), LATE_S) + after)
 
-    async def _order(self, client: Any, row: dict[str, Any], verb: Verb) -> None:
+    async def _order(self, row: dict[str, Any], verb: Verb) -> None:
         story = self._story
         life = story.ledger.runs.get(row["owner"] or "")
         key = f"{row['request_id']}/{row['recipient']}"
         try:
-            if life is not None and life.process.lives:
+            if life is not None and life.process.lives and (wired := life.runtime.wired):
                 story.truth.orders.setdefault(row["request_id"], set()).add(verb)
-                view = client.prepare(
-                    namespace="gracekit", ops=True, host=life.runtime.instance, timeout=10
-                )
-                answer = await view.call(
-                    verb.value,
-                    run_id=life.runtime.run_id,
-                    task_id=row["request_id"],
-                    recipient=row["recipient"],
-                    by=NAME,
-                    reason="simulated",
-                )
+                asked = {"task_id": row["request_id"], "recipient": row["recipient"], "by": NAME}
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await wired.control.carry_out(
+                        verb.value, life.runtime.run_id, asked | {"reason": "simulated"}
+                    )
                 if answer.get("asked"):
                     story.truth.taken[key] = verb
                     story.ends["operator: order taken"] += 1
             else:
                 answer = await self._change(row, verb, life)
-        except GracekitError as error:
+        except (GracekitError, TimeoutError) as error:
             answer = f"{type(error).__name__}: {error}"
         story.tell(f"operator: {verb.value} {key}: {answer}")
 
