@@ -92,6 +92,7 @@ class Operator:
         story = self._story
         life = story.ledger.runs.get(row["owner"] or "")
         key = f"{row['request_id']}/{row['recipient']}"
+        answer: Any
         try:
             if life is not None and life.process.lives and (wired := life.runtime.wired):
                 story.truth.orders.setdefault(row["request_id"], set()).add(verb)
