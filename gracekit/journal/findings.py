@@ -290,6 +290,8 @@ class FindingRows:
         since = {str(kind): at for kind, at in rows}
         batch.add(sql.FORGET_BROKEN, *self._where)
         for kind, why in done.broken.items():
+            if done.by_hand and kind not in since:
+                continue  # its operator reads it, and no pass would be made again for it soon
             at = since.get(kind, done.began_at)
             batch.add(sql.NOTE_BROKEN, *self._where, kind, why[:1000], at)
             if kind not in since:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gracekit import Context, Service, Settled, Wait
+from gracekit import Context, GracekitError, Service, Settled, Wait
 from gracekit.listings.resources import ResourceStatus, list_resources
 from tests.service.kit import Doors, Life, World, now
 from tests.service.shares import Shares, first_pass, results, settle, why_left
@@ -219,6 +219,21 @@ async def test_a_kind_that_cannot_be_listed_is_on_record_until_it_can(world: Wor
     shares.finds = lambda _n: None
     await world.until(lambda: not world.rows("SELECT * FROM broken_kind"), within_s=200)
     assert later.pages[-1][0] is None
+
+
+async def test_a_pass_by_hand_that_breaks_is_for_its_operator_to_read(world: World, svc: Service):
+    """
+    On record it would stay until the next pass, which may be minutes away; a good one ends it.
+    """
+    shares = Shares(world, svc)
+    life = await world.start(svc)
+    await first_pass(life)
+    shares.finds = lambda _n: OSError("away")
+    with pytest.raises(GracekitError, match="away"):
+        await settle(life)
+    (entry,) = await listed(world)
+
+    assert entry.broken == []
 
 
 async def test_a_broken_pass_of_a_sibling_is_not_taken_for_the_one_that_is_due(
