@@ -111,7 +111,7 @@ class SignalWatcher:
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._other: _Descriptor | None = None
         self._unmatched: Counter[int] = Counter()
-        self._blocked: set[signal.Signals] = set()  # before the block began
+        self._blocked: set[signal.Signals] = set()  # before the start
         self._untold: dict[signal.Signals, str] = {}
 
     def __enter__(self) -> Self:

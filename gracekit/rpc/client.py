@@ -117,8 +117,7 @@ class ClientView:
             DependencyError: the broker cannot be reached, or takes nothing; nothing was sent.
             UnconfirmedError: the broker did not confirm the request, which may be in its queue;
                 `request_id` has its id.
-            StoreLockedError: another program kept the file of queues locked; nothing was sent, and
-                `request_id` is the one to try again with.
+            StoreLockedError: another program kept the file of queues locked; nothing was sent.
             ConfigError: the client was started in another event loop or process.
             RpcError: why the service refused the request or interrupted it, as one of its classes
                 (docs/errors.md). Itself: the client was stopped while the call waited for the

@@ -87,10 +87,7 @@ class Replies:
             monitor.stop()
 
     async def stop(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Stop reading replies; waiting calls and questions fail with RpcError, at once.
-
-        If the transport is the client's own, *disconnect* stops it, which ends the reading, too.
-        """
+        """Stop reading replies, and *disconnect*; waiting calls fail with RpcError, at once."""
         self._stops += 1
         try:
             self._end_waits()

@@ -48,8 +48,7 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import LOCAL_QUEUES
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
-CLOSE_S: Final = 10.0
-"""Seconds for a stop; then the threads of the file end by themselves, and their commits fail."""
+CLOSE_S: Final = 10.0  # for a stop; then the threads of the file end by themselves
 LONGEST_UNREAD_S: Final = 30.0
 """After so many seconds a poll reads the file although it seems unchanged."""
 

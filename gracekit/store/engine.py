@@ -147,8 +147,7 @@ class SqliteEngine(StatusSource):
         migrations: SQL texts in order, see `load_migrations`.
         process: Its `reach` is called before and after each commit.
         synchronous: Level of durable commits; with NORMAL a power cut may lose the last ones.
-        busy_timeout_s: Seconds that a batch waits, from its submission, for another program's lock
-            on the file.
+        busy_timeout_s: Seconds from its submission that a batch waits for another program's lock.
         max_page_count: Pages of 4096 bytes after which the disk is treated as full.
     """
 

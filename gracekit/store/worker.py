@@ -2,8 +2,7 @@
 
 It takes all waiting jobs, passes them to its handler as one group, and answers
 them with a single wake-up of the loop. A lone job is done at once: the thread
-does not wait for more to come. Jobs that a lock of another program has refused
-are tried again, together with those that have come meanwhile.
+does not wait for more to come. Jobs that another program's lock refuses are retried.
 """
 
 from __future__ import annotations

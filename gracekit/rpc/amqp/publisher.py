@@ -122,8 +122,7 @@ class Publisher:
             pass
         except NackedError:
             raise UnconfirmedError(
-                f"a queue of the fanout to {topic!r} is full, and refused the message "
-                f"({_OVERFLOW}); the other hosts have it"
+                f"a queue of the fanout to {topic!r} is full ({_OVERFLOW}); other hosts have it"
             ) from None
 
     @property
@@ -234,12 +233,10 @@ class Publisher:
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
-        except TimeoutError:
-            raise self._not_in_time(key, sent=sent) from None
-        except NackedError:
-            if not sent:
+        except (TimeoutError, NackedError) as error:
+            if isinstance(error, NackedError) and not sent:
                 raise
-            raise self._not_in_time(key, sent=True) from None
+            raise self._not_in_time(key, sent=sent) from None
         finally:
             self._under_way.discard(bound)
 
@@ -249,7 +246,6 @@ class Publisher:
         """Pause if waiting may help; return the outlet for the next try.
 
         Raises:
-            NackedError: the queue is full.
             ConfigError: trying again is useless, as the broker refused this message or all
                 messages to this exchange.
         """

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from functools import partial
+import threading
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from aiormq.connection import TransportFactory
 from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
-from gracekit.process import Threads
 from gracekit.rpc.amqp.frames import (
     BLOCKED,
     CHANNEL_CLOSE,
@@ -39,8 +39,7 @@ from gracekit.rpc.amqp.frames import (
     read_frame_max,
 )
 
-CONNECT_S: Final = 10.0
-"""Seconds after which an address of a host counts as silent, and the next one is tried."""
+CONNECT_S: Final = 10.0  # for each address of a host
 LIFE_SIGN_S: Final = 1.0
 """Seconds between heartbeats that we feed to aiormq: it closes a connection on which it receives
 nothing, even while we receive messages."""
@@ -406,19 +405,29 @@ class WireFactory(TransportFactory):
         wire = Wire(reader)
         try:
             tls = await provider.get_context() if url.scheme == "amqps" else None
-            # asyncio would resolve the name in the default executor, whose threads the application
-            # may occupy for hours.
-            connect = partial(socket.create_connection, (host, int(url.port or 0)), CONNECT_S)
+            made, name = await _connected(host, int(url.port or 0)), host if tls else None
             transport, _ = await loop.create_connection(
-                lambda: wire,
-                sock=await Threads(1).run(connect, abandon=True),
-                ssl=tls,
-                server_hostname=host if tls else None,
+                lambda: wire, sock=made, ssl=tls, server_hostname=name
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
         self.wire = wire
         return reader, _Writer(transport, wire, reader, loop)
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """Connect in a thread: asyncio resolves names in the application's, the default executor."""
+    made: Future[socket.socket] = Future()
+    made.set_running_or_notify_cancel()  # so that a cancelled wait does not break the thread
+
+    def connect() -> None:
+        try:
+            made.set_result(socket.create_connection((host, port), CONNECT_S))
+        except Exception as error:  # noqa: BLE001 - raised by the wait
+            made.set_exception(error)
+
+    threading.Thread(target=connect, name="gracekit-connect", daemon=True).start()
+    return await asyncio.wrap_future(made)
 
 
 class _Writer(asyncio.StreamWriter):
