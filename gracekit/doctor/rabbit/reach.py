@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -81,7 +82,8 @@ def check_policies(broker: Broker, names: Sequence[str]) -> Iterator[Finding]:
         here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
         if not any(one.host in here for one in broker.hosts):
             raise OSError("the broker is on another host")  # noqa: TRY301 - one way out
-        done = subprocess.run(ask, capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
+        env = os.environ | {"ERL_FLAGS": "-start_epmd false"}  # it would leave that daemon behind
+        done = subprocess.run(ask, env=env, capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
         policies: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         look = (
