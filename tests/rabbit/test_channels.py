@@ -410,7 +410,9 @@ async def test_a_queue_that_only_nacks_counts_as_full_after_a_new_channel(
     link, monkeypatch, profile: str
 ):
     """
-    Whatever the sender's own profile is, as the queue may be a quorum queue of its service. The broker's channel may have lost sight of a queue whose leader died, for good, beside others
+    Whatever the sender's own profile is, as the queue may be a quorum queue of its service.
+
+    The broker's channel may have lost sight of a queue whose leader died, for good, beside others
     that are well. Where it is the queue that is full, a new channel does no harm, and the messages
     to others are confirmed where they are.
     """
@@ -475,9 +477,10 @@ async def test_a_nack_of_long_ago_does_not_make_a_queue_full(link, monkeypatch):
     publisher = publisher_to(link, telemetry=telemetry, profile="quorum")
 
     async def fill(name: str) -> None:
-        with pytest.raises(DependencyError, match="is full"):
-            for n in range(5):
-                await publisher.publish(Queue(name, QueueKind.REPLY), message(str(n)))
+        sent = [publisher.publish(Queue(name, QueueKind.REPLY), message(str(n))) for n in range(5)]
+        ends = await asyncio.gather(*sent, return_exceptions=True)
+        assert {type(end) for end in ends} <= {type(None), DependencyError}
+        assert any(ends)
 
     await fill("a")
     await asyncio.sleep(0.7)

@@ -147,9 +147,9 @@ class Outlet:
     def nacked(self, channel: MessageChannel | None, key: str) -> bool:
         """Note a nack; returns whether the queue counts as full.
 
-        A full queue nacks. But a quorum queue, which a sender does not know, also nacks while it elects a leader, and in RabbitMQ
+        A full queue nacks. But a quorum queue also nacks while it elects a leader, and in RabbitMQ
         3.10 a channel nacks for ever after the leader died, though the queue works. Only a new
-        channel finds the new leader.
+        channel finds the new leader. Its sender does not know what kind of queue it is.
         """
         now = self._clock.loop()
         is_old = channel is self._channel and now - self._opened_at >= backoff.CHANNEL_S
