@@ -81,7 +81,7 @@ SELECT service, host, kind, min(name), count(*) FROM finding WHERE {_WAITS}
 GROUP BY service, host, kind ORDER BY kind"""
 BROKEN_KINDS: Final = "SELECT service, host, kind, why, since FROM broken_kind ORDER BY kind"
 NEWEST_KINDS: Final = """
-SELECT kinds FROM run WHERE service = ? ORDER BY started_at DESC LIMIT 1"""
+SELECT kinds FROM run WHERE service = ? AND host = ? ORDER BY started_at DESC LIMIT 1"""
 OLDEST_RESOURCE: Final = f"""
 SELECT service, host, kind, name, first_seen FROM finding
 WHERE service = ? AND host = ? AND {_WAITS}

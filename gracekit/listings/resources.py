@@ -24,8 +24,8 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
         settles: Whether passes settle resources automatically, or only find them.
         oldest: `kind`, `id` and `since` (wall time at which it was first seen) of the one that
             waits longest; None if none waits.
-        undeclared: `kind`, `number` and one `id` of those that wait although the newest run of the
-            service does not declare their kind, so that no rule settles them.
+        undeclared: `kind`, `number` and one `id` of those that wait although the newest run there
+            does not declare their kind, so that no rule settles them.
         broken: `kind`, `why` and `since` (wall time) of kinds that the last pass could not list.
         last_pass: Wall times `began_at` and `finished_at`, and the numbers `settled`, `failed`,
             `waiting` and `left`, of resources; None before the first pass has finished.
@@ -63,8 +63,9 @@ async def list_resources(engine: Queries) -> list[ResourceStatus]:
     passes = await _by_host(engine, sql.RESOURCE_PASSES, sql.PASS_NAMES)
     found = []
     for place in sorted({*waiting, *passes}):
-        rows = await engine.query(sql.NEWEST_KINDS, place[0])
-        declared = json.loads(str(rows[0][0])) if rows and rows[0][0] else ()
+        ((kinds,),) = await engine.query(sql.NEWEST_KINDS, *place) or [(None,)]
+        # A run of an older gracekit does not say which kinds it declares.
+        declared = json.loads(str(kinds)) if kinds else {one["kind"] for one in waiting[place]}
         oldest = await _by_host(engine, sql.OLDEST_RESOURCE, ("kind", "id", "since"), *place)
         last_pass = next(iter(passes[place]), None)
         settles = last_pass is None or not last_pass.pop("found_only")
@@ -77,7 +78,7 @@ async def list_resources(engine: Queries) -> list[ResourceStatus]:
                 settles=settles,
                 oldest=next(iter(oldest[place]), None),
                 undeclared=[one for one in waiting[place] if one["kind"] not in declared],
-                broken=[one for one in broken[place] if one["kind"] in declared],
+                broken=broken[place],
                 last_pass=last_pass,
             )
         )

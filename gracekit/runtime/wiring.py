@@ -149,7 +149,7 @@ def _records(ground: Ground) -> Records:
             "transport": written_url(settings.transport_url),
             "schema": ground.location.schema,
             "methods": offer.written(ground.service.methods),
-            "kinds": _kinds(ground),
+            "kinds": json.dumps(sorted(kind.name for kind in ground.service.kinds)),
         },
         cancelled=(int(cancelled.exit_code), cancelled.as_json()),
     )
@@ -163,11 +163,6 @@ def _records(ground: Ground) -> Records:
         wakeups=wakeups,
         own=own,
     )
-
-
-def _kinds(ground: Ground) -> str | None:
-    names = sorted(kind.name for kind in ground.service.kinds)
-    return json.dumps(names) if names else None
 
 
 def _requests(ground: Ground, records: Records) -> Requests:

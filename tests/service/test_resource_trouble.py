@@ -302,6 +302,27 @@ async def test_a_service_without_kinds_drops_what_waits_of_its_former_ones(world
     assert (await listed(world))[0].waiting == 0
 
 
+async def test_a_second_host_without_kinds_hides_nothing_of_the_first(world: World, svc: Service):
+    """
+    What waits there has its rule, and what is broken stays named. Of a run of an older gracekit it
+    is not known which kinds it declares.
+    """
+    bad, shares = Shares(world, svc, "bad"), Shares(world, svc, max_wait="10h")
+    bad.finds = lambda _n: OSError("away")
+    shares.add("a")
+    shares.answers = lambda _id, _n: Wait("5m")
+    life = await world.start(svc, host="a", instance="a", reconciliation_interval_s=60)
+    await life.hears("reconciliation.finished", 2)
+    await world.start(Service("compute"), host="b", instance="b")
+    (beside,) = await listed(world)
+    world.disk.execute("UPDATE run SET kinds = NULL")
+    (older,) = await listed(world)
+
+    for one in (beside, older):
+        assert (one.host, one.waiting, one.undeclared) == ("a", 1, [])
+        assert [broken["kind"] for broken in one.broken] == ["bad"]
+
+
 async def test_the_incident_of_a_record_that_has_moved_on_names_it(world: World, svc: Service):
     """
     The line of `gracekit incidents` shows the detail alone.
