@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -135,10 +134,6 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; gracekit's errors become a line and an exit code."""
-        try:
-            Path.cwd()
-        except FileNotFoundError:
-            end("the working directory was deleted: first cd to one that exists", ExitCode.CONFIG)
         try:
             return super().invoke(ctx)
         except GracekitError as error:

@@ -25,7 +25,7 @@ from gracekit.cli.completion import known_instances, living_instances
 from gracekit.cli.text import doc_of
 from gracekit.config.loading import SettingsFile, load, read_settings_file
 from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_name
-from gracekit.config.urls import file_url, holds_password
+from gracekit.config.urls import absolute, file_url, holds_password
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.store.access import check_readable
@@ -97,7 +97,7 @@ class _Directory(click.Path):
         Raises:
             ConfigError: the directory belongs to another user, and is closed to this one.
         """
-        check_readable(Path(value).absolute())
+        check_readable(absolute(Path(value)))
         return super().convert(value, param, ctx)
 
 

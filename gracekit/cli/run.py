@@ -24,6 +24,7 @@ from gracekit.cli.options import (
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.settings import Settings, variable_name
+from gracekit.config.urls import absolute
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode, explained
 from gracekit.runtime.process_life import run_service
@@ -62,7 +63,7 @@ def run(
     if as_json:
         flags["log_format"] = flags["log_format"] or "json"
     # The application may change the working directory, and the file is read again on SIGHUP.
-    file = None if config is None else config.absolute()
+    file = None if config is None else absolute(config)
     tell = partial(_tell, as_json=_is_json(flags["log_format"]))
     try:
         # Once for both, because a pipe, as in `--config <(command)`, gives its text only once.

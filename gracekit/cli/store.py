@@ -13,6 +13,7 @@ from gracekit.cli.options import HintingGroup, config_option, json_option, store
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
+from gracekit.config.urls import absolute
 
 
 @click.group(cls=HintingGroup)
@@ -34,7 +35,7 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
     settings = load({"store_url": store_url}, os.environ, config)
     with StoreRecords(settings) as records:
         source = records.location
-    made = source.back_up(file.absolute(), now=time.time())
+    made = source.back_up(absolute(file), now=time.time())
     if as_json:
         facts = msgspec.structs.asdict(made)
         click.echo(json_text(facts | {"path": str(made.path), "store": source.name}))

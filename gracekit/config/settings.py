@@ -33,6 +33,7 @@ from gracekit.config.urls import (
     TRANSPORT,
     TRANSPORTS,
     UrlKind,
+    absolute,
     checked_file,
     kind_of,
     parse_url,
@@ -596,7 +597,7 @@ def _urls(settings: Settings) -> Iterator[Problem]:
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.realpath(absolute(one)) == os.path.realpath(absolute(other))
 
 
 def _deadlines(settings: Settings) -> Iterator[Problem]:

@@ -80,6 +80,14 @@ def file_of(url: str) -> Path:
     return Path(path)
 
 
+def absolute(path: Path) -> Path:
+    """*path* from the working directory; ConfigError if it needs one that was deleted."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        raise ConfigError("the working directory was deleted: cd to one that exists") from None
+
+
 def file_url(path: str | PurePath) -> str:
     """The URL of a file: `sqlite:///relative.db`, `sqlite:////absolute.db`."""
     return f"{_FILE}{path}"

@@ -10,6 +10,7 @@ from gracekit.config.urls import (
     TRANSPORT,
     TRANSPORTS,
     UrlKind,
+    absolute,
     file_of,
     file_url,
     kind_of,
@@ -128,7 +129,7 @@ def queue_file(url: str) -> Path | None:
     Raises:
         ConfigError: it is a `sqlite:` URL without a valid path.
     """
-    return file_of(url).absolute() if kind_of(url) is UrlKind.FILE else None
+    return absolute(file_of(url)) if kind_of(url) is UrlKind.FILE else None
 
 
 def written_url(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
+from gracekit.config.urls import UrlKind, absolute, file_of, kind_of, shown_url
 
 
 class StorePlace:
@@ -23,7 +23,7 @@ class StorePlace:
     def __init__(self, url: str) -> None:
         self.url: Final = shown_url(url)
         self.path: Final[Path | None] = (
-            None if kind_of(url) is UrlKind.MEMORY else file_of(url).absolute()
+            None if kind_of(url) is UrlKind.MEMORY else absolute(file_of(url))
         )
         self.name: Final = None if self.path is None else str(self.path)
         self.run_directory: Final[Path | None] = (

@@ -290,20 +290,46 @@ def test_a_working_directory_that_was_deleted_is_78_and_a_sentence(tmp_path: Pat
     """
     The default URLs are relative to it, as --config and --app-dir may be.
     """
+    done = without_directory(tmp_path, words)
+
+    assert done.returncode == 78, done
+    assert done.stderr == "Error: the working directory was deleted: cd to one that exists\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status",), 78, "there is no store at "),
+        (("health", "--ready"), 4, "no run of "),
+        (("drain", "--reason", "move"), 78, "there is no store at "),
+    ],
+)
+def test_who_names_absolute_paths_needs_no_working_directory(tmp_path: Path, words, code, said):
+    """
+    A probe of a pod or an order to a run must not depend on where it was started.
+    """
+    done = without_directory(
+        tmp_path,
+        words,
+        GRACEKIT_STORE_URL=f"sqlite:///{tmp_path}/store.db",
+        GRACEKIT_TRANSPORT_URL=f"sqlite:///{tmp_path}/queue.db",
+    )
+
+    assert done.returncode == code, done
+    assert said in done.stderr
+
+
+def without_directory(tmp_path: Path, words, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What a command says in a working directory that was deleted."""
     (tmp_path / "old").mkdir()
-    done = subprocess.run(
+    return subprocess.run(
         ["/bin/sh", "-c", 'rmdir ../old && exec "$@"', "sh", *GRACEKIT, *words],
         cwd=tmp_path / "old",
-        env=environment(),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
-    )
-
-    assert done.returncode == 78, done
-    assert done.stderr == (
-        "Error: the working directory was deleted: first cd to one that exists\n"
     )
 
 
