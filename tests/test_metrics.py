@@ -83,6 +83,7 @@ NOT_MEASURED: Final = {
     ("background.failed", "again_s"): "the pause before the next try",
     ("intake.closed", "given_back"): "part of the line of one drain",
     ("intake.closed", "not_started"): "they are unfinished rows: gracekit_unfinished",
+    ("lane.self_blocked", "running"): "a gauge: gracekit_tasks_running",
     ("task.apart", "crashes"): "of one task",
     ("task.apart", "for_s"): "of one task",
     ("task.failed", "ran_s"): "its task.finished has it too",

@@ -223,8 +223,8 @@ class Control:
                 f"{did_you_mean(str(asked)[:50], probes)}"
             )
         health = await self._health.ask(probes[str(asked)])
-        names = {"service": self._service, "instance": self._instance}
-        return {"run_id": self._run_id, **names, **health.as_json()}
+        names = {"run_id": self._run_id, "service": self._service, "instance": self._instance}
+        return {**names, **health.as_json(), "self_blocked": self._tracker.self_blocked}
 
     def _expectation(self, now: float) -> VerbAnswer:
         """The task that has run longest, and when all running tasks are expected to have ended.

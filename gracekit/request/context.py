@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -78,8 +72,8 @@ class Context(Mapping[str, Any]):
     """
 
     __slots__ = (
-        "_args", "_caller", "_expires_at", "_method", "_monitor_s", "_services", "_steps", "_task",
-        "_version",
+        "_args", "_awaited", "_caller", "_expires_at", "_method", "_monitor_s", "_services",
+        "_steps", "_task", "_version",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +96,7 @@ class Context(Mapping[str, Any]):
         self._expires_at = expires_at
         self._monitor_s = monitor_s
         self._version = version or method[2]
+        self._awaited = services.tracker.awaited
         self._steps: Steps | None = None  # the loop that moves the cursor
 
     # -- the request --------------------------------------------------------------------

@@ -26,9 +26,12 @@ from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Capacity
 from gracekit.rpc.transport import Delivery
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.spans import Attempt
 from gracekit.tracker.task import Awaited, Lane, TrackedTask
+from gracekit.tracker.tracker import Tracker
 
+_OF_LANE: Final = (Awaited.LANE, Awaited.THREAD)
 MAX_ACCEPTED: Final = 1000
 """How many requests a process accepts at least if no setting says it and all use one store."""
 
@@ -166,9 +169,13 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
 class Scheduler:
     """Decides which task of this process begins next: one with a place in all its lines."""
 
-    def __init__(self, lines: Lines, suspects: Suspects) -> None:
+    def __init__(
+        self, lines: Lines, suspects: Suspects, tracker: Tracker, telemetry: Telemetry
+    ) -> None:
         self._lines = lines
         self._suspects = suspects
+        self._tracker = tracker
+        self._telemetry = telemetry
 
     async def wait(self, job: Job) -> bool:
         """Wait until it is the job's turn; false if the gate closed or the task was cancelled."""
@@ -184,9 +191,9 @@ class Scheduler:
                 self.leave(job)
             for key, width in self._widths(job):
                 if key not in job.inside:
-                    if self._is_its_own(job, key) and self._lines.is_full(key, width):
-                        job.begin_claimed()
                     job.task.waits_for = _wait_of(job, key)
+                    if self._lines.is_full(key, width):
+                        self._begin_wait(job)
                     await self._lines.enter(key, width, kind=kind, first=job.refused)
                     job.inside.append(key)
             if _asks_whether_apart(job) and not self._enters_beside_others(job):
@@ -203,9 +210,23 @@ class Scheduler:
     def _enters_beside_others(self, job: Job) -> bool:
         return job.suspicion is None and self._suspects.enter_nowait(job)
 
-    def _is_its_own(self, job: Job, key: Hashable) -> bool:
-        """Whether the line is that of the job's resource or method, and not one of the lane."""
-        return key is not job.gate and key is not job.gate.threads
+    def _begin_wait(self, job: Job) -> None:
+        """Allow the next claim; or emit, if handlers that wait for the lane have all of it."""
+        lane, tracker = job.gate.lane, self._tracker
+        if job.task.waits_for not in _OF_LANE:
+            job.begin_claimed()
+        elif job.task.request_id in tracker.awaited and lane.word not in tracker.self_blocked:
+            calls = {
+                caller: called
+                for request_id, here in tracker.awaited.copy().items()
+                if (called := tracker.get(request_id)) and called.waits_for in _OF_LANE
+                if (caller := tracker.get(here.task_id)) and caller.cancellable
+                if caller.lane is called.lane is lane
+            }
+            both = [c for c, to in calls.items() if c.thread_id and to.waits_for is Awaited.THREAD]
+            if len(calls) >= job.gate.max_running or len(both) >= job.gate.threads.number:
+                tracker.blocked[lane.word] = frozenset(one.request_id for one in calls.values())
+                self._telemetry.emit("lane.self_blocked", channel=lane.word, running=len(calls))
 
     def keeps_out_recovery(self, job: Job) -> bool:
         """Whether *job* waits for a lease in the place of the resource's line that recovery needs.

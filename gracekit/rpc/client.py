@@ -48,13 +48,13 @@ from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.requests import name_of, request_of
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
+from gracekit.telemetry.logs import running
 from gracekit.telemetry.safe_text import is_long
 from gracekit.tracing.carrier import outgoing, stamped
 from gracekit.tracing.spans import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
 
 __all__ = ["CALL_TIMEOUT_S", "ClientView", "PrepareOptions", "RpcClient"]
 
@@ -305,6 +305,8 @@ class RpcClient(ClientView, AsyncOnly):
         timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
         if timeout_s <= 0:
             raise too_late(request.method, options.timeout, request.request_id)
+        awaited: dict[str, Any] = {} if (here := running.get()) is None else here._awaited  # noqa: SLF001
+        awaited[request.request_id] = here
         try:
             async with asyncio.timeout(None) as scope:
                 until = self._timeouts.begin(scope, timeout_s)
@@ -333,6 +335,7 @@ class RpcClient(ClientView, AsyncOnly):
             raise no_reply(request.method, queue, timeout_s, request.request_id, sent) from error
         finally:
             self._timeouts.end(scope, timeout_s)
+            awaited.pop(request.request_id, None)
             if address is not None:
                 self._replies.forget(address)
         if reply.failure is not None:

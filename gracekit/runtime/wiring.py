@@ -182,7 +182,7 @@ def _requests(ground: Ground, records: Records) -> Requests:
     arrivals = _arrivals(ground, records, answers)
     suspects = Suspects(clock, journal.parole, telemetry)
     custody = Custody(journal, leases, telemetry, trigger, outbox)
-    scheduler = Scheduler(lines, suspects)
+    scheduler = Scheduler(lines, suspects, ground.tracker, telemetry)
     waits = LeaseWaits(
         custody,
         leases,

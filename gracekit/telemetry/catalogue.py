@@ -137,6 +137,12 @@ _INTAKE: Final = (
     _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
 )
 _REQUEST: Final = (
+    _event(
+        "lane.self_blocked",
+        _W,
+        "Handlers that wait for requests of their own lane have all its places or threads.",
+        "channel running",
+    ),
     _event("task.started", _D, "Its handler runs.", _TASK),
     _event(
         "task.apart",

@@ -21,20 +21,15 @@ from gracekit.config.choices import LogFormat
 from gracekit.errors import DeclarationError
 from gracekit.streams import LineHandler
 from gracekit.telemetry.catalogue import ATTRIBUTES, CATALOGUE, LOGGER
-from gracekit.telemetry.safe_text import (
-    INDENT,
-    clean,
-    context_words,
-    escape,
-    escaped_lines,
-    word,
-)
+from gracekit.telemetry.safe_text import INDENT, clean, context_words, escape, escaped_lines, word
 
 MOST_CONTEXT_KEYS: Final = 10
 
 
 class Running(Protocol):
     """The task that runs here, for log lines: the context of a handler or hook."""
+
+    _awaited: dict[str, Running]  # by request id: who waits for its answer, in its run
 
     @property
     def task_id(self) -> str:

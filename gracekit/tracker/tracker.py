@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gracekit.clock import Clock
+from gracekit.telemetry.logs import Running
 from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 
 FOLLOWING_WAIT_S: Final = 60.0
@@ -32,6 +33,8 @@ class Tracker:
     loop has only a weak one, may be garbage-collected while it works.
 
     Attributes:
+        awaited: By request id, the handler that waits for its answer; changed in any thread.
+        blocked: By lane, what the handlers awaited that had all of it when it was last full so.
         finished: Number of removed tasks whose attempt was not cut.
         removed: Number of all removed tasks.
     """
@@ -48,6 +51,8 @@ class Tracker:
         self._changed: dict[asyncio.Event, None] = {}
         self._following: dict[TrackedTask, None] = {}  # tasks that wait in `add_after`
         self._parents: dict[TrackedTask, asyncio.Event] = {}  # that wait in `wait_children`
+        self.awaited: dict[str, Running] = {}
+        self.blocked: dict[str, frozenset[str]] = {}
         self.finished = 0
         self.removed = 0
 
@@ -77,13 +82,13 @@ class Tracker:
         """Count *task* as running; a drain waits for it if it has `holds_drain`."""
         (self._running if task.holds_drain else self._running_ops)[task] = None
         if self._changed:
-            self._wake()
+            self.poke()
 
     def ended(self, task: TrackedTask) -> None:
         """Count *task* as running no more; it stays in flight until its reply is sent."""
         (self._running if task.holds_drain else self._running_ops).pop(task, None)
         if self._changed:
-            self._wake()
+            self.poke()
 
     def remove(self, task: TrackedTask) -> None:
         """Remove *task*, which was answered, handed over or given back."""
@@ -95,11 +100,12 @@ class Tracker:
             if task.started_at is not None and task.cut is None and task.lane not in _NO_TASKS:
                 self.finished += 1
         if self._changed:
-            self._wake()
+            self.poke()
 
     def poke(self) -> None:
         """Wake all that wait, so that they check their conditions again."""
-        self._wake()
+        for event in self._changed:
+            event.set()
 
     @contextlib.contextmanager
     def background(
@@ -209,6 +215,11 @@ class Tracker:
         """Number of tasks in flight by (method, lane), for metrics."""
         return Counter((task.method, task.lane.value) for task in self)
 
+    @property
+    def self_blocked(self) -> list[str]:
+        """The lanes that are full of handlers that wait for them: none of these has gone on."""
+        return [lane for lane, ids in self.blocked.items() if ids <= self.awaited.keys()]
+
     def running_by_lane(self) -> Mapping[Lane, int]:
         """Number of attempts under way by lane, for metrics; may be called in any thread."""
         return Counter(task.lane for task in (*self._running, *self._running_ops))
@@ -268,7 +279,3 @@ class Tracker:
                     raise
             finally:
                 del self._parents[task]
-
-    def _wake(self) -> None:
-        for event in self._changed:
-            event.set()

@@ -33,7 +33,8 @@ def test_a_run_that_serves_passes_every_probe(directory):
         seen = gracekit(directory, "health", "api-1", "--json")
 
     assert seen.code == 0
-    assert seen.json.keys() == {"run_id", "service", "instance", "status", "phase", "why"}
+    keys = {"run_id", "service", "instance", "status", "phase", "why", "self_blocked"}
+    assert seen.json.keys() == keys
     assert (seen.json["instance"], seen.json["phase"], seen.json["why"]) == ("api-1", "serving", [])
 
 

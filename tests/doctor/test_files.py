@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -504,12 +505,53 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
         assert f"compute@a (pid {os.getpid()}, serving)" in runs.check_living(found).seen
         assert levels(runs.check_instance(named, found)) == {"instance": Level.WARN}
         directory = used.with_name("store.db-runs")
-        assert (await asyncio.to_thread(runs.check_doors, found, directory)).level is Level.OK
+        doors = await asyncio.to_thread(lambda: list(runs.check_doors(found, directory)))
+        assert levels(doors) == {"doors": Level.OK}
         next(directory.glob("*.sock")).unlink()
-        closed = runs.check_doors(found, directory)
+        (closed,) = runs.check_doors(found, directory)
         assert (closed.level, closed.seen.split(":")[0]) == (Level.WARN, "1 without")
     gone = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
     assert levels(runs.check_instance(named, gone)) == {"instance": Level.OK}
+
+
+async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, settings, svc):
+    """
+    As long as they wait: the run says so by its door.
+    """
+    calls: list[Future[str]] = []
+    loop, directory = asyncio.get_running_loop(), used.with_name("store.db-runs")
+
+    @svc.rpc
+    def outer(ctx: Context) -> None:
+        calls.append(asyncio.run_coroutine_threadsafe(client.call("inner"), loop))
+        calls[-1].result()
+
+    @svc.rpc
+    def inner(ctx: Context) -> None: ...
+
+    async def lanes() -> list[Finding]:
+        found = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
+        findings = await asyncio.to_thread(lambda: list(runs.check_doors(found, directory)))
+        assert one(findings, "doors").level is Level.OK
+        return [finding for finding in findings if finding.check == "lanes"]
+
+    one_thread = replace(settings, threads=1)
+    async with Runtime(svc, one_thread) as run, svc.client(settings.transport_url) as client:
+        blocked = asyncio.Event()
+        run.ground.telemetry.subscribe(
+            lambda name, _: blocked.set() if name == "lane.self_blocked" else None
+        )
+        assert await lanes() == []
+        await client.cast("outer")
+        await blocked.wait()
+        (finding,) = await lanes()
+        calls[0].cancel()
+        await client.call("inner")
+        assert await lanes() == []
+
+    assert finding.level is Level.WARN
+    assert "requests" in finding.seen
+    assert "compute@" in finding.seen
 
 
 @pytest.mark.process

@@ -44,6 +44,86 @@ async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service
     await doors.wait(4)
 
 
+@pytest.mark.parametrize("callers", [1, 2, 3])
+async def test_a_lane_full_of_tasks_that_wait_for_it_is_one_line(
+    world: World, svc: Service, callers: int
+):
+    """
+    A warning while each place is taken by a handler that waits for its own service; again once the
+    lane was filled anew. None while one handler there waits for something else, or for ops methods.
+    """
+    doors, calls = Doors(), 0
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    @svc.ops
+    async def look(ctx: Context) -> None:
+        await doors.pass_("look")
+
+    @svc.rpc
+    async def outer(ctx: Context) -> None:
+        nonlocal calls
+        calls += 1
+        await client.prepare(timeout=30).call(work, n=10 + calls)
+
+    @svc.rpc
+    async def watch(ctx: Context) -> None:
+        await client.prepare(timeout=30).call(look)
+
+    life = await world.start(svc, max_running=3)
+    client = await world.client(svc)
+    for method in [outer] * callers + [watch] * (3 - callers):
+        await client.cast(method)
+    await client.cast(work, n=0)
+    await world.settle()
+
+    def lines() -> list[object]:
+        return [fields for name, fields in life.events if name == "lane.self_blocked"]
+
+    tracker = life.runtime.wired.tracker
+    line = {"channel": "requests", "running": 3}
+    assert lines() == [line] * (callers == 3)
+    assert tracker.self_blocked == ["requests"] * (callers == 3)
+    await client.cast(work, n=1)
+    await world.settle()
+    assert lines() == [line] * (callers == 3)
+    doors.open("look", *range(20))
+    await asyncio.sleep(31)
+    assert tracker.self_blocked == []
+
+    for _ in range(3):
+        await client.cast(outer)
+    await world.settle()
+    assert lines() == [line] * (1 + (callers == 3))
+    await asyncio.sleep(31)
+    assert (await life.drain()).exit_code == 0
+
+
+async def test_a_lane_with_a_free_place_is_not_full_of_tasks_that_wait_for_it(
+    world: World, svc: Service
+):
+    """
+    Handlers that call their own service, while its lane has a place for what they call, are served.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> int:
+        return n
+
+    @svc.rpc
+    async def outer(ctx: Context, n: int) -> int:
+        return await client.call(work, n=n)
+
+    life = await world.start(svc, max_running=3)
+    client = await world.client(svc)
+    views = [client.call(outer, n=n) for n in range(2)]
+
+    assert await asyncio.gather(*views) == [0, 1]
+    assert "lane.self_blocked" not in life.names()
+
+
 async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc: Service):
     """
     If it becomes wider, waiting tasks begin at once, recovered rows too; if narrower, none begins

@@ -6,19 +6,20 @@ import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import duration
-from gracekit.control.door_wire import Ask, address_of, line_of_ask
+from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
+from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.life import Liveness
 from gracekit.listings.resources import ResourceStatus, list_resources
@@ -199,15 +200,19 @@ def check_doubtful(runs: Runs) -> Finding:
     )
 
 
-def check_doors(runs: Runs, directory: Path) -> Finding:
-    """Check that each living run has a door, by which commands reach it."""
+def check_doors(runs: Runs, directory: Path) -> Iterator[Finding]:
+    """Check that each living run has a door, by which commands reach it, and what it says there."""
     check = "doors"
     doors = {run.run_id: directory / door_name(run.run_id) for run in runs.living}
     without = [run for run in runs.living if not doors[run.run_id].is_socket()]
-    silent = [run for run in runs.living if not _may_answer(doors[run.run_id], run)]
-    if silent:
+    answers = [(run, _answer(doors[run.run_id], run)) for run in runs.living]
+    for run, answer in answers:
+        for lane in (answer or {}).get("self_blocked", ()):
+            seen = f"{_label(run)}: lane {lane} is full of handlers that wait for this lane"
+            yield warn("lanes", seen, "see docs/handlers.md, 'How much runs at a time'")
+    if silent := [run for run, answer in answers if answer is None]:
         first = silent[0]
-        return fail(
+        yield fail(
             check,
             f"{', '.join(map(_label, silent[:SHOWN]))} did not answer within {ANSWER_S:g} s: its "
             "event loop is blocked, or its process is stopped",
@@ -215,19 +220,20 @@ def check_doors(runs: Runs, directory: Path) -> Finding:
             f"stopped, kill -CONT {first.identity.pid} lets it go on",
             ExitCode.DEPENDENCY,
         )
-    if not without:
-        return ok(check, "each run that lives has one, and answers")
-    names = ", ".join(_label(run) for run in without[:SHOWN])
-    return warn(
-        check,
-        f"{len(without)} without: {names}: commands cannot ask it, or only by a local queue",
-        f"look for door.missing in its log; do not let others tidy {directory}; a run that begins "
-        "or ends at this moment has none, nor one of an older version",
-    )
+    elif not without:
+        yield ok(check, "each run that lives has one, and answers")
+    else:
+        names = ", ".join(_label(run) for run in without[:SHOWN])
+        yield warn(
+            check,
+            f"{len(without)} without: {names}: commands cannot ask it, or only by a local queue",
+            f"look for door.missing in its log; do not let others tidy {directory}; a run that "
+            "begins or ends at this moment has none, nor one of an older version",
+        )
 
 
-def _may_answer(door: Path, run: Run) -> bool:
-    """False if *run* does not answer by its door, although it can be reached."""
+def _answer(door: Path, run: Run) -> Mapping[str, Any] | None:
+    """What *run* says by its door; None if it does not answer, although it can be reached."""
     ask = Ask(run_id=run.run_id, verb="health", args={"probe": "live"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -235,12 +241,11 @@ def _may_answer(door: Path, run: Run) -> bool:
             with address_of(door) as address:
                 connection.connect(address)
             connection.sendall(line_of_ask(ask))
-            connection.recv(1)
+            return read_answer(connection.recv(LONGEST_LINE))
         except TimeoutError:
-            return False
-        except OSError:  # it has no door, has ended meanwhile, or is another user's
-            return True
-    return True
+            return None
+        except (OSError, GracekitError):  # it has no door, has ended, or is another user's
+            return {}
 
 
 def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
