@@ -228,7 +228,8 @@ def broken_by(error: apsw.Error, file: apsw.Connection | Path) -> StoreBrokenErr
 
 def is_full(error: apsw.Error, file: Path) -> bool:
     """Whether *error* means that the disk is full; of a -shm without room, it is an IOError."""
-    return isinstance(error, apsw.FullError) or (file.exists() and free_bytes(file) < _LEAST_ROOM)
+    may_be = isinstance(error, apsw.IOError | apsw.CantOpenError) and file.exists()
+    return isinstance(error, apsw.FullError) or (may_be and free_bytes(file) < _LEAST_ROOM)
 
 
 def _passed(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[Batch]:

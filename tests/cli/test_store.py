@@ -193,30 +193,47 @@ done
 """
 
 
-def test_every_command_names_a_full_disk(directory: Path):
-    """
-    In the same words, whether it reads or writes, the store or the queue.
-    """
-    with Running(directory):
-        gracekit(directory, "call", "compute", "echo")
-    there = environment(
-        GRACEKIT_STORE_URL=f"sqlite:///{directory}/small/gracekit-store.db",
-        GRACEKIT_TRANSPORT_URL=f"sqlite:///{directory}/small/gracekit.db",
-    )
+def on_full_disk(directory: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """What *script* says, which has the words of gracekit as its arguments."""
     (directory / "small").mkdir()
     done = subprocess.run(
-        [*UNSHARE, FULL_DISK, "sh", *GRACEKIT],
+        [*UNSHARE, script, "sh", *GRACEKIT],
         cwd=directory,
-        env=there,
+        env=environment(
+            GRACEKIT_STORE_URL=f"sqlite:///{directory}/small/gracekit-store.db",
+            GRACEKIT_TRANSPORT_URL=f"sqlite:///{directory}/small/gracekit.db",
+        ),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode == 9 or "unshare" in done.stderr:
         pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+    return done
+
+
+def test_a_damaged_store_on_a_full_disk_is_damaged(directory: Path):
+    """
+    Room on the disk would not mend it: only what cannot be written is for want of room.
+    """
+    (directory / "gracekit-store.db").write_bytes(b"no database" * 1000)
+    (directory / "gracekit.db").touch()
+    done = on_full_disk(directory, FULL_DISK)
+
+    assert "gracekit-store.db cannot be read as a store: file is not a database" in done.stderr
+    assert "gracekit-store.db is full" not in done.stderr
+
+
+def test_every_command_names_a_full_disk(directory: Path):
+    """
+    In the same words, whether it reads or writes, the store or the queue.
+    """
+    with Running(directory):
+        gracekit(directory, "call", "compute", "echo")
+    done = on_full_disk(directory, FULL_DISK)
 
     lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 4, done.stderr
     assert all(re.search(r"the disk of \S+\.db is full: make room on it", line) for line in lines)
     assert "cannot be" not in done.stderr
-    assert done.stdout.split() == ["exit", "1", "exit", "1", "exit", "1", "exit", "70"]
+    assert done.stdout.split() == ["exit", "1", "exit", "5", "exit", "5", "exit", "70"]
