@@ -40,10 +40,10 @@ def resource_id_of(value: object) -> str | None:
             text = str.__str__(value)
         case UUID():
             text = str(value)
-        case Integral():
+        case Integral() if int(value).bit_length() < 4 * LONGEST_RESOURCE:  # else too long to write
             text = str(int(value))
         case Decimal() if value.as_tuple().exponent == 0:  # the whole number of a database
-            text = str(int(value))
+            return resource_id_of(int(value))
         case _:
             return None
     is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text
