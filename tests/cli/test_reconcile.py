@@ -305,7 +305,7 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
     assert "resources: 5 waiting, and none is settled unasked" in shown.out
     assert "`gracekit reconcile` settles them" in shown.out
     assert "1 started tasks and 5 resources wait" in told.out
-    assert refused.code == 1
+    assert refused.code == 5
     assert "r-7 was interrupted, and nothing settles that by itself" in refused.err
     assert "run `gracekit reconcile`" in refused.err
     assert before["sh-1"] == "creating"
