@@ -70,10 +70,7 @@ class Unjournaled:
         self._heartbeats.begin(job.task, job.reply)
         if not await self._scheduler.wait(job):
             self._scheduler.leave(job)
-            if job.task.order is None:
-                await self.give_back(job)
-            else:
-                await self._end(job, ordered(str(job.task), job.task.order, job.task.state))
+            await self.give_back(job)
             return
         job.task.attempt = 1
         if job.gate.is_shut:
@@ -153,18 +150,18 @@ class Unjournaled:
     # -- cut short ----------------------------------------------------------------------
 
     async def hand_over_stuck(self, job: Job) -> None:
-        """Give back a request whose handler did not return in time: another process may run it.
+        """Give back a request whose handler did not return in time: another process may run it."""
+        job.task.cut = Interruption.UNCLEAN
+        await self.give_back(job)
+
+    async def give_back(self, job: Job) -> None:
+        """Give back all deliveries of a request that was cut, or did not start.
 
         If an operator has ended it, it is answered and acked instead, as it must not run again.
         """
-        job.task.cut = Interruption.UNCLEAN
-        if job.task.order is None:
-            await self.give_back(job)
-        else:
+        if job.task.order is not None:
             await self._end(job, ordered(str(job.task), job.task.order, job.task.state))
-
-    async def give_back(self, job: Job) -> None:
-        """Give back all deliveries of a request that was cut, or did not start."""
+            return
         await self._give_back_one(job)
         for copy in job.copies:  # the list may grow meanwhile
             await self._give_back_one(copy)

@@ -11,7 +11,17 @@ from typing import Any, Final
 
 import pytest
 
-from gracekit import Context, Done, Fail, GracekitError, RemoteError, Retry, Service, Wait
+from gracekit import (
+    Context,
+    Done,
+    Fail,
+    GracekitError,
+    RemoteError,
+    Retry,
+    Service,
+    TaskCancelledError,
+    Wait,
+)
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.suspects import ALONE_S, Suspects
@@ -158,6 +168,29 @@ async def test_a_fault_around_the_handler_is_counted(world: World, svc: Service,
     assert world.task("w")["reason"] == reason
     assert len(life.told("dispatch.failed")) == {"retry": 3, "requeue": 4, "error": 1}[policy]
     assert world.rows("SELECT 1 FROM lease WHERE owner IS NOT NULL") == []
+
+
+@pytest.mark.usefixtures("refusing")
+async def test_an_order_in_the_pause_before_a_request_goes_back_ends_it(world: World, svc: Service):
+    """
+    The operator was told that it will end, so it must not come again and run.
+    """
+
+    @svc.rpc(on_interrupt="requeue")
+    async def work(ctx: Context) -> None: ...
+
+    world.expects_faults = True
+    life = await world.start(svc)
+    call = asyncio.create_task((await world.client(svc)).prepare(request_id="w").call(work))
+    await life.hears("dispatch.failed")
+    asked = await world.verb(life, "cancel", task_id="w", by="ann@desk", reason="wrong host")
+    with pytest.raises(TaskCancelledError):
+        await call
+
+    assert asked["asked"]
+    assert len(life.told("dispatch.failed")) == 1
+    assert not life.told("task.given_back")
+    assert world.broker.waiting("compute") == 0
 
 
 @pytest.mark.parametrize("answer", ["done", "fail", "odd", "raises"])

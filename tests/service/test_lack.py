@@ -145,6 +145,28 @@ async def test_a_drain_does_not_wait_for_the_next_try(
     assert {row["crashes"] for row in world.rows("SELECT crashes FROM task")} == {0}
 
 
+async def test_an_order_during_the_pause_finds_the_task_handed_over(
+    world: World, svc: Service, starve: Callable[[], None]
+):
+    """
+    So it is carried out on record, and nobody is told that the task ends while it runs again.
+    """
+
+    @svc.rpc
+    def work(ctx: Context) -> None: ...
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    starve()
+    await life.hears("task.interrupted", 3)
+    await asyncio.sleep(0.1)
+    answer = await world.verb(life, "cancel", task_id="w", by="ann@desk", reason="wrong host")
+    feed()
+
+    assert (answer["state"], answer["moved"]) == ("handed_over", True)
+    assert "asked" not in answer
+
+
 async def test_an_errored_hook_that_got_no_thread_is_still_due(
     world: World, svc: Service, starve: Callable[[], None]
 ):
