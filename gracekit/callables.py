@@ -53,7 +53,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def shown_name(function: Callable[..., Any]) -> str:
     """Its name with that of its class, for errors."""
-    return str(getattr(function, "__qualname__", name_of(function)))
+    return str(getattr(function, "__qualname__", name_of(function))).rpartition("<locals>.")[2]
 
 
 def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> None:
@@ -114,10 +114,10 @@ def check_call(
         signature.bind(*["self"] * has_self, *_names(by_place), **dict.fromkeys(_names(by_name)))
         return [*signature.parameters.values()]
     except TypeError as error:
-        name = name_of(function)
+        name, given = name_of(function), f"({written})" if written else "no argument"
         raise DeclarationError(
-            f"{what} {shown_name(function)}() is called with ({written}), and its arguments do "
-            f"not fit ({error}): write def {name}({'self, ' * has_self}{written})"
+            f"{what} {shown_name(function)}() is called with {given}, and its arguments do not fit "
+            f"({error}): write def {name}({'self, ' * has_self}{written})"
         ) from None
     except ValueError:
         return []

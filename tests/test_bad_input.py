@@ -891,7 +891,9 @@ def test_a_job_has_a_pause_and_no_parameters_of_its_own():
         with pytest.raises(DeclarationError, match=r"write @svc.periodic\(every='60s'\), parenthe"):
             forget()
     for wrong in (tidy_bare, tidy_one):
-        with pytest.raises(DeclarationError, match=rf"job {wrong.__name__}\(\) is called with ctx"):
+        with pytest.raises(
+            DeclarationError, match=rf"job {wrong.__name__}\(\) is called with \(ctx"
+        ):
             svc.periodic(every="1s")(wrong)
     svc.periodic(every="1s")(tidy)
     assert [job.name for job in svc.jobs] == ["tidy"]

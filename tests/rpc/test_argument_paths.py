@@ -199,7 +199,7 @@ async def later(args: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "resource", ["it.uuid", ("it", later), ("it", 5), ("it", "it.uuid", "it"), (later, "it"), later]
+    "resource", ["it.uuid", ("it", 5), ("it", "it.uuid", "it"), (later, "it"), later]
 )
 def test_what_is_neither_path_nor_function_is_refused(resource: Any):
     """

@@ -141,7 +141,7 @@ def tasks(**query: Any) -> Ask:
         tasks(name="compute@api-1", stuck=True),
         tasks(states=["all"]),
         tasks(states=["errored"]),
-        tasks(states=["errored", "failed", "running"], version="1.1"),
+        tasks(states=["errored", "failed", "running"]),
     ],
     ids=["status", "exits", "show", "tasks", "named", "stuck", "all", "errored", "some"],
 )
@@ -224,7 +224,7 @@ async def test_tasks_are_listed_by_states_and_owner_whatever_index_is_asked():
     view = await record.make()
 
     async def listed(**query: Any) -> list[str]:
-        found = await list_tasks(view, {}, TaskQuery(version="1.1", **query))
+        found = await list_tasks(view, {}, TaskQuery(**query))
         return [str(task.columns["request_id"]) for task in found.tasks]
 
     some = await listed(states=["errored", "running"])

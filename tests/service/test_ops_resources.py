@@ -62,7 +62,7 @@ def view_of(world: World, life: Life) -> StoreView:
 
 async def listed(world: World, life: Life, **query: Any) -> dict[str, str | None]:
     """The resource by method."""
-    found = await list_tasks(view_of(world, life), {}, TaskQuery(version="1.1", **query))
+    found = await list_tasks(view_of(world, life), {}, TaskQuery(**query))
     return {task.columns["method"]: task.resource for task in found.tasks}
 
 
