@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gracekit.errors import BadMessageError, MessageTooLargeError, UnserialisableError
+from gracekit.errors import BadMessageError, MessageTooLargeError
 from gracekit.rpc.envelope import (
     MAX_BODY_BYTES,
     MAX_NAME,
@@ -28,7 +28,7 @@ from gracekit.rpc.envelope import (
 )
 from gracekit.rpc.failures import failure_of, rebuild
 from gracekit.rpc.message import Failure, JsonObject, Reply, ReplyAddress, Request
-from gracekit.rpc.plain import dumps, excerpt, excess_of, loads, plain
+from gracekit.rpc.plain import dumps, excerpt, loads, plain
 from gracekit.telemetry.safe_text import is_long
 
 __all__ = [
@@ -169,11 +169,9 @@ def write_result(result: object) -> str:
     """
     if is_long(result, MAX_RESULT_BYTES):
         raise _too_large(f"more than {MAX_RESULT_BYTES}")
-    text = dumps(plain(result, "result"), "result")
+    text = dumps(plain(result, "result"), "result", '{{"result":{},"":0,"":0,"":0,"":0}}')
     if len(text) <= _SURELY_FITS:
         return text
-    if excess := excess_of(f'{{"result":{text},"":0,"":0,"":0,"":0}}'):  # as it is in a reply
-        raise UnserialisableError(f"result has {excess}; send less, or a reference to the data")
     size = len(msgspec.json.encode(text))
     if size > MAX_RESULT_BYTES:
         raise _too_large(str(size))

@@ -129,8 +129,8 @@ def _outside_strings(raw: bytes) -> bytes:
 # -- outgoing -----------------------------------------------------------------
 
 
-def dumps(value: object, what: str) -> str:
-    """Write plain data as compact JSON text.
+def dumps(value: object, what: str, within: str = "") -> str:
+    """Write plain data as compact JSON text, which is to stand in the place of {} in *within*.
 
     Raises:
         UnserialisableError: a receiver would refuse it as too deep or too large.
@@ -139,7 +139,7 @@ def dumps(value: object, what: str) -> str:
         text = msgspec.json.encode(value).decode()
     except ValueError as error:  # an integer too long to be written
         raise UnserialisableError(f"{what}: {excerpt(str(error))}") from None
-    if excess := excess_of(text):
+    if excess := excess_of(within.format(text) if within else text):
         raise UnserialisableError(f"{what} has {excess}; send less, or a reference to the data")
     return text
 
@@ -161,7 +161,7 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
     """
     if type(value) is dict and depth < MAX_DEPTH:  # the table below takes longer
         return _object(value, path, depth + 1)
-    if isinstance(value, list | tuple) and depth < MAX_DEPTH and _are_scalars(value):
+    if isinstance(value, _ROWS) and depth < MAX_DEPTH and _are_scalars(value):
         return [*value]
     match value:
         case None | bool():
@@ -172,6 +172,14 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
             return int(value)
         case float():
             return _number(value, path)
+        case dt.datetime():
+            return value.isoformat(timespec="microseconds")  # required by oslo's readers
+        case dt.date():
+            return value.isoformat()
+        case uuid.UUID() | decimal.Decimal() | ipaddress.IPv4Address() | ipaddress.IPv6Address():
+            return str(value)
+        case bytes():
+            return _decoded(value, path)
         case Mapping() | list() | tuple() | set() | frozenset() if depth >= MAX_DEPTH:
             raise UnserialisableError(
                 f"{path[:MAX_SHOWN]}: nested deeper than {MAX_DEPTH} levels, or in a circle"
@@ -183,14 +191,6 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
         case set() | frozenset():
             items = [plain(item, f"{path}{{}}", depth + 1) for item in value]
             return sorted(items, key=msgspec.json.encode)
-        case dt.datetime():
-            return value.isoformat(timespec="microseconds")  # required by oslo's readers
-        case dt.date():
-            return value.isoformat()
-        case uuid.UUID() | decimal.Decimal() | ipaddress.IPv4Address() | ipaddress.IPv6Address():
-            return str(value)
-        case bytes():
-            return _decoded(value, path)
         case _:
             raise UnserialisableError(
                 f"{path}: object of type {type(value).__name__}; a message carries only plain data"
@@ -202,13 +202,15 @@ def _are_scalars(items: Sequence[object]) -> bool:
     kinds = set(map(type, items))
     if not kinds <= _SCALARS:
         return False
-    try:
-        "".join([one for one in items if type(one) is str]).encode()
-    except UnicodeEncodeError:
-        return False
+    if str in kinds:
+        try:
+            "".join([one for one in items if type(one) is str]).encode()
+        except UnicodeEncodeError:
+            return False
     return float not in kinds or all(math.isfinite(one) for one in items if type(one) is float)
 
 
+_ROWS: Final = (list, tuple)
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 

@@ -31,13 +31,16 @@ LONGEST_WRITTEN: Final = 16_384
 """Characters of a value, see `is_long`, that is still written out to be shown."""
 _TEXTS: Final = (str, bytes, bytearray)
 _MAPPINGS: Final = (dict, MappingProxyType, UserDict)
+_ROWS: Final = (list, tuple)
 _HOLDERS: Final[tuple[type[Collection[Any]], ...]] = (
-    *(*_MAPPINGS, list, tuple, set, frozenset, deque, array, UserList),
+    *(*_ROWS, dict, set, frozenset, deque, array),
     *map(type, ({}.keys(), {}.values(), {}.items())),
+    *(MappingProxyType, UserDict, UserList),  # the last two take longer to ask about
 )
 _OTHER: Final = 8
 """Characters of any other object, such as a date or a UUID; it takes three at least."""
 _SHORT: Final = frozenset({int, float, bool, type(None)})
+_SEEN: Final = _SHORT | {str}
 _WITHHELD: Final = "<withheld: it repeats too much of the request>"
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 
@@ -62,9 +65,11 @@ def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
             most -= len(part)
         elif isinstance(part, _HOLDERS):
             most -= 2 + 2 * len(part)
-            if most >= 0:
-                members = (*part, *part.values()) if isinstance(part, _MAPPINGS) else part
-                waiting += [one for one in members if type(one) not in _SHORT]
+            if most >= 0 and not _SHORT.issuperset(map(type, part)):
+                most -= sum([len(one) for one in part if type(one) is str])
+                waiting += [one for one in part if type(one) not in _SEEN]
+            if most >= 0 and not isinstance(part, _ROWS) and isinstance(part, _MAPPINGS):
+                waiting.append(list(part.values()))
         elif isinstance(part, BaseException):
             # By the descriptor of the class: an exception may have code of its own for it.
             waiting.append(BaseException.args.__get__(part))  # type: ignore[attr-defined]
