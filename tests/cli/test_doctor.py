@@ -33,7 +33,7 @@ def test_a_sound_service_ends_with_0(directory):
     answer = gracekit(directory, "doctor", "compute", "--host", "node-1", "--kill-after", "35s")
 
     assert answer.code == 0, answer
-    for area in ("settings", "application", "platform", "process", "store", "transport", "host"):
+    for area in ("settings", "application", "platform", "store", "transport", "host"):
         assert f"\n{area}\n" in f"\n{answer.out}"
     assert "hard limit 29s, alarm at 29.5s, is below kill_after = 35s" in answer.out
     assert " 0 FAIL" in answer.out
@@ -57,7 +57,7 @@ def test_wrong_settings_end_with_78_and_their_remedy(directory):
     assert failed[1]["remedy"].endswith("set GRACEKIT_DRAIN_TIMEOUT=15s")
     assert answer.json["counts"]["fail"] == 2
     areas = {one["area"] for one in answer.json["findings"]}
-    assert {"application", "process", "host"} <= areas
+    assert {"application", "host"} <= areas
 
 
 def test_an_application_that_cannot_be_imported_fails(directory):

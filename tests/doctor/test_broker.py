@@ -21,7 +21,7 @@ from gracekit.config.loading import load
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.rabbit import checks
+from gracekit.doctor.rabbit import checks, reach
 from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
 from gracekit.doctor.rabbit.broker import BrokerInspector, BrokerReport, Node, inquire
 from gracekit.doctor.rabbit.checks import BrokerChecks, ConnectionChecks
@@ -770,6 +770,7 @@ async def test_policies_that_expire_or_limit_our_queues_are_warned_of(
         )
     program = shared_broker.control_program(tmp_path)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setattr(reach, "CONTROL_S", 300.0)
 
     found = [one for one in await seen(settings, svc) if one.check == "policies"]
 

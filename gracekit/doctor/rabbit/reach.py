@@ -23,6 +23,8 @@ UNREACHABLE: Final = (
     f"({TLS_PORT} by default) wants amqps://"
 )
 MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
+CONTROL_S: Final = 20.0
+"""Seconds that `rabbitmqctl` has to answer."""
 _LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
 
 
@@ -83,7 +85,7 @@ def check_policies(broker: Broker, names: Sequence[str]) -> Iterator[Finding]:
         if not any(one.host in here for one in broker.hosts):
             raise OSError("the broker is on another host")  # noqa: TRY301 - one way out
         env = os.environ | {"ERL_FLAGS": "-start_epmd false"}  # it would leave that daemon behind
-        done = subprocess.run(ask, env=env, capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
+        done = subprocess.run(ask, env=env, capture_output=True, timeout=CONTROL_S, check=True)  # noqa: S603 - no shell
         policies: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         look = (
