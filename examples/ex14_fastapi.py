@@ -119,7 +119,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         TOKENS.touch(mode=0o600)
-        TOKENS.write_text(f"deploy: {TOKEN}\n")
+        TOKENS.write_text(f"deploy:{TOKEN}:act\n")
         logging.basicConfig()  # warnings and errors of gracekit, too
         try:
             code = asyncio.run(main())
