@@ -399,6 +399,17 @@ def test_a_large_field_is_not_written_out(kind):
     assert shown == (list(range(100)) if kind is list else "<Large, too long to be shown>")
 
 
+def test_lists_in_lists_are_shown_as_text():
+    """
+    A list that holds another one sixty times, and so on, would be walked through for hours.
+    """
+    nested: list[object] = [0]
+    for _ in range(5):
+        nested = [nested] * 60
+
+    assert clean([nested, [1, [2]]]) == ["<list, too long to be shown>", "[1, [2]]"]
+
+
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_the_remedy_at_the_end_of_a_sentence_is_logged(formatter, caplog):
     """

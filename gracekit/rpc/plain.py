@@ -18,10 +18,11 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.errors import BadMessageError, UnserialisableError
+from gracekit.telemetry.safe_text import MOST_HOLDERS
 
 MAX_DEPTH: Final = 32  # nested lists and objects, the message itself being the first
 MAX_KEYS: Final = 10_000  # in all objects of one message together
-MAX_NODES: Final = 30_000  # lists and objects of one message together
+MAX_NODES: Final = MOST_HOLDERS  # lists and objects of one message together
 MAX_FAR_NUMBERS: Final = 300  # with a 3-digit exponent, which take up to 10 us to parse
 MAX_LONG_DIGITS: Final = 50_000  # in all numbers of at least `_LONG` digits
 _LONG: Final = 300

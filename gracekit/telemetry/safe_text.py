@@ -29,6 +29,7 @@ MOST_COMPARED: Final = 1000
 LONGEST_NAME: Final = 40
 LONGEST_WRITTEN: Final = 16_384
 """Characters of a value, see `is_long`, that is still written out to be shown."""
+MOST_HOLDERS: Final = 30_000
 _TEXTS: Final = (str, bytes, bytearray)
 _MAPPINGS: Final = (dict, MappingProxyType, UserDict)
 _ROWS: Final = (list, tuple)
@@ -56,15 +57,18 @@ def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
 
     To write out what an application hands over may take seconds, for which the loop would stand.
     It looks into the usual containers, dataclasses and exceptions. A member of a container takes
-    two characters at least.
+    two characters at least. More than `MOST_HOLDERS` containers count as too many characters; one
+    that holds itself has no end.
     """
-    waiting = [value]
+    waiting, holders = [value], 0
     while waiting and most >= 0:
         part = waiting.pop()
         if isinstance(part, _TEXTS):
             most -= len(part)
         elif isinstance(part, _HOLDERS):
             most -= 2 + 2 * len(part)
+            if (holders := holders + 1) > MOST_HOLDERS:
+                return True
             if most >= 0 and not _SHORT.issuperset(map(type, part)):
                 most -= sum([len(one) for one in part if type(one) is str])
                 waiting += [one for one in part if type(one) not in _SEEN]
@@ -90,7 +94,10 @@ def clean(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else str(value)
         case list() | set() | frozenset():
-            return [clean(item) for item in islice(value, LONGEST_LIST)]
+            return [
+                _shown(item) if isinstance(item, _HOLDERS) else clean(item)
+                for item in islice(value, LONGEST_LIST)
+            ]
         case tuple() if not is_long(value):  # such as (kind, id) of a resource
             return clean(":".join(map(str, value)))
     return _shown(value)
