@@ -282,7 +282,7 @@ async def test_an_order_whose_commit_was_in_doubt_is_taken_once(
     await site.call(life, "w")
     life.plan(Point.TALLY, fault)
     assert (await order(world, life, "cancel", "w"))["asked"]
-    assert site.called[1:] == ["cancelled"]
+    await world.until(lambda: site.called[1:] == ["cancelled"])
     await life.crash()
     await site.start()
     await world.until(lambda: world.state("w") == "cancelled")
