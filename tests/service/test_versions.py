@@ -220,13 +220,14 @@ async def test_what_waits_to_go_back_does_not_keep_others_from_being_read(world:
     """
     new = await world.start(version("work", "added"), instance="new")
     await world.verb(new, "quiet")
-    await world.start(version("work"), instance="old", prefetch_bytes=1000)
+    old = await world.start(version("work"), instance="old", prefetch_bytes=1000)
     client = await world.client(new.runtime.service)
     await client.cast("added", vm="v" * 2000)
     begun = asyncio.get_running_loop().time()
 
     await client.prepare(timeout=30).call("work", vm="v")
     assert asyncio.get_running_loop().time() - begun < backoff.SIBLING.first_s / 2
+    await old.drain()
 
 
 async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: World):
