@@ -53,6 +53,7 @@ from gracekit.tracker.task import (
 from gracekit.tracker.tracker import Tracker
 
 _EXITS: Final = (SystemExit, KeyboardInterrupt)
+_DATA: Final = (dict, str, list, int, float, type(None))  # what most handlers return
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +286,8 @@ async def run_attempt(
                 result = await method.handler(ctx, **args)
             else:
                 result = await _call_in_thread(method, ctx, task, args, threads)
+            if not isinstance(result, _DATA):
+                result = await end_of(result)
         finally:
             leave(ctx)
         if task.stopped:
@@ -421,7 +424,7 @@ async def _call_in_thread(
 ) -> Any:
     handler = partial(_in_known_thread, task, partial(method.handler, ctx, **args))
     # `cut` is set once the drain has recorded it as unclean: nothing needs its thread any more.
-    return await end_of(await in_thread(handler, threads, given_up=lambda: task.cut is not None))
+    return await in_thread(handler, threads, given_up=lambda: task.cut is not None)
 
 
 def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:

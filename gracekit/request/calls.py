@@ -61,7 +61,7 @@ async def call(function: Callable[[], Any], threads: Threads, *, abandon: bool =
     """
     try:
         if is_async(function):
-            return await function()
+            return await end_of(await function())
         return await end_of(await in_thread(function, threads, abandon=abandon))
     except (Exception, asyncio.CancelledError):
         raise
@@ -71,14 +71,16 @@ async def call(function: Callable[[], Any], threads: Threads, *, abandon: bool =
 
 
 async def end_of(result: Any) -> Any:
-    """*result* of a plain function; the result of the coroutine that it has returned, if so.
+    """*result* of a function; if that is a coroutine, what it returns in the end.
 
     Raises:
         TypeError: it has returned a generator, whose code nobody would run.
     """
+    while inspect.isawaitable(result):
+        result = await result
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(f"it has returned a generator, {result.__qualname__}(), which runs nothing")
-    return await result if inspect.isawaitable(result) else result
+    return result
 
 
 async def in_thread(

@@ -198,6 +198,31 @@ async def test_a_plain_handler_that_returns_a_coroutine_has_succeeded_when_that_
         await client.call("fail")
 
 
+async def test_a_handler_behind_an_async_decorator_that_forgets_to_await_has_run(
+    world: World, svc: Service
+):
+    """
+    However many coroutines are in each other; a generator in the last one is refused.
+    """
+
+    async def twice(ctx: Context) -> Any:
+        return later(work)(ctx)
+
+    def pages(ctx: Context) -> Any:
+        return (page for page in [1])
+
+    svc.rpc(later(work))
+    svc.rpc(twice)
+    svc.rpc(later(pages))
+    await world.start(svc)
+    client = await world.client(svc)
+
+    assert await client.call("work") == "worked"
+    assert await client.call("twice") == "worked"
+    with pytest.raises(TypeError, match="it has returned a generator"):
+        await client.call("pages")
+
+
 async def test_a_drain_waits_for_the_coroutine_of_a_plain_handler(world: World, svc: Service):
     """
     At the deadline it is cancelled like any other, and handed over.
@@ -241,7 +266,21 @@ async def test_a_generator_is_no_result_of_work(world: World, svc: Service):
         await client.call(later)
 
 
-async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc: Service):
+def later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that forgets an `await`: the result of its coroutine is one."""
+
+    @functools.wraps(function)
+    async def inner(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return inner
+
+
+HOW = pytest.mark.parametrize("how", [lambda function: function, later], ids=["plain", "async"])
+
+
+@HOW
+async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc: Service, how: Any):
     """
     on_start, a job, the errored hook, a probe and on_stop: none counts as done before.
     """
@@ -252,21 +291,21 @@ async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc:
         done.append(name)
         return result
 
-    svc.on_start(lambda: ends("on_start"))
-    svc.on_stop(lambda: ends("on_stop"))
-    svc.periodic(every="10s")(lambda ctx: ends("job"))
+    svc.on_start(how(lambda: ends("on_start")))
+    svc.on_stop(how(lambda: ends("on_stop")))
+    svc.periodic(every="10s")(how(lambda ctx: ends("job")))
 
     @svc.rpc(on_interrupt="probe")
     async def create(ctx: Context) -> None:
         await asyncio.sleep(3600)
 
-    create.probe(lambda ctx: ends("probe", Done("asked")))
+    create.probe(how(lambda ctx: ends("probe", Done("asked"))))
 
     @svc.rpc(on_interrupt="error")
     async def delete(ctx: Context) -> None:
         await asyncio.sleep(3600)
 
-    delete.errored(lambda ctx, reason: ends("errored"))
+    delete.errored(how(lambda ctx, reason: ends("errored")))
 
     life = await world.start(svc)
     assert done == ["on_start"]
@@ -285,7 +324,8 @@ async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc:
     assert world.rows("SELECT result FROM task WHERE request_id = 'c'")[0]["result"] == '"asked"'
 
 
-async def test_a_rule_that_returns_a_coroutine_is_awaited(world: World, svc: Service):
+@HOW
+async def test_a_rule_that_returns_a_coroutine_is_awaited(world: World, svc: Service, how: Any):
     """
     Its answer is what the coroutine returns.
     """
@@ -296,7 +336,7 @@ async def test_a_rule_that_returns_a_coroutine_is_awaited(world: World, svc: Ser
         await asyncio.sleep(1)
         return Settled("available")
 
-    shares.kind.probe("creating", failed="error")(lambda ctx, found: ask())
+    shares.kind.probe("creating", failed="error")(how(lambda ctx, found: ask()))
     await world.start(svc)
 
     await world.until(lambda: shares.written == [("1", "creating", "available")])
