@@ -138,7 +138,7 @@ class Dispatcher:
             job = await self._arrivals.read(delivery, gate)
             if job is None or not await self._track(job):
                 return
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - a delivery that nobody settles waits for ever
             await self._give_back_after(error, delivery)
             return
         except asyncio.CancelledError:
@@ -155,7 +155,8 @@ class Dispatcher:
             elif await self._accept(job):
                 await settle(delivery.ack(), self._telemetry)
                 await self._live(job)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - as above
+            job.in_doubt |= not isinstance(error, StoreError)
             await self._give_back_after(error, delivery)
         except asyncio.CancelledError:
             job.in_doubt = True  # the row decides what was done
@@ -164,14 +165,17 @@ class Dispatcher:
         finally:
             self._untrack(job)
 
-    async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
-        """The store failed before the request was accepted: give the delivery back."""
-        self._telemetry.emit("store.error", what="dispatch", error=str(error))
+    async def _give_back_after(self, error: Exception, delivery: Delivery) -> None:
+        """A step before the request was accepted failed: give the delivery back."""
+        if isinstance(error, StoreError):
+            self._telemetry.emit("store.error", what="dispatch", error=str(error))
+        else:
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
         await asyncio.sleep(backoff.GIVE_BACK_S)
-        await settle(delivery.give_back(), self._telemetry)
+        self._put_back(delivery)
 
     def _put_back(self, delivery: Delivery) -> None:
-        """The application cancelled a step of gracekit: give an unsettled delivery back."""
+        """Give a delivery back, unless it is settled."""
         if not delivery.settled:
             self._spawn(settle(delivery.give_back(), self._telemetry), self._work.discard)
 

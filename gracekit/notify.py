@@ -81,7 +81,10 @@ class Notify:
         Call it at the end of a process: systemd cannot attribute a message that it reads after
         the sender is gone.
         """
-        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            ours, theirs = os.pipe2(os.O_CLOEXEC)
+        except OSError:  # no descriptor is free
+            return False
         try:
             sent = self._send({"BARRIER": "1"}, descriptor=theirs)
             os.close(theirs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -100,6 +102,18 @@ def test_a_barrier_waits_until_all_before_it_was_read(systemd):
     assert notify.barrier(timeout_s=20)
     systemd.done.set()
     reader.join()
+
+
+@pytest.mark.process
+def test_a_barrier_without_a_free_descriptor_waits_for_nothing():
+    """
+    It comes last, when the exit code of the process is on record.
+    """
+    words = "import resource; from gracekit.notify import Notify; "
+    words += "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); "
+    words += "assert not Notify({'NOTIFY_SOCKET': '/nowhere'}).barrier(timeout_s=1)"
+
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)
 
 
 def test_status_cannot_forge_an_assignment(systemd):

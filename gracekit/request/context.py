@@ -27,7 +27,7 @@ from gracekit.request.steps import Steps
 from gracekit.request.tracked import TrackedBlock, TrackedCall
 from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.message import LEASE_KEY
-from gracekit.rpc.plain import dumps, plain
+from gracekit.rpc.plain import small_plain
 from gracekit.tracker.task import OUT_OF_TIME, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
@@ -229,10 +229,12 @@ class Context(Mapping[str, Any]):
         committed when this returns, and the next attempt begins at the beginning.
 
         Args:
-            cursor: Plain JSON data, small because it is written often. None: nothing is done.
+            cursor: Plain JSON data of at most 256 KiB, small because it is written often. None:
+                nothing is done.
             last: Do not stop here, because the handler is about to return.
 
         Raises:
+            UnserialisableError: *cursor* is no plain data, or too large.
             StoreError: only for None: the reset could not be committed, so undo nothing.
         """
         self._reached(cursor)
@@ -279,8 +281,8 @@ class Context(Mapping[str, Any]):
         return Steps(self, source)
 
     def _reached(self, cursor: Any) -> None:
-        value = plain(cursor, "cursor")
-        dumps(value, "cursor")  # raises here, in the handler, and not in a commit for many tasks
+        # It raises here, in the handler, and not in a commit for many tasks.
+        value = small_plain(cursor, "cursor", "it is written at each safe point")
         self._task.cursor = value
         self._task.safe_point_at = self._services.loop.time()
 
@@ -349,16 +351,11 @@ class Context(Mapping[str, Any]):
             at_most: Duration after which the hold lapses (`"15m"`, or seconds).
 
         Raises:
-            InvalidArgumentsError: *name* or *key* has a NUL, which no store takes.
+            InvalidArgumentsError: *name* or *key* is no id, such as text or a whole number.
         """
-        for what, text in (("name", name), ("key", str(key))):
-            if "\0" in text:
-                raise InvalidArgumentsError(
-                    f"hold() needs a {what} without NUL, which no store takes, and not {text!r}"
-                )
         await self._services.holds.open(
-            name,
-            str(key),
+            need_resource_id(name, "hold"),
+            need_resource_id(key, "hold"),
             at_most_s=parse_duration(at_most),
             method=self._method,
             args=dict(self._args),

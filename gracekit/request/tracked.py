@@ -218,12 +218,13 @@ class TrackedCall:
         except BaseException:
             self._give_up(None)
             raise
-        if inspect.iscoroutine(submitted):
+        if inspect.iscoroutine(submitted) or inspect.isgenerator(submitted):
             submitted.close()
             self._give_up(None)
             raise TypeError(
-                "track_call() needs a function that submits at once, such as executor.submit, and "
-                f"no coroutine function: await that in `async with ctx.track({self._name!r})`"
+                "track_call() needs a function that submits one call at once, such as "
+                "executor.submit: call it for each part in place of executor.map, and await a "
+                f"coroutine in `async with ctx.track({self._name!r})`"
             )
         if callable(when_done := getattr(submitted, "add_done_callback", None)):
             when_done(self._done)

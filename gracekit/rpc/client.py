@@ -45,11 +45,11 @@ from gracekit.rpc.options import (
     too_late,
 )
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
+from gracekit.rpc.plain import is_too_long
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.requests import name_of, request_of
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.telemetry.logs import running
-from gracekit.telemetry.safe_text import is_long
 from gracekit.tracing.carrier import outgoing, stamped
 from gracekit.tracing.spans import Tracing
 
@@ -450,10 +450,10 @@ class RpcClient(ClientView, AsyncOnly):
         if trace:
             request = structs.replace(request, context=stamped(request.context, trace))
         most = self._max_body_bytes
-        is_too_long = is_long(request.args, most)  # before all of it is copied and written
-        body = b"" if is_too_long else encode_request(request)
-        if is_too_long or len(body) > most:
-            size = f"more than {most}" if is_too_long else len(body)
+        is_long = is_too_long(request.args, "args", most)
+        body = b"" if is_long else encode_request(request)
+        if is_long or len(body) > most:
+            size = f"more than {most}" if is_long else len(body)
             raise MessageTooLargeError(
                 f"{request.method}() makes a message of {size} bytes and at most "
                 f"{most} are sent; pass a reference to the data, or give service "

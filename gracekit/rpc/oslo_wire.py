@@ -28,8 +28,7 @@ from gracekit.rpc.envelope import (
 )
 from gracekit.rpc.failures import failure_of, rebuild
 from gracekit.rpc.message import Failure, JsonObject, Reply, ReplyAddress, Request
-from gracekit.rpc.plain import dumps, excerpt, loads, plain
-from gracekit.telemetry.safe_text import is_long
+from gracekit.rpc.plain import dumps, excerpt, is_too_long, loads, plain
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -167,7 +166,7 @@ def write_result(result: object) -> str:
         UnserialisableError: it is no plain data, or beyond the limits of JSON in `plain`.
         MessageTooLargeError: the reply would exceed the size that callers read.
     """
-    if is_long(result, MAX_RESULT_BYTES):
+    if is_too_long(result, "result", MAX_RESULT_BYTES):
         raise _too_large(f"more than {MAX_RESULT_BYTES}")
     text = dumps(plain(result, "result"), "result", '{{"result":{},"":0,"":0,"":0,"":0}}')
     if len(text) <= _SURELY_FITS:

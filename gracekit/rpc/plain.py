@@ -18,13 +18,14 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.errors import BadMessageError, UnserialisableError
-from gracekit.telemetry.safe_text import MOST_HOLDERS
+from gracekit.telemetry.safe_text import MOST_HOLDERS, counted
 
 MAX_DEPTH: Final = 32  # nested lists and objects, the message itself being the first
 MAX_KEYS: Final = 10_000  # in all objects of one message together
 MAX_NODES: Final = MOST_HOLDERS  # lists and objects of one message together
 MAX_FAR_NUMBERS: Final = 300  # with a 3-digit exponent, which take up to 10 us to parse
 MAX_LONG_DIGITS: Final = 50_000  # in all numbers of at least `_LONG` digits
+MAX_SMALL: Final = 262_144  # bytes of data that is written often, such as a cursor
 _LONG: Final = 300
 _FEW: Final = 4_096  # bytes of text that is always quick to parse
 MAX_SHOWN: Final = 256  # characters of wire text that may reach a log
@@ -130,6 +131,18 @@ def _outside_strings(raw: bytes) -> bytes:
 # -- outgoing -----------------------------------------------------------------
 
 
+def is_too_long(value: object, what: str, most: int) -> bool:
+    """Whether *value* surely takes more than *most* bytes; asked before it is copied and written.
+
+    Raises:
+        UnserialisableError: it has too many lists and objects, or one that holds itself.
+    """
+    left, holders = counted(value, most)
+    if holders > MAX_NODES:
+        raise UnserialisableError(_excess(what, f"more than {MAX_NODES} lists and objects"))
+    return left < 0
+
+
 def dumps(value: object, what: str, within: str = "") -> str:
     """Write plain data as compact JSON text, which is to stand in the place of {} in *within*.
 
@@ -141,8 +154,28 @@ def dumps(value: object, what: str, within: str = "") -> str:
     except ValueError as error:  # an integer too long to be written
         raise UnserialisableError(f"{what}: {excerpt(str(error))}") from None
     if excess := excess_of(within.format(text) if within else text):
-        raise UnserialisableError(f"{what} has {excess}; send less, or a reference to the data")
+        raise UnserialisableError(_excess(what, excess))
     return text
+
+
+def _excess(what: str, excess: str) -> str:
+    return f"{what} has {excess}; send less, or a reference to the data"
+
+
+def small_plain(value: object, what: str, why: str) -> Any:
+    """`plain`, for data of which at most `MAX_SMALL` bytes are kept; *why* is told if it is more.
+
+    Raises:
+        UnserialisableError: it is no plain data, or too large.
+    """
+    if not is_too_long(value, what, MAX_SMALL):
+        written = plain(value, what)
+        if len(dumps(written, what).encode()) <= MAX_SMALL:
+            return written
+    raise UnserialisableError(
+        f"{what} has more than {MAX_SMALL} bytes as JSON, and {why}: keep the data elsewhere, and a "
+        "reference to it here"
+    )
 
 
 def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR0911, PLR0912 - one table

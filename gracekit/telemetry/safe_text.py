@@ -52,23 +52,28 @@ class Sentence(str):
     __slots__ = ()
 
 
-def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
-    """Whether *value* surely takes more than *most* characters to write; counts no further.
+def is_long(value: object) -> bool:
+    """Whether *value* surely takes more than `LONGEST_WRITTEN` characters to write."""
+    left, holders = counted(value, LONGEST_WRITTEN)
+    return left < 0 or holders > MOST_HOLDERS
+
+
+def counted(value: object, most: int) -> tuple[int, int]:
+    """How many of *most* characters are left at most when *value* is written, and its containers.
 
     To write out what an application hands over may take seconds, for which the loop would stand.
     It looks into the usual containers, dataclasses and exceptions. A member of a container takes
-    two characters at least. More than `MOST_HOLDERS` containers count as too many characters; one
-    that holds itself has no end.
+    two characters at least. It counts no further than *most*, nor than `MOST_HOLDERS` containers;
+    one that holds itself has no end.
     """
     waiting, holders = [value], 0
-    while waiting and most >= 0:
+    while waiting and most >= 0 and holders <= MOST_HOLDERS:
         part = waiting.pop()
         if isinstance(part, _TEXTS):
             most -= len(part)
         elif isinstance(part, _HOLDERS):
             most -= 2 + 2 * len(part)
-            if (holders := holders + 1) > MOST_HOLDERS:
-                return True
+            holders += 1
             if most >= 0 and not _SHORT.issuperset(map(type, part)):
                 most -= sum([len(one) for one in part if type(one) is str])
                 waiting += [one for one in part if type(one) not in _SEEN]
@@ -81,7 +86,7 @@ def is_long(value: object, most: int = LONGEST_WRITTEN) -> bool:
             waiting.append(getattr(part, "__dict__", None))
         else:
             most -= _OTHER
-    return most < 0
+    return most, holders
 
 
 def clean(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError
 from gracekit.process import Process
+from gracekit.rpc.amqp.wire import _connected
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Delivery, Message, shared_queue
 from tests.process import served
@@ -171,3 +173,18 @@ async def test_a_secret_is_told_to_nobody(brokers, certificates, tmp_path: Path)
     assert broker.password.encode() not in everything
     assert b"canary-in-context" not in service.log.encode() + listed
     assert b"canary-in-arguments" not in service.log.encode()
+
+
+async def test_a_connection_that_nobody_awaits_any_more_is_closed():
+    """
+    A cancelled start leaves the thread that connects.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connecting = asyncio.create_task(_connected(*listener.getsockname()))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        taken, _ = await asyncio.to_thread(listener.accept)
+        with taken:
+            assert await asyncio.to_thread(taken.recv, 1) == b""

@@ -358,6 +358,22 @@ async def test_a_tracked_call_that_returns_a_coroutine_fails_its_task(world: Wor
             await client.call(create)
 
 
+async def test_a_tracked_call_of_many_parts_fails_its_task(world: World, svc: Service):
+    """
+    `executor.map` would call the function once for each part, and one call is tracked.
+    """
+    with ThreadPoolExecutor(2) as pool:
+
+        @svc.rpc
+        async def create(ctx: Context) -> None:
+            ctx.track_call(pool.map, str, [1, 2, 3])
+
+        await world.start(svc)
+        client = await world.client(svc)
+        with pytest.raises(TypeError, match="call it for each part in place of executor.map"):
+            await client.call(create)
+
+
 # -- what is raised ---------------------------------------------------------------------
 
 

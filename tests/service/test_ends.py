@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from gracekit import Context, Service
+from gracekit import Context, NoSuchMethodError, Service
 from gracekit.process import Point
 from gracekit.telemetry.catalogue import LOGGER
 from tests.service.kit import Fault, Life, World
@@ -163,6 +163,35 @@ async def test_a_fault_of_gracekit_itself_leaves_no_start_without_an_end(
     await life.drain()
 
     assert len(life.told("task.started")) == len(ends_of(life)) > 0
+
+
+async def test_a_request_whose_acceptance_failed_goes_back_and_comes_again(
+    world: World, svc: Service
+):
+    """
+    Once there was no memory: nobody would settle the delivery, or see it, until the next start.
+    """
+    world.expects_faults = True
+    lacks = [MemoryError()]
+
+    def once(record: logging.LogRecord) -> bool:
+        if getattr(record, "event", "") == "task.rejected" and lacks:
+            raise lacks.pop()
+        return True
+
+    @svc.rpc
+    async def work(ctx: Context) -> None: ...
+
+    logging.getLogger(LOGGER).addFilter(once)
+    life = await world.start(svc)
+    call = asyncio.create_task((await world.client(svc)).call("unknown"))
+    await life.hears("dispatch.failed")
+    with pytest.raises(NoSuchMethodError):
+        await call
+    logging.getLogger(LOGGER).removeFilter(once)
+
+    assert life.told("dispatch.failed")[0]["error"] == "MemoryError()"
+    assert world.broker.waiting("compute") == 0
 
 
 async def test_a_cancelled_step_of_gracekit_leaves_no_start_without_an_end(

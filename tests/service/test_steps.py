@@ -10,6 +10,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.errors import (
+    UnserialisableError,
     DeclarationError,
 )
 from tests.service.kit import World
@@ -171,3 +172,24 @@ async def test_what_could_not_be_resumed_is_refused(world: World, svc: Service, 
     client = await world.client(svc)
 
     assert await client.call(copy) == "refused"
+
+
+@pytest.mark.parametrize(
+    "data", ["x" * 300_000, [[n] for n in range(50_000)]], ids=["text", "lists"]
+)
+async def test_a_large_cursor_is_refused_and_stores_nothing(world: World, svc: Service, data: Any):
+    """
+    It would be written at each safe point.
+    """
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> None:
+        await ctx.safe_point("small")
+        await ctx.safe_point(data)
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(UnserialisableError, match="^cursor has more than"):
+        await client.prepare(request_id="c").call(work)
+
+    assert world.task("c")["cursor"] == '"small"'

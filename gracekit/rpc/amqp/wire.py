@@ -427,7 +427,17 @@ async def _connected(host: str, port: int) -> socket.socket:
             made.set_exception(error)
 
     threading.Thread(target=connect, name="gracekit-connect", daemon=True).start()
-    return await asyncio.wrap_future(made)
+    try:
+        return await asyncio.wrap_future(made)
+    except asyncio.CancelledError:
+        made.add_done_callback(_close)
+        raise
+
+
+def _close(made: Future[socket.socket]) -> None:
+    """Close what was connected for nobody."""
+    if made.exception() is None:
+        made.result().close()
 
 
 class _Writer(asyncio.StreamWriter):
