@@ -1106,7 +1106,7 @@ async def test_a_nul_reaches_no_column_of_text():
     for wrong in ("u\0", "\ud800"):
         with pytest.raises(ConfigError, match=r"request_id=.* no store takes"):
             client.prepare(request_id=wrong)
-    with pytest.raises(TypeError, match="the id of a hold is text .* none of them NUL"):
+    with pytest.raises(TypeError, match=r"the id of a hold is text .* none of them NUL"):
         await client.call(hold, key="vm\0")
     with pytest.raises(TypeError, match="the id of a hold is text"):
         await client.call("hold", key=["vm"])

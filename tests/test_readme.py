@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import signal
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from gracekit.config.choices import OnInterrupt, choices_of
-from gracekit.exits import ExitCode
-from gracekit.testing import InMemoryService
-from gracekit.testing import run as play
-from tests.docs.pages import ROOT, Page, run, running
+from tests.docs.pages import ROOT, Page, shell
 from tests.docs.tables import section, tables
 
 PAGE = Page("../README.md")
@@ -23,44 +20,25 @@ DEFAULT_URL = "sqlite:///gracekit.db"
 
 @pytest.mark.process
 @pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
-def test_first_service_answers_as_the_readme_says(tmp_path: Path, queue, request):
+def test_a_copy_survives_kill_as_the_readme_says(tmp_path: Path, queue, request):
     """
-    It can be copied, run, called and stopped with the commands shown; on RabbitMQ with its URL. The
-    call comes at once, as somebody types it who pastes all lines.
+    The lines are pasted into a shell, also with RabbitMQ's URL; the copy is whole, and its call is
+    answered by another process than the one that took it.
     """
     url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
     PAGE.write_to(tmp_path)
-    run_it, call_it = (
-        ("-m", *line.removesuffix(" &").split())
-        for line in re.findall(r"^    (gracekit .*)$", PAGE.text, re.MULTILINE)
-    )
+    lines = re.findall(r"^    ((?:\(sleep|gracekit ).*)$", PAGE.text, re.MULTILINE)
+    out = shell(tmp_path, "\n".join([*lines, "wait"]), GRACEKIT_TRANSPORT_URL=url)
+    said = [line for line in out.splitlines() if line.startswith(("attempt", '"'))]
 
-    with running(tmp_path, *run_it, GRACEKIT_TRANSPORT_URL=url) as service:
-        assert run(tmp_path, *call_it, GRACEKIT_TRANSPORT_URL=url) == PAGE.outputs[0]
-        code = service.stop(signal.SIGTERM)
-
-    assert code == ExitCode.DRAINED, service.log.read_text()
-
-
-def test_render_is_called_and_stopped_as_the_readme_says(tmp_path: Path, monkeypatch):
-    """
-    The call of the text returns a number; a drain stops at a safe point, and the next start goes
-    on.
-    """
-    PAGE.make_importable(tmp_path, monkeypatch)
-    thumbs = importlib.import_module("thumbs")
-    (call,) = re.findall(r"`await (client\.call\(render, .*?\))`", PAGE.text)
-
-    async def main() -> None:
-        async with InMemoryService(thumbs.svc) as client:
-            client.interrupt_at(1)
-            pending = client.start_call(thumbs.render, album="summer", pictures=["a", "b"])
-            await client.wait_stopped()
-            await client.start()
-            assert await pending == 2
-            assert await eval(call, {"client": client, "render": thumbs.render}) == 2
-
-    play(main())
+    assert len(lines) == 3
+    shown = [line for line in PAGE.outputs[0].splitlines() if line != "..."]
+    assert said[0] == shown[0]
+    assert said[-1] == shown[-1]
+    assert {line.split(" copies")[0] for line in said[:-1]} == {"attempt 1", "attempt 2"}
+    assert "verdict=killed" in out
+    source = Path(shutil.which("python3") or sys.executable)
+    assert (tmp_path / "python.copy").read_bytes() == source.read_bytes()
 
 
 def test_policies_are_all_named():

@@ -306,6 +306,11 @@ def _step(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, *arguments)
 
 
+def dist(arguments: Sequence[str]) -> int:
+    """Build the wheel and the source archive into dist/."""
+    return run(DEV_LOCK, "hatchling", "build", "--directory", "dist", *arguments)
+
+
 def docs(arguments: Sequence[str]) -> int:
     """Write what repeats the code, then build the documentation; each warning of Sphinx fails."""
     target = ROOT / "build" / "docs"
@@ -397,6 +402,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "check": check,
     "soak": soak,
     "docs": docs,
+    "dist": dist,
     "bench": bench,
     "bench-rabbitmq": bench_rabbitmq,
     "mutate": mutate,

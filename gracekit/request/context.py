@@ -16,7 +16,7 @@ import msgspec
 from gracekit.callables import is_async, name_of
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
-from gracekit.errors import InvalidArgumentsError, LeaseHeld, StoreError
+from gracekit.errors import LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases

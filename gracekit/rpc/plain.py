@@ -173,8 +173,8 @@ def small_plain(value: object, what: str, why: str) -> Any:
         if len(dumps(written, what).encode()) <= MAX_SMALL:
             return written
     raise UnserialisableError(
-        f"{what} has more than {MAX_SMALL} bytes as JSON, and {why}: keep the data elsewhere, and a "
-        "reference to it here"
+        f"{what} has more than {MAX_SMALL} bytes as JSON, and {why}: keep the data elsewhere, and "
+        "a reference to it here"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -74,6 +75,26 @@ def run(directory: Path, *arguments: str, **env: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shell(directory: Path, lines: str, **env: str) -> str:
+    """What bash prints for *lines*, in which `gracekit` is this one."""
+    command = directory / "bin" / "gracekit"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gracekit "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        ("bash", "-c", lines),
+        cwd=directory,
+        env=environment(**env, PATH=f"{command.parent}:{os.environ['PATH']}"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=True,
+    )
     return done.stdout
 
 

@@ -370,7 +370,7 @@ async def test_a_tracked_call_of_many_parts_fails_its_task(world: World, svc: Se
 
         await world.start(svc)
         client = await world.client(svc)
-        with pytest.raises(TypeError, match="call it for each part in place of executor.map"):
+        with pytest.raises(TypeError, match=r"call it for each part in place of executor.map"):
             await client.call(create)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.errors import (
-    UnserialisableError,
     DeclarationError,
+    UnserialisableError,
 )
 from tests.service.kit import World
 
@@ -189,7 +189,7 @@ async def test_a_large_cursor_is_refused_and_stores_nothing(world: World, svc: S
 
     await world.start(svc)
     client = await world.client(svc)
-    with pytest.raises(UnserialisableError, match="^cursor has more than"):
+    with pytest.raises(UnserialisableError, match=r"^cursor has more than"):
         await client.prepare(request_id="c").call(work)
 
     assert world.task("c")["cursor"] == '"small"'
