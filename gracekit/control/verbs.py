@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
@@ -21,7 +20,6 @@ from gracekit.control.dumps import Dumps
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import BETWEEN_LOOKS_S, Orders, VerbAnswer
 from gracekit.control.reconcile import HandPasses
-from gracekit.control.reload import Reload
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
 from gracekit.errors import (
@@ -49,15 +47,16 @@ INTAKE_ANSWER_S: Final = 3.0
 """A quiet or resume is answered after so many seconds, even if the transport is not done yet."""
 SAME_TIME_S: Final = 0.5
 """Timeouts of two drains that differ by less count as the same."""
-TERM_WAIT_S: Final = 0.1
-"""Seconds to wait at a SIGCONT for a SIGTERM sent before it, as threads may take them in another
-order."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
 
 
 class Control:
-    """The verbs of one run, and the orders about its tasks."""
+    """The verbs of one run, and the orders about its tasks.
+
+    Attributes:
+        quieted_by_signal: Whether SIGTSTP was the last to change the intake.
+    """
 
     def __init__(
         self,
@@ -72,7 +71,6 @@ class Control:
         health: HealthCheck,
         journal: Journal,
         dumps: Dumps,
-        reload: Reload,
         passes: HandPasses,
         telemetry: Telemetry,
         clock: Clock,
@@ -86,15 +84,11 @@ class Control:
         self._orders = orders
         self._health = health
         self._journal = journal
-        self._reload = reload
         self._passes = passes
         self._telemetry = telemetry
         self._clock = clock
         self._unfinished: set[asyncio.Task[None]] = set()  # steps that go on after the answer
-        self._obeying: set[asyncio.Task[None]] = set()  # of signals that ask for no drain
-        self._one_signal = asyncio.Lock()
-        self._quieted_by_signal = False  # whether SIGTSTP was the last to change the intake
-        self._interrupted = False  # whether a SIGINT has come
+        self.quieted_by_signal = False
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "health": self._answer_probe,
@@ -131,54 +125,6 @@ class Control:
                 f"{self._run_id} now: look at `gracekit status` again"
             )
         return await verb(args)
-
-    def obey_signal(self, number: int, at: float) -> None:
-        """Drain after a stop signal; after a second SIGINT, or SIGQUIT, hand over at once.
-
-        Args:
-            number: Number of the signal.
-            at: Loop time at which it came.
-        """
-        name = signal.Signals(number).name
-        again, self._interrupted = self._interrupted, self._interrupted or number == signal.SIGINT
-        self._telemetry.emit("signal.received", signal=name)
-        if number == signal.SIGQUIT or (number == signal.SIGINT and again):
-            self._coordinator.force()
-        elif number == signal.SIGINT:
-            self._telemetry.emit("signal.hint", text="Ctrl-C again hands over now")
-        self._coordinator.request_stop(
-            StopRequest(source="signal", by=name, reason=f"signal {name}", final=True, at=at)
-        )
-
-    def act_on_signal(self, number: int) -> None:
-        """Read the settings after SIGHUP, close the intake after SIGTSTP, open it after SIGCONT."""
-        name = signal.Signals(number).name
-        step = self._reload.reload() if number == signal.SIGHUP else self._change_intake(name)
-        task = asyncio.create_task(step, name=f"gracekit-{name}")
-        self._obeying.add(task)
-        task.add_done_callback(self._obeying.discard)
-
-    async def _change_intake(self, name: str) -> None:
-        async with self._one_signal:  # signals are handled in the order in which they came
-            if name == "SIGCONT":
-                await asyncio.sleep(TERM_WAIT_S)
-            if name == "SIGCONT" and not self._is_quiet_by_signal():
-                # systemd sends SIGCONT after each SIGTERM, and a debugger after each SIGSTOP. It
-                # is a request only after SIGTSTP. So, unlike `gracekit resume`, it undoes neither
-                # a quiet nor a drain that a command asked for.
-                return
-            self._telemetry.emit("signal.received", signal=name)
-            change = self._open_intake if name == "SIGCONT" else self._close_intake
-            before, self._quieted_by_signal = self._quieted_by_signal, name == "SIGTSTP"
-            try:
-                await change({"by": f"signal {name}"})
-            except GracekitError as error:
-                self._quieted_by_signal = before
-                self._telemetry.emit("signal.hint", text=f"{name} is ignored: {error}")
-
-    def _is_quiet_by_signal(self) -> bool:
-        is_quiet = self._phase.state is ServiceState.QUIET and not self._coordinator.stop_requested
-        return is_quiet and self._quieted_by_signal
 
     async def _status(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Counts of all tasks in flight, and one page of them.
@@ -340,22 +286,23 @@ class Control:
         }
 
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
-        is_quiet = self._is_quiet_by_signal()
-        before, self._quieted_by_signal = self._quieted_by_signal, False  # SIGCONT must not open it
-        if is_quiet:
+        is_quiet = self.quieted_by_signal and self._phase.state is ServiceState.QUIET
+        before, self.quieted_by_signal = self.quieted_by_signal, False  # SIGCONT must not open it
+        if is_quiet and not self._coordinator.stop_requested:
             await self._note("quiet", args)
             return {"run_id": self._run_id, "phase": self._phase.state.value}
         try:
-            return await self._close_intake(args)
+            return await self.close_intake(args)
         except GracekitError:
-            self._quieted_by_signal = before
+            self.quieted_by_signal = before
             raise
 
     async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
-        self._quieted_by_signal = False
-        return await self._open_intake(args)
+        self.quieted_by_signal = False
+        return await self.open_intake(args)
 
-    async def _close_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
+    async def close_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Take no new requests; *args* as of each verb. Raises GracekitError if it cannot be."""
         await self._soon(self._coordinator.quiet())
         await self._note("quiet", args)
         if self._phase.state is not ServiceState.QUIET:
@@ -365,7 +312,8 @@ class Control:
             )
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
-    async def _open_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
+    async def open_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Take new requests again; as `close_intake`."""
         await self._soon(self._resume_drain_or_quiet())
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}

@@ -11,6 +11,7 @@ from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.control.gauges import Gauges
+from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -135,6 +136,7 @@ class Wired(msgspec.Struct, frozen=True, kw_only=True):
     servers: Mapping[Lane, RpcServer]
     coordinator: ShutdownCoordinator
     control: Control
+    signal_orders: SignalOrders
     admin: AdminApi
     gauges: Gauges
     parts: PartList

@@ -43,7 +43,7 @@ async def open_run(ground: Ground, starting: Starting) -> Wired:
             signals.give_back(served=False, must_die=False)
         raise
     if signals is not None:
-        signals.follow(wired.control.obey_signal, wired.control.act_on_signal)
+        signals.follow(wired.signal_orders.stop, wired.signal_orders.act)
     ground.stops.hand_to(wired.coordinator)
     return wired
 

@@ -20,6 +20,7 @@ from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
 from gracekit.control.reconcile import HandPasses
 from gracekit.control.reload import READERS, Reload
+from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -119,6 +120,7 @@ def wire(ground: Ground) -> Wired:
         servers=servers,
         coordinator=coordinator,
         control=control,
+        signal_orders=_signal_orders(ground, control, coordinator),
         admin=admin,
         gauges=gauges,
         parts=in_order(ground, records, requests, parts, coordinator, control, admin, facts),
@@ -406,19 +408,26 @@ def _control(
         ),
         health=health,
         journal=records.journal,
-        reload=Reload(
-            ground.live,
-            coordinator,
-            ground.phase,
-            ground.process.notify,
-            ground.process.threads(READERS),
-            ground.telemetry,
-        ),
         dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
         passes=passes,
         telemetry=ground.telemetry,
         clock=ground.clock,
     )
+
+
+def _signal_orders(
+    ground: Ground, control: Control, coordinator: ShutdownCoordinator
+) -> SignalOrders:
+    process, telemetry = ground.process, ground.telemetry
+    reload = Reload(
+        ground.live,
+        coordinator,
+        ground.phase,
+        process.notify,
+        process.threads(READERS),
+        telemetry,
+    )
+    return SignalOrders(control, coordinator, ground.phase, reload, telemetry)
 
 
 def _view(ground: Ground) -> StoreView:
