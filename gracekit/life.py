@@ -191,7 +191,7 @@ class RecordedLife(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lock_name: Name of its lock file, which no other life ever uses; empty if it has none.
-        lock_file: None where an older gracekit did not record it.
+        lock_file: None if it has none, as beside a store in memory.
     """
 
     identity: Identity
@@ -380,10 +380,7 @@ _FOR_WRITING: Final = _whole_file(fcntl.F_WRLCK)
 
 
 def is_locked(fd: int) -> bool:
-    """Whether another open file description, of this or any other process, has the lock.
-
-    Also sees the POSIX locks that older versions take.
-    """
+    """Whether another open file description, of this or any other process, has the lock."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FOR_WRITING)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 

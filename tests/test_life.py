@@ -215,11 +215,11 @@ def test_a_file_of_the_same_name_is_another_one(lock: LifeLock):
 
 def test_a_row_that_names_no_file_is_not_judged_by_a_file_of_its_name(lock: LifeLock):
     """
-    An older gracekit recorded none, and a run's lock file was passed on from run to run.
+    A run beside a store in memory has no lock, so no file says anything about it.
     """
-    older = structs.replace(life_of(lock), lock_file=None)
+    nameless = structs.replace(life_of(lock), lock_file=None)
 
-    assert look(older, lock.path.parent).lock is Lock.UNKNOWN
+    assert look(nameless, lock.path.parent).lock is Lock.UNKNOWN
     assert look(life_of(lock), None).lock is Lock.UNKNOWN
 
 

@@ -436,7 +436,7 @@ class SqliteTransport:
         return others
 
     def _judge(self, peer: rows.Peer) -> Liveness:
-        return self._process.judge(peer.life(self._wakeups), self._wakeups)
+        return self._process.judge(peer.life, self._wakeups)
 
     async def _disconnect(self, connection_id: str) -> None:
         results = await self._engine.commit(rows.disconnect(connection_id))

@@ -38,22 +38,22 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lock_path: Path as the connection itself sees it; others use only the file name.
-        lock_file: Identity of that file; None if an older gracekit wrote the row.
+        lock_file: Identity of that file.
         bell_path: The wake-up pipe; a path like `lock_path`.
     """
 
     connection_id: str
     identity: Identity
     lock_path: Path
-    lock_file: LockFile | None
+    lock_file: LockFile
     bell_path: Path
 
-    def life(self, directory: Path) -> RecordedLife:
-        """The data by which to judge it alive or dead; *directory* holds its files."""
-        # If the row does not identify the lock file, take the present file of that name: each
-        # connection uses a new random name, so there was no other.
-        file = self.lock_file or LockFile.at(directory / self.lock_path.name)
-        return RecordedLife(identity=self.identity, lock_name=self.lock_path.name, lock_file=file)
+    @property
+    def life(self) -> RecordedLife:
+        """The part of the row by which `gracekit.life` judges whether it lives."""
+        return RecordedLife(
+            identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file
+        )
 
 
 # -- connections and queues ---------------------------------------------------
@@ -67,8 +67,7 @@ def connect(me: Peer, *, now: float) -> Batch:
         "INSERT INTO connection (connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, "
         "lock_path, lock_file, bell_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         *(me.connection_id, who.boot_id, who.pid_ns, who.time_ns, who.pid, who.start_ticks),
-        *(str(me.lock_path), None if me.lock_file is None else str(me.lock_file)),
-        *(str(me.bell_path), now),
+        *(str(me.lock_path), str(me.lock_file), str(me.bell_path), now),
     )
     return batch
 
@@ -92,7 +91,7 @@ def peer_of(row: Row) -> Peer:
             time_ns=None if time_ns is None else _integer(time_ns),
         ),
         lock_path=Path(str(lock_path)),
-        lock_file=None if lock_file is None else LockFile.from_text(str(lock_file)),
+        lock_file=LockFile.from_text(str(lock_file)),
         bell_path=Path(str(bell_path)),
     )
 

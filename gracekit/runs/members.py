@@ -18,8 +18,8 @@ from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
-from gracekit.runs.files import door_name
-from gracekit.runs.run import Run, evidence_of, judge_run, list_open, lock_of, run_of
+from gracekit.runs.files import door_name, lock_name
+from gracekit.runs.run import Run, evidence_of, judge_run, list_open, run_of
 from gracekit.runs.seat import Seat
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -301,11 +301,11 @@ class Members:
 
     def forget(self, run: Run) -> None:
         """Remove the files of an adopted run: its lock, its socket, its pipe for wake-ups."""
-        if (lock := lock_of(run, self._lock_directory)) is not None:
+        if (directory := self._lock_directory) is not None:
             for path in (
-                lock,
-                lock.with_name(door_name(run.run_id)),
-                pipe_of(lock.parent, run.run_id),
+                directory / lock_name(run.run_id),
+                directory / door_name(run.run_id),
+                pipe_of(directory, run.run_id),
             ):
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         instance: Its name, unique among living runs of the service.
         identity: Identity of its process.
         lock_path: File whose lock proves that it lives, as a path of the run itself.
-        lock_file: Device and inode of that file; None if an older gracekit wrote the row.
+        lock_file: Device and inode of that file; None beside a store in memory.
         phase: ServiceState, for display.
         beat_at: Wall time of the last beat on record, mostly less than `BEAT_WRITTEN_S` ago while
             it lives. It proves nothing, as clocks jump and loops block.
@@ -125,20 +125,14 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     return process.judge(run.life, directory)
 
 
-def lock_of(run: Run, directory: Path | None) -> Path | None:
-    """Path of its lock file in *directory*; None without one, as an older gracekit made none."""
-    if directory is None or run.lock_path.name != lock_name(run.run_id):
-        return None
-    return directory / run.lock_path.name
-
-
 def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.inf) -> ExitEvidence:
     """The evidence in its row; if that has no stop record, also the note in its lock file.
 
     *copied_at* is from `gracekit.store.older`: whether the row may be an outdated one.
     """
-    path = lock_of(run, directory)
-    note = "" if path is None or run.exit_code is not None else read_note(path)
+    note = ""
+    if directory is not None and run.exit_code is None:
+        note = read_note(directory / lock_name(run.run_id))
     code = note.removeprefix(ENDED)
     if note.startswith(ENDED) and code.isdecimal():
         return run.evidence._replace(exit_code=int(code))

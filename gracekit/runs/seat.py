@@ -20,8 +20,8 @@ MAX_INSTANCES: Final = 1000
 class Seat:
     """The instance of this run: its name, and its two locks.
 
-    The lock of the instance prevents a second run of it, also one of an older gracekit. The lock
-    of the run proves that it lives; it is on a file that no other run ever uses.
+    The lock of the instance prevents a second run of it. The lock of the run proves that it lives;
+    it is on a file that no other run ever uses.
 
     Attributes:
         instance: Name of the instance.

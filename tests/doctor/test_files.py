@@ -301,7 +301,7 @@ def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(used, 
     assert not {"runs", "open by", "unfinished", "accounts"} & told
     schema = one(found, "schema")
     assert schema.level is Level.WARN
-    assert "in use by the living run compute@old-1 of an older gracekit; to" in schema.seen
+    assert "in use by the living run compute@old-1; to" in schema.seen
     assert schema.seen.endswith(" are free")
     assert schema.remedy.startswith("stop all of them, for example by SIGTERM; until then a start")
     assert after.remedy.startswith("nothing to do; the next start migrates it")
@@ -611,7 +611,8 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
     write(
         path,
         "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
-        "bell_path, connected_at) VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '/x/c.bell', 0)",
+        "lock_file, bell_path, connected_at) "
+        "VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '1:2', '/x/c.bell', 0)",
     )
 
     with database.ReadOnlyDatabase(path) as look:
@@ -619,7 +620,7 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
 
     assert fine.level is Level.OK
     assert told.level is Level.WARN
-    assert "pid 77 (its row names no lock file of its own" in told.seen
+    assert "pid 77 (its lock file is missing, and" in told.seen
     assert told.remedy
 
 
@@ -687,7 +688,7 @@ async def test_a_service_of_directed_queues_alone_may_have_a_store_for_each_host
 
 async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):
     """
-    A consumer of an older gracekit, or one made by hand, may keep things anywhere.
+    A consumer that was made by hand may keep things anywhere.
     """
     path = used.with_name("queues.db")
     async with Runtime(svc, settings):

@@ -288,30 +288,6 @@ async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, t
         await transport.publish(reply_queue("reply_x"), message("kept"))
 
 
-async def test_a_connection_of_an_older_version_is_proven_dead_by_the_file_of_its_name(
-    path, transport
-):
-    """
-    Its row does not say which file it has locked; the name was drawn for it alone.
-    """
-    async with peer("consume", path, "reply", "reply_x", 9) as child:
-        assert await child.line() == "ready"
-        change = apsw.Connection(str(path))
-        change.set_busy_timeout(10_000)
-        change.execute(
-            "UPDATE connection SET lock_file = NULL, time_ns = NULL, pid_ns = 1 WHERE pid = ?",
-            (child.process.pid,),
-        )
-        change.close()
-        await transport.publish(reply_queue("reply_x"), message("heard"))
-        assert await child.line() == "heard False"
-
-        await child.kill()
-
-        with pytest.raises(Undeliverable):
-            await transport.publish(reply_queue("reply_x"), message("unheard"))
-
-
 # -- death at each point ----------------------------------------------------------------
 
 

@@ -75,9 +75,9 @@ async def test_slots_of_names_that_look_alike_are_two(place: Path):
         assert second.state.value == "serving"
 
 
-def test_file_names_are_as_they_were_for_plain_names():
+def test_plain_names_are_kept_in_file_names():
     """
-    A run of an older gracekit beside it is on the same file.
+    Who looks into the directory recognises service and instance.
     """
     assert instance_lock_name("compute", "node-1.example-0") == "compute@node-1.example-0.lock"
 

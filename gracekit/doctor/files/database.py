@@ -63,10 +63,6 @@ class ReadOnlyDatabase:
         """Version of its schema; 0 for a new database, or another program's."""
         return int(str(self.rows("PRAGMA user_version")[0][0]))
 
-    def columns(self, table: str) -> set[str]:
-        """Names of the columns of a table."""
-        return {str(name) for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table)}
-
     def damage(self, within_s: float) -> list[str] | None:
         """The errors that `PRAGMA quick_check` finds; None if it was not done in time."""
         limit = time.monotonic() + within_s
@@ -124,7 +120,7 @@ def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding
     seen = f"version {version} (this gracekit writes {len(migrations)})"
     remedy = "nothing to do"
     if living := living_beside(path):
-        seen += f", and is in use by {named(living)} of an older gracekit"
+        seen += f", and is in use by {named(living)}"
         if is_alone(migrations, version):
             remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
     seen += (

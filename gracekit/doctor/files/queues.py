@@ -69,12 +69,6 @@ def check_readers(
     service: Service | None,
 ) -> Iterator[Finding]:
     """Check for living readers of our shared queues that use another store."""
-    if "lock_file" not in look.columns("connection"):
-        yield skip(
-            "foreign readers",
-            "this file was written by an older gracekit; a service that starts migrates it",
-        )
-        return
     queues = _announced(settings, runs, service)
     if not queues:
         yield skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
@@ -87,7 +81,7 @@ def check_readers(
             "nameless readers",
             f"pid {', '.join(map(str, sorted(nameless)))} reads our queue and has not said "
             "into which store",
-            "stop it, or upgrade its gracekit",
+            "stop it",
         )
 
 
@@ -148,16 +142,12 @@ def _lives(look: ReadOnlyDatabase, peer: rows.Peer) -> bool:
 
 def judge_peer(look: ReadOnlyDatabase, peer: rows.Peer) -> Liveness:
     """Whether the process of a connection is alive."""
-    directory = wakeups_directory(look.path)
-    return Process().judge(peer.life(directory), directory)
+    return Process().judge(peer.life, wakeups_directory(look.path))
 
 
 def check_connections(look: ReadOnlyDatabase) -> Iterator[Finding]:
     """Check for connections neither proven alive nor dead, whose messages are not given back."""
     check = "connections"
-    if "lock_file" not in look.columns("connection"):
-        yield skip(check, "this file was written before connections recorded their lock files")
-        return
     doubtful = [
         f"pid {peer.identity.pid} ({judgement.reason})"
         for peer in map(rows.peer_of, look.rows(rows.PEERS, ""))
