@@ -53,12 +53,10 @@ def _has_nul(value: object) -> bool:
 
 async def replaced(
     engine: Queries, target: OrderTarget, given: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], str] | None:
+) -> Mapping[str, Any] | None:
     """All arguments of a parked task, with *given* in the place of some.
 
-    Returns:
-        The arguments, and a sentence if they could not be checked; None if it is not parked any
-        more.
+    None if it is not parked any more.
 
     Raises:
         GracekitError: they do not fit its method, or name another resource.
@@ -68,19 +66,13 @@ async def replaced(
         return None
     args = {**call.args, **given}
     dumps(args, "the arguments of the task")
-    newest = await engine.query(sql.NEWEST_OFFER, target.service)
-    instance, text = newest[0] if newest else ("", None)
-    if text is None:
-        _check_unknown_resource(target, call, given)
-        return args, (
-            f"its arguments were not checked, as the newest run of {safe(target.service)} did not "
-            "record its methods"
-        )
+    # The run that has parked the task, or a later one, is on record.
+    ((instance, text),) = await engine.query(sql.NEWEST_OFFER, target.service)
     offers = msgspec.json.decode(str(text), type=list[Offer])
     offer = _offer_of(target, call, offers, str(instance))
     _check_names(target, offer, args, given)
     _check_resource(target, offer, args, given)
-    return args, ""
+    return args
 
 
 def _offer_of(
@@ -130,17 +122,6 @@ def _check_resource(
     named = resource_id_of(value_of(offer.resource, args))
     if target.shown_resource is None or named != target.shown_resource[1]:
         raise _other_resource(target, offer.resource)
-
-
-def _check_unknown_resource(
-    target: OrderTarget, call: ParkedCall, given: Mapping[str, Any]
-) -> None:
-    """Refuse to replace what may name the resource, where nothing says which argument does."""
-    for name, value in given.items():
-        before = resource_id_of(call.args.get(name))
-        is_name = target.shown_resource is not None and before == target.shown_resource[1]
-        if is_name and resource_id_of(value) != before:
-            raise _other_resource(target, name)
 
 
 def _other_resource(target: OrderTarget, name: str, names: str = "names") -> GracekitError:

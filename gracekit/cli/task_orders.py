@@ -449,12 +449,11 @@ class _OrderExecution:
         outcome = None if verb is Verb.RETRY else ordered(str(target), self._order, state)
         was = state_of(target)
         was += f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
-        args, unchecked = None, ""
+        args = None
         if self._parked is not None and self._parked.given:
-            found = await replaced(self._records.engine, target, self._parked.given)
-            if found is None:
+            args = await replaced(self._records.engine, target, self._parked.given)
+            if args is None:
                 return False
-            args, unchecked = found
             was += f"; --set {', '.join(self._parked.given)}"
         incident = incident_of(
             self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
@@ -484,7 +483,6 @@ class _OrderExecution:
         words = done_words(self._order, runs_on=runs_on, end=end, parked=state is TaskState.PENDING)
         is_overdue = state is TaskState.PENDING and (target.pending_deadline or 0.0) <= clock.wall()
         notes = [OVERDUE] if verb is Verb.RETRY and is_overdue else []
-        notes += [unchecked] if unchecked else []
         progress.end("; ".join((words, *notes)), state=end.value)
         return True
 

@@ -63,9 +63,11 @@ async def list_resources(engine: Queries) -> list[ResourceStatus]:
     passes = await _by_host(engine, sql.RESOURCE_PASSES, sql.PASS_NAMES)
     found = []
     for place in sorted({*waiting, *passes}):
-        ((kinds,),) = await engine.query(sql.NEWEST_KINDS, *place) or [(None,)]
-        # A run of an older gracekit does not say which kinds it declares.
-        declared = json.loads(str(kinds)) if kinds else {one["kind"] for one in waiting[place]}
+        newest = await engine.query(sql.NEWEST_KINDS, *place)
+        # Without a run of the host on record, nobody knows which kinds it declares.
+        declared = (
+            json.loads(str(newest[0][0])) if newest else {one["kind"] for one in waiting[place]}
+        )
         oldest = await _by_host(engine, sql.OLDEST_RESOURCE, ("kind", "id", "since"), *place)
         last_pass = next(iter(passes[place]), None)
         settles = last_pass is None or not last_pass.pop("found_only")

@@ -92,7 +92,7 @@ class Detour:
         return [
             run.instance
             for run, methods in await self._members.siblings()
-            if methods is not None and _reads(run, queue) and can_serve(methods, *asked)
+            if _reads(run, queue) and can_serve(methods, *asked)
         ]
 
     def _tell(

@@ -50,14 +50,9 @@ def written(methods: MethodTable) -> str:
 
 
 def can_serve(
-    text: str | None, namespace: str | None, name: str, version: str, args: Mapping[str, Any]
+    text: str, namespace: str | None, name: str, version: str, args: Mapping[str, Any]
 ) -> bool:
-    """Whether the run that wrote *text* serves such a request.
-
-    Also true if *text* is None: the run is of an older gracekit, which does not write it.
-    """
-    if text is None:
-        return True
+    """Whether the run that wrote *text* serves such a request."""
     return any(
         serves(offer.version, version) and offer.takes(args)
         for offer in _offers(text).get((namespace, name), ())

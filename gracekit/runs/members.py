@@ -72,8 +72,8 @@ class Members:
         ops_topic: str,
         transport: str,
         schema: int,
-        methods: str | None = None,
-        kinds: str | None = None,
+        methods: str = "[]",
+        kinds: str = "[]",
     ) -> int:
         """Write the row of this run; returns its generation, which counts runs of the instance.
 
@@ -204,7 +204,7 @@ class Members:
         runs = await list_open(self._engine, self._service)
         return [run for run in runs if run.run_id != self.run_id]
 
-    async def siblings(self) -> list[tuple[Run, str | None]]:
+    async def siblings(self) -> list[tuple[Run, str]]:
         """Other runs of this service that may serve now or soon, with the methods on their rows.
 
         These are runs that live; runs proven neither alive nor dead, if their last beat is less
@@ -217,12 +217,12 @@ class Members:
             self._service,
             since,
         )
-        known = [(run_of(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
+        known = [(run_of(row[:-1]), str(row[-1])) for row in rows]
         found = [one for one in known if not self._is_silent(one[0], since)]
         living = [
             one for one in found if one[0].ended_at is None and not self.judge(one[0]).is_dead
         ]
-        last: dict[str, tuple[Run, str | None]] = {}
+        last: dict[str, tuple[Run, str]] = {}
         for one in found:
             last.setdefault(one[0].instance, one)
         for run, _ in living:

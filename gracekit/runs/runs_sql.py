@@ -76,10 +76,9 @@ SELECT {COLUMNS}, methods FROM run WHERE service = ?
     AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?)
 ORDER BY generation DESC"""
 WITH_KINDS: Final = f"""
-SELECT {COLUMNS}, kinds FROM run WHERE service <> ? AND ended_at IS NULL AND adopted_at IS NULL
-    AND kinds IS NOT NULL"""
+SELECT {COLUMNS}, kinds FROM run WHERE service <> ? AND ended_at IS NULL AND adopted_at IS NULL"""
 OFFERS: Final = """
-SELECT methods FROM run WHERE service = ? AND methods IS NOT NULL
+SELECT methods FROM run WHERE service = ?
 GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?"""
 NOT_ADOPTED: Final = f"""
 {_RUNS} service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at"""

@@ -352,21 +352,6 @@ def test_an_argument_that_is_not_utf8_is_refused(directory):
     assert state(directory, "order-1") == "pending"
 
 
-def test_without_a_record_of_the_methods_nothing_is_checked_but_the_resource(directory):
-    """
-    An older gracekit has written none down. The command says so; what names the resource stays.
-    """
-    left_parked(directory, "order-1")
-    rows(directory, "UPDATE run SET methods = NULL")
-
-    other = gracekit(directory, "pending", "retry", "order-1", "--set", "vm=v-2")
-    answer = gracekit(directory, "pending", "retry", "order-1", "--set", "memory_mb=1")
-
-    assert (other.code, answer.code) == (1, 0)
-    assert "names another resource" in other.err
-    assert "its arguments were not checked" in answer.out
-
-
 def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(directory):
     """
     Nobody can say what it takes, so nothing is replaced.

@@ -304,8 +304,8 @@ async def test_a_service_without_kinds_drops_what_waits_of_its_former_ones(world
 
 async def test_a_second_host_without_kinds_hides_nothing_of_the_first(world: World, svc: Service):
     """
-    What waits there has its rule, and what is broken stays named. Of a run of an older gracekit it
-    is not known which kinds it declares.
+    What waits there has its rule, and what is broken stays named. If no run of the host is on
+    record, it is not known which kinds it declares.
     """
     bad, shares = Shares(world, svc, "bad"), Shares(world, svc, max_wait="10h")
     bad.finds = lambda _n: OSError("away")
@@ -315,10 +315,10 @@ async def test_a_second_host_without_kinds_hides_nothing_of_the_first(world: Wor
     await life.hears("reconciliation.finished", 2)
     await world.start(Service("compute"), host="b", instance="b")
     (beside,) = await listed(world)
-    world.disk.execute("UPDATE run SET kinds = NULL")
-    (older,) = await listed(world)
+    world.disk.execute("UPDATE run SET host = 'b' WHERE host = 'a'")
+    (unknown,) = await listed(world)
 
-    for one in (beside, older):
+    for one in (beside, unknown):
         assert (one.host, one.waiting, one.undeclared) == ("a", 1, [])
         assert [broken["kind"] for broken in one.broken] == ["bad"]
 
