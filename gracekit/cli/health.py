@@ -91,8 +91,7 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
 
 
 def _label(answer: dict[str, Any]) -> str:
-    """`service@instance`; an older run does not report its service."""
-    return "@".join(str(answer[key]) for key in ("service", "instance") if key in answer)
+    return f"{answer['service']}@{answer['instance']}"
 
 
 class _Asked:

@@ -16,7 +16,7 @@ ADOPT: Final = "UPDATE outbox SET owner = ?1 WHERE owner = ?2"
 OWNERLESS: Final = "SELECT 1 FROM outbox WHERE owner IS NULL AND service = ? LIMIT 1"
 TAKE: Final = "UPDATE outbox SET owner = ? WHERE owner IS NULL AND service = ?"
 # A run that was adopted sends nothing any more. But it may have written a row after that, before it
-# noticed; or a run of an older gracekit, which does not know the outbox, has adopted it.
+# noticed.
 _IS_LEFT: Final = """
 service = ?2 AND owner <> ?1 AND NOT EXISTS (
     SELECT 1 FROM run WHERE run.run_id = outbox.owner AND run.adopted_at IS NULL)"""

@@ -69,11 +69,10 @@ UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
     not_before = CASE WHEN not_before > ?2 THEN not_before ELSE ?2 END
 WHERE owner = ?3 AND request_id = ?4"""
 # A free row is kept only for its token. `floor` is the highest token of removed rows, and new rows
-# begin above it. Nothing is removed beside a run of an older gracekit, which ignores `floor`.
+# begin above it.
 REMOVE_AT_ONCE: Final = 500
 _IS_OLD: Final = f"""
 owner IS NULL AND released_at < ?1 AND not_before < ?1
-AND NOT EXISTS (SELECT 1 FROM run WHERE schema IS NULL AND adopted_at IS NULL AND ended_at IS NULL)
 AND NOT EXISTS (SELECT 1 FROM task WHERE task.resource_kind = lease.kind
     AND task.resource_id = lease.id AND task.{IS_OPEN})"""
 PAGE: Final = f"""

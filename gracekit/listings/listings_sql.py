@@ -33,7 +33,6 @@ SELECT id FROM (SELECT id FROM task WHERE {IS_UNSUCCESSFUL} AND state = ? AND {{
     ORDER BY id DESC LIMIT ?) AS newest"""
 OWNED_BY: Final = "owner IN (SELECT run_id FROM run WHERE {where})"
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
-HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
 SUBJECT: Final = f"SELECT method, {SHOWN_RESOURCE} FROM task WHERE request_id = ?"
 HOOKS_DUE: Final = "SELECT request_id FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id"
 # Uses the index on `at`.

@@ -110,7 +110,7 @@ class _Listing:
         apart = {str(owner): str(task) for owner, task in found}
         entries = [self._entry(row, apart) for row in rows]
         if not query.states or {TaskState.RUNNING.value, ALL_STATES} & {*query.states}:
-            entries += await self._unjournaled(query.resource)
+            entries += self._unjournaled(query.resource)
         if query.stuck:
             entries = await self._stuck(entries)
         return TaskList(
@@ -201,14 +201,12 @@ class _Listing:
             waits_for=None if live is None else live.get("waits_for"),
         )
 
-    async def _unjournaled(self, resource: str | None) -> list[ListedTask]:
+    def _unjournaled(self, resource: str | None) -> list[ListedTask]:
         """Tasks without a row: `requeue`, periodic and background work, from the reports."""
         entries = []
         for (run_id, request_id), task in self._live.items():
-            if task.get("journaled"):
+            if task["journaled"]:
                 continue
-            if await self._view.engine.query(sql.HAS_ROW, request_id):
-                continue  # an older gracekit does not report `journaled`
             kind, _, key = str(task.get("resource") or "").partition(":")
             if resource is not None and resource not in {key, f"{kind}:{key}", f"{kind}:"}:
                 continue

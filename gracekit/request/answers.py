@@ -175,7 +175,7 @@ class Answers:
     def _body_without(
         self, address: Address, error: UnserialisableError | MessageTooLargeError
     ) -> bytes:
-        """A reply that leaves the result out; only a row of an older gracekit still needs that."""
+        """A reply that leaves the result out: it was recorded while the limit was higher."""
         return encode_reply(self._reply(address, without_result("the task", error)))
 
     def _reply(self, address: Address, outcome: Outcome) -> Reply:

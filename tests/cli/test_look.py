@@ -705,7 +705,6 @@ def test_a_run_that_cannot_read_is_said_not_to_be_ready():
     assert not_ready({"phase": "serving", "not_ready": why}) == why.replace("\x1b", r"\x1b")
     assert not_ready({"phase": "draining", "not_ready": "it is draining"}) == ""
     assert not_ready({"phase": "serving", "not_ready": None}) == ""
-    assert not_ready({"phase": "serving"}) == ""  # an older version
 
 
 def test_a_dead_run_leaves_no_door_behind(directory):

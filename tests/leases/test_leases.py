@@ -557,28 +557,25 @@ async def test_a_row_that_was_free_for_long_goes_and_its_tokens_rise_all_the_sam
     assert (await two.must_take(("vm", "v2"))).token == 4
 
 
-@pytest.mark.parametrize("keeper", ["open task", "settling", "run of an older gracekit"])
+@pytest.mark.parametrize("keeper", ["open task", "settling"])
 async def test_a_free_row_stays_while_it_means_more_than_its_token(
     desks: tuple[Desk, Desk], keeper: str
 ):
     """
-    An open task of its resource, a settle time that goes on, a run that does not know the floor.
+    An open task of its resource, or a settle time that goes on.
     """
     one, _ = desks
     await one.release(await one.must_take())
     if keeper == "open task":
         one.put("r2")
-    elif keeper == "settling":
-        one.world.disk.execute("UPDATE lease SET not_before = ?", (one.clock.wall() + 200,))
     else:
-        one.begin_run("old")
+        one.world.disk.execute("UPDATE lease SET not_before = ?", (one.clock.wall() + 200,))
     await asyncio.sleep(100)
 
     await one.leases.remove_old(one.clock.wall() - 50)
     assert row_of(one)
     await asyncio.sleep(200)
     one.world.disk.execute("DELETE FROM task")
-    one.world.disk.execute("DELETE FROM run")
     await one.leases.remove_old(one.clock.wall() - 50)
 
     assert one.world.rows("SELECT * FROM lease") == []

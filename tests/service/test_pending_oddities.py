@@ -167,7 +167,7 @@ async def test_an_order_that_comes_while_parking_is_refused_counts(world: World,
 
 async def test_rows_of_a_run_that_was_adopted_before_are_sent(world: World, svc: Service):
     """
-    A run of an older gracekit adopts a dead one, and knows neither its replies nor its outbox.
+    It was taken for dead and wrote them before it noticed.
     """
     builds = Builds(world, svc)
     life = await builds.start()
@@ -175,7 +175,7 @@ async def test_rows_of_a_run_that_was_adopted_before_are_sent(world: World, svc:
     call = asyncio.create_task(builds.call(memory_mb=5))
     async with asyncio.timeout(600):
         await life.over.wait()
-    world.disk.execute("UPDATE run SET adopted_at = 1.0, adopted_by = 'older', verdict = 'killed'")
+    world.disk.execute("UPDATE run SET adopted_at = 1.0, adopted_by = 'other', verdict = 'killed'")
     await builds.start()
 
     with pytest.raises(Parked):
