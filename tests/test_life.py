@@ -355,45 +355,6 @@ while True:
     assert lost == 0
 
 
-OLDER = """
-import fcntl, os, sys, time
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-try:
-    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except OSError:
-    print("refused", flush=True)
-else:
-    print("taken", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.process
-def test_locks_of_an_older_version_and_ours_exclude_each_other(tmp_path: Path):
-    """
-    An older gracekit takes POSIX locks: in a rolling upgrade both see each other.
-    """
-    path = tmp_path / "slot.lock"
-    command = [sys.executable, "-c", OLDER, str(path)]
-    older = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert older.stdout is not None
-    assert older.stdout.readline() == "taken\n"
-    lock = LifeLock(path)
-    file = LockFile.at(path)
-    assert file is not None
-    held = RecordedLife(identity=read_identity(), lock_name=path.name, lock_file=file)
-
-    assert look(held, tmp_path).lock is Lock.HELD
-    assert not lock.acquire()
-    older.kill()
-    older.communicate()
-    assert look(held, tmp_path).lock is Lock.FREE
-    assert lock.acquire()
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert again.stdout == "refused\n"
-    lock.release()
-
-
 @pytest.mark.process
 def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
     """

@@ -946,7 +946,7 @@ async def test_a_queue_without_a_reader_is_no_fallback(broker, client, echo):
     "answer",
     [
         UnsupportedVersionError("namespace 'gracekit' is not served"),  # an oslo server
-        NoSuchMethodError("no control verb 'state'"),  # an older gracekit
+        NoSuchMethodError("no control verb 'state'"),
         None,
         "closed",
         {},
