@@ -35,9 +35,10 @@ PATIENCE_S: Final = 120.0
 # judged (`error`), one is run again (`retry`), and one begins for the first time.
 _RUN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, pid,
-    start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at)
+    start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at,
+    methods, kinds, schema)
 VALUES ('dead', 'bench', 'bench', 'bench-0', 1000, '0', ?, ?, ?, 1, '/nowhere', 'serving',
-    'bench', 'bench-ops', 'memory://', unixepoch(), unixepoch())"""
+    'bench', 'bench-ops', 'memory://', unixepoch(), unixepoch(), '[]', '[]', 1)"""
 _ROWS: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version,
     content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, owner,

@@ -125,9 +125,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     def repeats(self, row: TaskRow) -> bool:
         """Whether *row*, which has the same id, has the same content and caller."""
-        if row.caller_hash is not None and row.caller_hash != self.caller_hash:
-            return False
-        return row.content_hash == self.content_hash
+        return (row.caller_hash, row.content_hash) == (self.caller_hash, self.content_hash)
 
 
 class Parking(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +210,7 @@ class TaskRow(RowOfTask, frozen=True, kw_only=True):
 
     Attributes:
         alone: Whether nothing else was at work in its process at its last crash.
-        caller_hash: Hash of the caller; None if an older gracekit accepted it, which kept none.
+        caller_hash: Hash of the caller; empty if it is not known.
         ordered: The order that its run has taken; None if none was.
     """
 
@@ -247,7 +245,7 @@ class TaskRow(RowOfTask, frozen=True, kw_only=True):
     errored_due: bool
     alone: bool
     hook_crashes: int
-    caller_hash: str | None
+    caller_hash: str
     ordered: Order | None
 
 

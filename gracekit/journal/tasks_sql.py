@@ -111,7 +111,8 @@ BY_ID: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE id = ?"
 # Only first attempts, because a resumed one has done only a part of the work.
 LAST_ATTEMPTS: Final = """
 SELECT namespace, method, finished_at - started_at FROM (
-    SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?) AS ended
+    SELECT namespace, method, service, state, attempts, started_at, finished_at FROM task
+    WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?) AS ended
 WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT NULL
     AND finished_at >= started_at ORDER BY finished_at"""
 MONITORED: Final = f"{REPLIES} AND monitor_s IS NOT NULL"

@@ -661,9 +661,9 @@ def test_status_says_that_more_instances_ended_lately_than_it_shows(tmp_path: Pa
             """
             INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns,
                 pid, start_ticks, lock_path, phase, topic, ops_topic, transport, started_at,
-                beat_at, ended_at, exit_code, adopted_at, verdict)
+                beat_at, methods, kinds, schema, ended_at, exit_code, adopted_at, verdict)
             VALUES (?1, 'compute', 'h', ?1, 1, '1', 'b', 1, 1, 1, '/run/lock', 'stopped', 'compute',
-                'compute-ops', 'memory://', ?2, ?2, ?2, 0, ?2, 'drained')""",
+                'compute-ops', 'memory://', ?2, ?2, '[]', '[]', 1, ?2, 0, ?2, 'drained')""",
             (f"api-{n}", at),
         )
     connection.close()

@@ -101,7 +101,8 @@ class Desk:
         self.world.disk.execute(
             "INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, "
             "pid_ns, pid, start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, "
-            "beat_at) VALUES (?, ?, 'h', ?, 1, '', '', 0, 1, 1, '', '', '', '', '', 0, 0)",
+            "beat_at, methods, kinds, schema) "
+            "VALUES (?, ?, 'h', ?, 1, '', '', 0, 1, 1, '', '', '', '', '', 0, 0, '[]', '[]', 1)",
             (run_id, service, run_id),
         )
 

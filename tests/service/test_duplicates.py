@@ -201,26 +201,6 @@ async def test_a_setting_says_by_what_callers_are_told_apart(
         await client.prepare(context=context).call(work)
 
 
-async def test_a_row_of_an_older_gracekit_still_answers_its_caller(world: World, svc: Service):
-    """
-    It was accepted when nobody asked who calls: its content alone is compared.
-    """
-    done = []
-
-    @svc.rpc
-    async def work(ctx: Context) -> str:
-        done.append(ctx.request_id)
-        return "done"
-
-    await world.start(svc)
-    client = (await world.client(svc)).prepare(request_id="same", context=ANN)
-    await client.call(work)
-    world.disk.execute("UPDATE task SET caller_hash = NULL")
-
-    assert await client.call(work) == "done"
-    assert done == ["same"]
-
-
 async def test_a_request_without_an_id_gets_one_and_is_never_a_duplicate(
     world: World, svc: Service
 ):

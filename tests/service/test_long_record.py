@@ -36,10 +36,10 @@ SELECT ?2 || i, '', 'compute', 'requests', 'compute', 'shared', '', 'migrate', '
 _RUNS: Final = """
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
-    pid, start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at, ended_at,
-    exit_code, report, adopted_at, verdict)
+    pid, start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at, methods,
+    kinds, schema, ended_at, exit_code, report, adopted_at, verdict)
 SELECT ?2 || i, 'compute', 'h', ?3 || i, 1, '1', 'another boot', 1, 1, 1, 1, '/run/lock',
-    'stopped', 'compute', 'compute-ops', 'memory://', ?4 + i, ?4 + i,
+    'stopped', 'compute', 'compute-ops', 'memory://', ?4 + i, ?4 + i, '[]', '[]', 1,
     CASE WHEN ?5 THEN ?4 + i END, 0, '{}', CASE WHEN ?5 THEN ?4 + i END,
     CASE WHEN ?5 THEN 'drained' END FROM n"""
 _INCIDENTS: Final = """

@@ -2,15 +2,17 @@
 -- Moments (…_at) are wall-clock seconds since the epoch; an error in them costs at most a
 -- message that its sender no longer waits for. Nothing here is decided by age otherwise.
 
--- One live transport object. Alive means: its process lives (identity, else the lock on
--- lock_path); never a column. Whoever finds a dead one gives its claims back and removes it.
+-- One live transport object. Alive means: its process lives, as the lock on its file or its identity
+-- proves; never a column. Whoever finds a dead one gives its claims back and removes it.
 CREATE TABLE connection (
     connection_id TEXT PRIMARY KEY,          -- 32 hex digits, drawn at each start
     boot_id       TEXT NOT NULL,
     pid_ns        INTEGER NOT NULL,          -- inode of the pid namespace
+    time_ns       INTEGER,                   -- inode of the time namespace of start_ticks; NULL: the kernel has none
     pid           INTEGER NOT NULL,
     start_ticks   INTEGER NOT NULL,
     lock_path     TEXT NOT NULL,             -- file whose lock proves life
+    lock_file     TEXT NOT NULL,             -- device:inode of that very file, in hexadecimal digits
     bell_path     TEXT NOT NULL,             -- named pipe that wakes it
     connected_at  REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -45,6 +47,17 @@ CREATE TABLE subscription (
 
 CREATE INDEX subscription_of_connection ON subscription (connection_id);
 
+-- Who reads a shared queue, and in which store it keeps what it takes. Dedupe, one-at-a-time
+-- resources and recovery hold within one store, so readers with another one are foreign to each
+-- other. Written before the reader takes anything; it goes with its connection.
+CREATE TABLE reader (
+    queue         TEXT NOT NULL,             -- a shared one
+    connection_id TEXT NOT NULL,
+    store         TEXT NOT NULL,             -- identity of the store, the same by any path
+    label         TEXT NOT NULL,             -- service@instance, for display
+    PRIMARY KEY (queue, connection_id)
+) STRICT, WITHOUT ROWID;
+
 -- A message from its publish to its settlement. The id is its place: one that is given back
 -- stands where it stood.
 CREATE TABLE message (
@@ -74,9 +87,23 @@ CREATE TABLE dead_letter (
     body           BLOB NOT NULL
 ) STRICT;
 
+-- How many dead letters were removed, for their number or their age.
+CREATE TABLE removed_letter (
+    queue   TEXT PRIMARY KEY,                -- where they were taken from
+    number  INTEGER NOT NULL,
+    last_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- How many messages expired unread.
 CREATE TABLE expired (
     queue   TEXT PRIMARY KEY,
     number  INTEGER NOT NULL,
     last_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Numbers that only rise, kept here for stores beside the queue: one that is older than its mark
+-- was restored or lost.
+CREATE TABLE mark (
+    name  TEXT PRIMARY KEY,                  -- whose: the path of a store
+    value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
