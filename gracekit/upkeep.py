@@ -363,9 +363,9 @@ class RunWatch:
             if failure is not None and now - failure.since >= patience_s:
                 deaf[lane] = f"{lane.value} cannot be read: {failure.why}"
                 if lane not in self._deaf:
-                    self._telemetry.emit("service.deaf", channel=lane.value, error=failure.why)
+                    self._telemetry.emit("service.deaf", lane=lane.value, error=failure.why)
             elif lane in self._deaf and server.is_open:
-                self._telemetry.emit("service.hears", channel=lane.value)
+                self._telemetry.emit("service.hears", lane=lane.value)
         changed = deaf.keys() != self._deaf.keys()
         self._deaf = deaf
         self._phase.deaf = "; ".join(deaf.values()) or None

@@ -63,7 +63,7 @@ NUMBERS: Final = words(
 )
 NO_NUMBERS: Final = words(
     """
-    service instance host run loop text signal by channel error hook task_id method work queue store
+    service instance host run loop text signal by lane error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
     status written broken interrupted token topic dry_run siblings forced not_begun
@@ -216,8 +216,8 @@ def test_names_that_users_have_seen_stay():
             "gracekit.heartbeats.lost": set(),
             "gracekit.drain.duration": set(),
             "rpc.server.call.duration": {"rpc.method"},
-            "gracekit.tasks.in_flight": {"method", "channel"},
-            "gracekit.intake.open": {"channel"},
+            "gracekit.tasks.in_flight": {"method", "lane"},
+            "gracekit.intake.open": {"lane"},
         }.items()
     )
 
@@ -431,7 +431,7 @@ def test_opentelemetry_shows_every_row_of_the_table():
     seen = points(reader)
 
     assert seen.keys() == {metric.instrument for metric in METRICS}
-    in_flight = frozenset({("method", "resize"), ("channel", "requests")})
+    in_flight = frozenset({("method", "resize"), ("lane", "requests")})
     assert seen["gracekit.tasks.in_flight"][in_flight] == 2
     assert sum(seen["gracekit.tasks.in_flight"].values()) == 2
     assert seen["gracekit.build_info"] == {frozenset({("version", VERSION)}): 1}

@@ -353,10 +353,10 @@ def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
 
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout) == {
-        "two run": [[2, {"channel": "requests", "method": "work"}]],
-        "two are open": [[2, {"channel": "ops"}], [2, {"channel": "requests"}]],
-        "one runs": [[1, {"channel": "requests", "method": "work"}]],
-        "one is open": [[1, {"channel": "ops"}], [1, {"channel": "requests"}]],
+        "two run": [[2, {"lane": "requests", "method": "work"}]],
+        "two are open": [[2, {"lane": "ops"}], [2, {"lane": "requests"}]],
+        "one runs": [[1, {"lane": "requests", "method": "work"}]],
+        "one is open": [[1, {"lane": "ops"}], [1, {"lane": "requests"}]],
         "finished": 1,
         "instruments": len(METRICS),
     }

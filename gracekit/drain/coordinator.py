@@ -313,7 +313,7 @@ class ShutdownCoordinator:
         not_started = await dispatcher.wait_gate(lane, deadline=deadline)
         self._telemetry.emit(
             "intake.closed",
-            channel=lane.value,
+            lane=lane.value,
             given_back=given_back,
             not_started=len(not_started),
         )
@@ -463,7 +463,7 @@ class ShutdownCoordinator:
         opening = self._parts.servers[Lane.REQUESTS].open_intake()
         if await self._steps.unless(self._requested, opening):
             self._telemetry.emit("drain.resumed")
-            self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
+            self._telemetry.emit("intake.opened", lane=Lane.REQUESTS.value)
 
     # -- the small print ----------------------------------------------------------------
 

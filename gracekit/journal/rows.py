@@ -198,7 +198,7 @@ class RowOfTask(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "task_id": self.request_id,
             "method": self.method,
-            "channel": self.lane.word,
+            "lane": self.lane.word,
             "resource": self.shown_resource,
             "attempt": self.attempts,
             "context": self.shown_context,

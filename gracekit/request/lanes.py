@@ -226,7 +226,7 @@ class Scheduler:
             both = [c for c, to in calls.items() if c.thread_id and to.waits_for is Awaited.THREAD]
             if len(calls) >= job.gate.max_running or len(both) >= job.gate.threads.number:
                 tracker.blocked[lane.word] = frozenset(one.request_id for one in calls.values())
-                self._telemetry.emit("lane.self_blocked", channel=lane.word, running=len(calls))
+                self._telemetry.emit("lane.self_blocked", lane=lane.word, running=len(calls))
 
     def keeps_out_recovery(self, job: Job) -> bool:
         """Whether *job* waits for a lease in the place of the resource's line that recovery needs.

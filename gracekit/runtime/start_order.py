@@ -123,7 +123,7 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
             with contextlib.suppress(ConfigError):  # a quorum queue stays
                 await ground.transport.prune([shared])
         await server.start()
-        ground.telemetry.emit("intake.opened", channel=lane.value)
+        ground.telemetry.emit("intake.opened", lane=lane.value)
 
     return StepPart(start, end=server.stop)
 

@@ -46,7 +46,7 @@ _D, _I, _W, _E, _C = (
     logging.ERROR,  # a fault that the run survives
     logging.CRITICAL,  # a fault that ends the run
 )
-_TASK: Final = "task_id method channel resource attempt"
+_TASK: Final = "task_id method lane resource attempt"
 _SERVICE: Final = (
     _event("service.starting", _I, "A run begins.", "service instance host run loop hard_limit_s"),
     _event(
@@ -104,10 +104,8 @@ _SERVICE: Final = (
         "or the process was stopped.",
         "blocked_s",
     ),
-    _event(
-        "service.deaf", _W, "The service cannot read requests, and is not ready.", "channel error"
-    ),
-    _event("service.hears", _I, "The service reads requests again, and is ready.", "channel"),
+    _event("service.deaf", _W, "The service cannot read requests, and is not ready.", "lane error"),
+    _event("service.hears", _I, "The service reads requests again, and is ready.", "lane"),
     _event(
         "hook.failed",
         _E,
@@ -133,15 +131,15 @@ _SERVICE: Final = (
     ),
 )
 _INTAKE: Final = (
-    _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
-    _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
+    _event("intake.opened", _I, "Requests of a lane are taken.", "lane"),
+    _event("intake.closed", _I, "Requests are no longer taken.", "lane given_back not_started"),
 )
 _REQUEST: Final = (
     _event(
         "lane.self_blocked",
         _W,
         "Handlers that wait for requests of their own lane have all its places or threads.",
-        "channel running",
+        "lane running",
     ),
     _event("task.started", _D, "Its handler runs.", _TASK),
     _event(

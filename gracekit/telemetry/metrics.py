@@ -134,8 +134,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     constants: tuple[tuple[str, str], ...] = ()
 
 
-# OpenTelemetry's attribute is still named `channel`, as users rely on it.
-_LANE: Final = Label("lane", "channel", "lanes")
+_LANE: Final = Label("lane", "lane", "lanes")
 _METHOD: Final = Label("method", "method", "methods", "method")
 _CALL_BOUNDS: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

@@ -301,7 +301,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         return {
             "task_id": self.request_id,
             "method": self.method,
-            "channel": self.lane.word,
+            "lane": self.lane.word,
             "resource": self.shown_resource,
             "attempt": self.attempt,
             "context": self.shown_context,

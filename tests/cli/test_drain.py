@@ -27,7 +27,7 @@ def start_work(directory: Path, run: Running, vm: str = "vm-1") -> None:
 
 def test_a_drain_is_watched_until_its_end(directory):
     """
-    The deadline counts from the verb, the ops channel stays open, and 0 means drained.
+    The deadline counts from the verb, the ops lane stays open, and 0 means drained.
     """
     with Running(directory) as run:
         start_work(directory, run)

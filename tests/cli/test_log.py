@@ -302,7 +302,7 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
     (started,) = [line for line in lines if line.get("event") == "drain.started"]
     assert (started["running"], started["timeout_s"]) == (10, 3.0)
     awaited = told("task.awaited")
-    (block,) = [task_id for task_id, line in awaited.items() if line["channel"] == "background"]
+    (block,) = [task_id for task_id, line in awaited.items() if line["lane"] == "background"]
     tasks = {"moves", "ends", "fails", "copies", "stays", "asks", "spawns", "watches", "resizes"}
     assert set(awaited) == {*tasks, block}
     assert (awaited["moves"]["resource"], awaited["resizes"]["resource"]) == ("vm:vm-1", "vm:vm-9")
@@ -338,14 +338,14 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
         ("hold.ended", "vm-9"),
     ]
     one = cut["moves"]
-    assert (one["method"], one["channel"], one["resource"]) == ("moves", "requests", "vm:vm-1")
+    assert (one["method"], one["lane"], one["resource"]) == ("moves", "requests", "vm:vm-1")
     assert (one["attempt"], one["running_s"] >= 1) == (1, True)
     assert (cut["copies"]["safe_point_s"] >= 0, int(cut["copies"]["cursor"]) >= 0) == (True, True)
     unstarted = told("task.not_started")["second"]
     assert (unstarted["method"], unstarted["resource"]) == ("moves", "vm:vm-1")
 
-    closed = [line["channel"] for line in lines if line.get("event") == "intake.closed"]
-    opened = [line["channel"] for line in lines if line.get("event") == "intake.opened"]
+    closed = [line["lane"] for line in lines if line.get("event") == "intake.closed"]
+    opened = [line["lane"] for line in lines if line.get("event") == "intake.opened"]
     assert (closed, set(opened)) == (["requests", "ops"], {"requests", "ops"})
     end, last = [line for line in lines if "event" in line][-2:]
     assert (end["event"], last["event"]) == ("drain.finished", "service.stopped")

@@ -363,7 +363,7 @@ async def test_a_drain_closes_the_intake_first_and_the_ops_topic_last():
         await one.pass_time(50)
         await one.drain()
 
-        names = [(name, fields.get("channel")) for name, fields in one.events]
+        names = [(name, fields.get("lane")) for name, fields in one.events]
     order = [
         ("drain.started", None),
         ("intake.closed", "requests"),

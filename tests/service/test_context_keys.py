@@ -171,7 +171,7 @@ async def test_lines_of_a_handler_carry_the_keys(
     assert "app: in the loop task_id=a request_id=req-1 user_id=ann\n" in text
     assert "app: in a thread task_id=b request_id=req-1 user_id=ann\n" in text
     assert "app: outside\n" in text
-    started = "task.started task_id=a method=work channel=requests attempt=1"
+    started = "task.started task_id=a method=work lane=requests attempt=1"
     assert f"{started} request_id=req-1 user_id=ann\n" in text
     found = [json.loads(line) for line in entries.getvalue().splitlines()]
     said = {entry["message"]: entry for entry in found}

@@ -83,7 +83,7 @@ async def test_a_lane_full_of_tasks_that_wait_for_it_is_one_line(
         return [fields for name, fields in life.events if name == "lane.self_blocked"]
 
     tracker = life.runtime.wired.tracker
-    line = {"channel": "requests", "running": 3}
+    line = {"lane": "requests", "running": 3}
     assert lines() == [line] * (callers == 3)
     assert tracker.self_blocked == ["requests"] * (callers == 3)
     await client.cast(work, n=1)

@@ -107,7 +107,7 @@ class SimLife(Life):
         self.story.tell(f"{self.name} {name} {sorted(fields.items())}")
         if name == "reconciliation.started":
             self.story.records.note_pass(self)
-        if fields.get("channel") != "requests":
+        if fields.get("lane") != "requests":
             return
         if name == "intake.closed":
             self.closed = True

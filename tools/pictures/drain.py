@@ -116,7 +116,7 @@ class Drained:
         at = round(at, 3)
         match name:
             case "intake.closed":
-                self.closed[fields["channel"]] = at
+                self.closed[fields["lane"]] = at
             case "task.finished":
                 self.ends[fields["method"]] = at, fields["outcome"]
             case "task.handed_over":
