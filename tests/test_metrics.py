@@ -66,7 +66,7 @@ NO_NUMBERS: Final = words(
     service instance host run loop text signal by lane error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
-    status written broken interrupted token topic dry_run siblings forced not_begun
+    status written broken interrupted token topic dry_run siblings forced not_begun decision
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).

@@ -171,13 +171,13 @@ class Ends:
 
     # -- telling ------------------------------------------------------------------------
 
-    def tell(self, row: TaskRow, verdict: str, reason: str | None = None) -> None:
+    def tell(self, row: TaskRow, decision: str, reason: str | None = None) -> None:
         """Log and trace what was decided."""
-        self._telemetry.tracing.decided(row.request_id, verdict, reason or "")
+        self._telemetry.tracing.decided(row.request_id, decision, reason or "")
         self._telemetry.emit(
             "task.settled",
             **row.event_fields,
-            verdict=verdict,
+            decision=decision,
             reason=reason or "",
         )
 

@@ -77,7 +77,7 @@ class LeftOrders:
         self._telemetry.emit(
             "task.settled",
             **target.event_fields,
-            verdict=end.value,
+            decision=end.value,
             reason=Reason.OPERATOR.value,
         )
         if end is TaskState.ERRORED:

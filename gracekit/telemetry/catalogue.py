@@ -399,7 +399,7 @@ _RECOVERY: Final = (
         "task.settled",
         _I,
         "Recovery has decided what becomes of an unfinished task.",
-        f"{_TASK} verdict reason",
+        f"{_TASK} decision reason",
     ),
     _event("task.row_lost", _E, "The store has lost its row; its outcome is dropped.", _TASK),
     _event(

@@ -221,7 +221,7 @@ _COUNTERS: Final = (
         name="gracekit_tasks_reconciled_total",
         instrument="gracekit.tasks.reconciled",
         kind=MetricKind.COUNTER,
-        labels=(Label("outcome", "outcome", "decisions", "verdict"),),
+        labels=(Label("outcome", "outcome", "decisions", "decision"),),
         events=("task.settled",),
         help="Unfinished tasks that recovery has settled, by what it decided to do with each.",
     ),

@@ -238,12 +238,12 @@ class Tracing:
         finally:
             self._settling.pop(message_id, None)
 
-    def decided(self, message_id: str, verdict: str, reason: str) -> None:
+    def decided(self, message_id: str, decision: str, reason: str) -> None:
         """Record the decision of recovery; the task's next attempt joins the same trace."""
         span = self._settling.get(message_id)
         if span is None:
             return
-        span.set_attribute(names.OUTCOME, verdict)
+        span.set_attribute(names.OUTCOME, decision)
         if reason:
             span.set_attribute(names.REASON, reason)
         self._decided[message_id] = span.get_span_context()

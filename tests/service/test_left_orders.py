@@ -107,7 +107,7 @@ async def test_a_cancel_that_was_taken_is_carried_out_when_the_process_has_ended
     (note,) = world.incidents("order_carried_out")
     assert note["detail"] == "cancel of ann@desk: wrong host (it was handed_over)"
     assert len(world.incidents("operator_cancel")) == 1
-    assert again.told("task.settled")[0]["verdict"] == "cancelled"
+    assert again.told("task.settled")[0]["decision"] == "cancelled"
     (lease,) = world.rows("SELECT * FROM lease")
     assert lease["owner"] is None
     assert lease["not_before"] > world.clock.wall()  # its last request may still be on its way
