@@ -69,6 +69,7 @@ NOT_LOADED: Final = (
     "starlette",
     "uvicorn",
     "aio_pika",
+    "aiormq",
     "click",
     "opentelemetry.sdk",
     "prometheus_client",
@@ -80,7 +81,6 @@ NOT_LOADED: Final = (
 
 # What a service on SQLite without a file of settings has no use for, beside those.
 NOT_NEEDED: Final = (
-    "aiormq",
     "anyio",
     "importlib.resources",
     "tempfile",

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gracekit.rpc.amqp.url import FRAMES
 from tests.loops import without_settings
 from tests.process.helpers import ROOT, Site
 from tests.rabbit.broker import Broker
@@ -20,23 +19,13 @@ class RabbitSite(Site):
         broker: Where the virtual host is.
         vhost: Nobody else's.
         port: Through which the processes reach the broker; None for its own.
-        frames: Who reads and writes the frames of messages, as the URL says it.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        broker: Broker,
-        vhost: str,
-        port: int | None = None,
-        frames: str = FRAMES[0],
-    ) -> None:
+    def __init__(self, root: Path, broker: Broker, vhost: str, port: int | None = None) -> None:
         super().__init__(root)
         self.broker = broker
         self.vhost = vhost
         self.url = broker.url_of(vhost, port=port)
-        if frames != FRAMES[0]:  # oslo.messaging, which shares the URL, does not know it
-            self.url += f"?frames={frames}"
 
     def queued(self) -> int:
         """Messages that the broker holds for the service, in the dead-letter queues too."""

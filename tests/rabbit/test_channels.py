@@ -1,39 +1,36 @@
-"""One channel of messages, by frames of our own, beside the broker's own answers."""
+"""One channel of messages, beside the broker's own answers."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
-import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pamqp.frame
 import pytest
+from aiormq.connection import TCPTransportFactory
 from aiormq.exceptions import ChannelClosed
+from packaging.requirements import Requirement
 from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from gracekit.clock import Clock
-from gracekit.errors import DependencyError, UnconfirmedError
-from gracekit.rpc.amqp import link as amqp_link
+from gracekit.errors import ConfigError, DependencyError, UnconfirmedError
 from gracekit.rpc.amqp import outlet as amqp_outlet
 from gracekit.rpc.amqp.bounds import close_channel
-from gracekit.rpc.amqp.channels import (
-    FramedChannel,
-    MessageChannel,
-    NackedError,
-    PlainChannel,
-    ReturnedError,
-)
+from gracekit.rpc.amqp.channels import MessageChannel, NackedError, ReturnedError
 from gracekit.rpc.amqp.frames import Delivered
-from gracekit.rpc.amqp.link import KNOWN_AIORMQ, Link
+from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import read_url
+from gracekit.rpc.amqp.wire import WireFactory
 from gracekit.rpc.transport import Queue, QueueKind
 from gracekit.telemetry.telemetry import Telemetry
 from tests.rabbit.broker import Broker
@@ -56,19 +53,17 @@ def link_to(url: str) -> Link:
 
 
 @pytest.fixture
-async def channel(link: Link) -> FramedChannel:
-    made = await link.messages(confirms=True)
-    assert isinstance(made, FramedChannel)
-    return made
+async def channel(link: Link) -> MessageChannel:
+    return await link.messages(confirms=True)
 
 
-def hear(channel: FramedChannel, frame: Any) -> None:
+def hear(channel: MessageChannel, frame: Any) -> None:
     """As if the broker had sent it."""
     data = pamqp.frame.marshal(frame, channel.amqp.number)
     assert channel._contents.take(data[0], data, 7, len(data) - 1)
 
 
-def send(channel: FramedChannel, key: str, text: str) -> asyncio.Future[Any]:
+def send(channel: MessageChannel, key: str, text: str) -> asyncio.Future[Any]:
     return channel.publish("", key, message(text), mandatory=True)
 
 
@@ -359,50 +354,31 @@ async def test_an_opening_that_is_cancelled_behind_the_broker_s_last_answer_leav
     assert asyncio.all_tasks() <= before
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
-async def test_by_aiormq_acks_leave_where_tasks_are_eager(link):
+def test_the_pinned_aiormq_is_in_the_range_of_the_project():
     """
-    A task may be over before who made it knows of it: that one is not waited for.
+    Otherwise the tests would say nothing about what pip installs.
     """
-    assert link._wire is not None
-    channel, news = PlainChannel(await link.channel(), link._wire), asyncio.Queue()
-    await channel.amqp.queue_declare("q")
-    channel.deliver_to(lambda delivered, *_: news.put_nowait(delivered))
-    await channel.consume("q", "1")
-    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
-    for _ in range(3):
-        await channel.amqp.basic_publish(b"a", routing_key="q")
-        channel.ack([((await asyncio.wait_for(news.get(), 10)).delivery_tag, False)])
-        await channel.flush()
-    await channel.amqp.close()
-
-    assert (await (await link.channel()).queue_declare("q", passive=True)).message_count == 0
-
-
-async def test_with_an_aiormq_that_was_not_tested_messages_go_through_it(rabbit_url, monkeypatch):
-    """
-    Its frames may be others tomorrow; slower is better than wrong.
-    """
-    monkeypatch.setattr(amqp_link, "KNOWN_AIORMQ", frozenset({"0.0.0"}))
-    made = link_to(rabbit_url)
-    await made.start()
-    try:
-        channel = await made.messages(confirms=True)
-        await channel.amqp.queue_declare("q")
-        await asyncio.wait_for(channel.publish("", "q", message("a"), mandatory=True), 10)
-    finally:
-        await made.stop()
-
-    assert isinstance(channel, PlainChannel)
-
-
-def test_the_pinned_aiormq_is_one_that_was_tested():
-    """
-    Else every test of frames of our own would quietly test aiormq's.
-    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {one.name: one for one in map(Requirement, project["dependencies"])}
     lock = (ROOT / "requirements" / "runtime.lock").read_text()
+    pinned = re.search(r"^aiormq==(\S+)", lock, re.MULTILINE)
 
-    assert any(f"aiormq=={version} " in lock for version in KNOWN_AIORMQ)
+    assert pinned is not None
+    assert needed["aiormq"].specifier.contains(pinned[1])
+
+
+async def test_an_aiormq_that_opens_a_socket_of_its_own_is_refused(rabbit_url, monkeypatch):
+    """
+    It would take all messages, and nobody would read them.
+    """
+    monkeypatch.setattr(WireFactory, "create", TCPTransportFactory().create)
+    before, made = asyncio.all_tasks(), link_to(rabbit_url)
+
+    with pytest.raises(ConfigError, match=r"opened a socket of its own.*pip check"):
+        await made.start()
+    await turns()
+
+    assert asyncio.all_tasks() <= before
 
 
 @pytest.mark.parametrize("profile", ["durable", "quorum"])
@@ -506,7 +482,7 @@ async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(l
     publisher, queue = publisher_to(link), Queue("q", QueueKind.REPLY)
     await publisher.publish(queue, message("a"))
     mute = publisher._outlets[""]._channel
-    assert isinstance(mute, FramedChannel)
+    assert mute is not None
     monkeypatch.setattr(mute._contents, "on_confirm", lambda *_: None)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(publisher.publish(queue, message("b")), 0.1)
@@ -540,7 +516,7 @@ async def test_a_watch_over_confirms_that_fails_begins_again(link, monkeypatch):
 
     await publisher.publish(queue, message("a"))
     mute = publisher._outlets[""]._channel
-    assert isinstance(mute, FramedChannel)
+    assert mute is not None
     monkeypatch.setattr(mute._contents, "on_confirm", lambda *_: None)
     monkeypatch.setattr(link, "is_blocked", fail_once)
     await asyncio.wait_for(publisher.publish(queue, message("b")), 10)

@@ -16,7 +16,7 @@ from gracekit.rpc.amqp import transport as amqp_transport
 from gracekit.rpc.amqp.bounds import CLOSE_S
 from gracekit.rpc.amqp.profiles import PROFILES
 from gracekit.rpc.amqp.transport import AmqpTransport
-from gracekit.rpc.amqp.url import FRAMES, read_url
+from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Queue, directed_queue, shared_queue
 from gracekit.telemetry.telemetry import Telemetry
 from tests.process.helpers import until
@@ -52,12 +52,11 @@ def heard() -> list[str]:
     return []
 
 
-@pytest.fixture(params=FRAMES)
+@pytest.fixture
 async def transport(
-    request: pytest.FixtureRequest, own_broker: Broker, own_vhost: str, heard: list[str]
+    own_broker: Broker, own_vhost: str, heard: list[str]
 ) -> AsyncIterator[AmqpTransport]:
-    url = f"{own_broker.url_of(own_vhost)}?frames={request.param}"
-    async with transport_to(url, heard) as made:
+    async with transport_to(own_broker.url_of(own_vhost), heard) as made:
         yield made
 
 

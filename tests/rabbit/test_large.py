@@ -17,7 +17,7 @@ from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as amqp_intake
 from gracekit.rpc.amqp import transport as amqp_transport
 from gracekit.rpc.amqp.transport import AmqpTransport
-from gracekit.rpc.amqp.url import FRAMES, read_url
+from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, directed_queue, shared_queue
 from gracekit.telemetry.telemetry import Telemetry
@@ -46,9 +46,9 @@ async def transport_to(url: str, **given: int) -> AsyncIterator[AmqpTransport]:
         await made.stop()
 
 
-@pytest.fixture(params=FRAMES)
-def url(request: pytest.FixtureRequest, rabbit_url: str) -> str:
-    return f"{rabbit_url}?frames={request.param}&heartbeat=1s"
+@pytest.fixture
+def url(rabbit_url: str) -> str:
+    return f"{rabbit_url}?heartbeat=1s"
 
 
 async def send(url: str, number: int, size: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from gracekit.rpc.amqp.url import FRAMES
 from gracekit.rpc.client import RpcClient
 from tests.process import served
 from tests.process.helpers import ServiceProcess, until
@@ -27,7 +26,7 @@ from tests.scale import scale
 pytestmark = [pytest.mark.process, pytest.mark.timeout(scale(300, 3600))]
 
 PARTS = scale(1, 5)
-MUTATIONS = scale(30, 200)  # for each part, and each kind of frames
+MUTATIONS = scale(30, 200)  # for each part
 SEED = "frames"
 CASTS = 4
 BOUND_S = 60.0  # of one mutation; a connection that brings nothing is cut after nine
@@ -54,16 +53,12 @@ def proxy(shared_broker: Broker) -> Iterator[Proxy]:
         yield made
 
 
-@pytest.fixture(params=FRAMES)
+@pytest.fixture
 def site(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    shared_broker: Broker,
-    rabbit_vhost: str,
-    proxy: Proxy,
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
 ) -> Iterator[RabbitSite]:
     made = RabbitSite(tmp_path, shared_broker, rabbit_vhost, port=proxy.port)
-    made.url += f"?frames={request.param}&heartbeat={HEARTBEAT_S}s"
+    made.url += f"?heartbeat={HEARTBEAT_S}s"
     yield made
     made.close()
 

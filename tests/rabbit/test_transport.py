@@ -25,12 +25,12 @@ from gracekit.errors import (
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as intakes
-from gracekit.rpc.amqp.channels import FramedChannel, PlainChannel
+from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
-from gracekit.rpc.amqp.url import FRAMES, read_url
+from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import decode_request, encode_reply
@@ -78,13 +78,11 @@ def ear() -> Ear:
     return Ear()
 
 
-@pytest.fixture(params=FRAMES)
-async def transport(
-    request: pytest.FixtureRequest, own_broker: Broker, own_vhost: str, ear: Ear
-) -> AsyncIterator[AmqpTransport]:
+@pytest.fixture
+async def transport(own_broker: Broker, own_vhost: str, ear: Ear) -> AsyncIterator[AmqpTransport]:
     telemetry = Telemetry()
     telemetry.subscribe(ear.hear)
-    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=3s&frames={request.param}"
+    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=3s"
     made = AmqpTransport(
         read_url(url, exchange="gracekit", profile="durable"),
         process=Process(),
@@ -250,8 +248,7 @@ async def test_acks_of_one_turn_leave_as_one_frame(
     await asyncio.gather(*(transport.publish(QUEUE, message(str(n))) for n in range(100)))
     deliveries = await inbox.take(100)
     frames: list[tuple[int, bool]] = []
-    for kind in (FramedChannel, PlainChannel):
-        monkeypatch.setattr(kind, "ack", _noting(kind.ack, frames))
+    monkeypatch.setattr(MessageChannel, "ack", _noting(MessageChannel.ack, frames))
     open_, *others = deliveries[50], *deliveries[:50], *deliveries[51:]
     await asyncio.gather(*(delivery.ack() for delivery in deliveries[:50]))
     await asyncio.sleep(0.05)
@@ -275,8 +272,7 @@ async def test_acks_of_replies_leave_together_though_they_come_one_by_one(
     """
     monkeypatch.setattr(intakes, "REPLY_ACKS_S", 3600.0)  # the first 32 leave by their number
     frames: list[tuple[int, bool]] = []
-    for kind in (FramedChannel, PlainChannel):
-        monkeypatch.setattr(kind, "ack", _noting(kind.ack, frames))
+    monkeypatch.setattr(MessageChannel, "ack", _noting(MessageChannel.ack, frames))
     inbox, queue = Inbox(), reply_queue("reply_of_a_client")
     consumer = await transport.consume([queue], inbox.put, prefetch=100)
 
@@ -461,14 +457,13 @@ def _made(url: str) -> AmqpTransport:
     )
 
 
-@pytest.mark.parametrize("frames", FRAMES)
 async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
-    own_broker: Broker, own_vhost: str, frames: str
+    own_broker: Broker, own_vhost: str
 ) -> None:
     """
     The broker has it and will confirm it: it is waited for, and not sent again.
     """
-    patient = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=60s&frames={frames}")
+    patient = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=60s")
     await patient.start()
     try:
         await patient.declare([QUEUE])

@@ -12,7 +12,6 @@ import pytest
 
 from gracekit.clock import Clock
 from gracekit.process import Process
-from gracekit.rpc.amqp.url import FRAMES
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Message, shared_queue
 from tests.process import served
@@ -39,15 +38,9 @@ def proxy(own_broker: Broker) -> Iterator[Proxy]:
         yield made
 
 
-@pytest.fixture(params=scale(FRAMES[:1], FRAMES))
-def site(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    own_broker: Broker,
-    own_vhost: str,
-    proxy: Proxy,
-) -> Iterator[RabbitSite]:
-    made = RabbitSite(tmp_path, own_broker, own_vhost, port=proxy.port, frames=request.param)
+@pytest.fixture
+def site(tmp_path: Path, own_broker: Broker, own_vhost: str, proxy: Proxy) -> Iterator[RabbitSite]:
+    made = RabbitSite(tmp_path, own_broker, own_vhost, port=proxy.port)
     yield made
     made.close()
 

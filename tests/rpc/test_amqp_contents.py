@@ -35,9 +35,9 @@ def header(size: int) -> Any:
 class Ear:
     """A channel's end that notes what it is given."""
 
-    def __init__(self, *, keep: int = 1000, passes: bool = False) -> None:
+    def __init__(self, *, keep: int = 1000) -> None:
         self.wire = Wire(asyncio.StreamReader())
-        self.contents = Contents(self.wire, CHANNEL, passes=passes)
+        self.contents = Contents(self.wire, CHANNEL)
         self.contents.keep = keep
         self.contents.on_message = self._note
         self.heard: list[tuple[int, bytes, int]] = []
@@ -61,41 +61,22 @@ class Ear:
         return self.contents.take(data[0], data, 7, len(data) - 1)
 
 
-@pytest.fixture(params=[False, True], ids=["own frames", "aiormq's"])
-async def ear(request: pytest.FixtureRequest) -> Ear:
-    made = Ear(passes=request.param)
-    made.contents.consumers.add(TAG)
-    return made
-
-
 @pytest.fixture
-async def owner() -> Ear:
-    """Of frames of our own."""
+async def ear() -> Ear:
     made = Ear()
     made.contents.consumers.add(TAG)
     return made
 
 
-async def test_messages_come_whole_and_in_order(owner: Ear):
+async def test_messages_come_whole_and_in_order(ear: Ear):
     """
     In one piece, in several, and without any.
     """
-    owner.take(deliver(1), header(3), ContentBody(b"abc"))
-    owner.take(deliver(2), header(6), ContentBody(b"ab"), ContentBody(b"cd"), ContentBody(b"ef"))
-    owner.take(deliver(3), header(0))
+    ear.take(deliver(1), header(3), ContentBody(b"abc"))
+    ear.take(deliver(2), header(6), ContentBody(b"ab"), ContentBody(b"cd"), ContentBody(b"ef"))
+    ear.take(deliver(3), header(0))
 
-    assert owner.heard == [(1, b"abc", 0), (2, b"abcdef", 0), (3, b"", 0)]
-
-
-async def test_aiormq_gets_all_frames_where_it_reads_messages():
-    """
-    They are checked on their way to it, and no body is kept twice.
-    """
-    ear = Ear(passes=True)
-    ear.contents.consumers.add(TAG)
-
-    assert not any(ear.take(deliver(1), header(3), ContentBody(b"abc")))
-    assert ear.heard == []
+    assert ear.heard == [(1, b"abc", 0), (2, b"abcdef", 0), (3, b"", 0)]
 
 
 def named(value: Any) -> str:
@@ -198,17 +179,17 @@ async def test_a_broker_may_close_a_channel_at_any_moment(ear: Ear, before: list
     assert ear.contents.is_over
 
 
-async def test_a_body_above_the_bound_is_dropped_as_it_comes(owner: Ear):
+async def test_a_body_above_the_bound_is_dropped_as_it_comes(ear: Ear):
     """
     Its header says its size: what nobody may parse is not kept in memory either.
     """
-    owner.take(deliver(1), header(1001), ContentBody(bytes(600)))
-    assert owner.contents._pieces == []
-    owner.take(ContentBody(bytes(401)))
-    owner.take(deliver(2), header(1001), ContentBody(bytes(1001)))
-    owner.take(deliver(3), header(1000), ContentBody(bytes(1000)))
+    ear.take(deliver(1), header(1001), ContentBody(bytes(600)))
+    assert ear.contents._pieces == []
+    ear.take(ContentBody(bytes(401)))
+    ear.take(deliver(2), header(1001), ContentBody(bytes(1001)))
+    ear.take(deliver(3), header(1000), ContentBody(bytes(1000)))
 
-    assert owner.heard == [(1, b"", 1001), (2, b"", 1001), (3, bytes(1000), 0)]
+    assert ear.heard == [(1, b"", 1001), (2, b"", 1001), (3, bytes(1000), 0)]
 
 
 async def test_how_far_a_message_has_come_can_be_asked(ear: Ear):

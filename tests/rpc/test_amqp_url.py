@@ -153,7 +153,7 @@ def test_a_wrong_url_is_refused_with_the_remedy_and_no_secret(url, said):
     "option",
     [
         *("profile", "exchange", "heartbeat", "connect_timeout", "publish_timeout", "verify"),
-        *("frames", "amqp_durable_queues", "rabbit_quorum_queue", "ssl", "password"),
+        *("amqp_durable_queues", "rabbit_quorum_queue", "ssl", "password"),
         "heartbeat_timeout_threshold",
     ],
 )

@@ -42,8 +42,7 @@ QUEUE = shared_queue("compute")
 NOTIFICATIONS = notification_queue("compute-notifications", "info")
 
 
-BROKER = pytest.mark.server
-EACH = ("memory", "sqlite", *(pytest.param(one, marks=BROKER) for one in ("amqp", "amqp-plain")))
+EACH = ("memory", "sqlite", pytest.param("amqp", marks=pytest.mark.server))
 
 
 @pytest.fixture(params=EACH)
@@ -55,10 +54,8 @@ async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             machine = MemoryMachine()
         case "sqlite":
             machine = SqliteMachine(tmp_path)
-        case "amqp":
-            machine = AmqpMachine(request.getfixturevalue("rabbit_url"))
         case _:
-            machine = AmqpMachine(f"{request.getfixturevalue('rabbit_url')}?frames=plain")
+            machine = AmqpMachine(request.getfixturevalue("rabbit_url"))
     yield machine
     await machine.close()
 

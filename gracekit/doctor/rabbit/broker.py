@@ -297,7 +297,7 @@ def _counted(answer: QueueFrames.DeclareOk) -> BrokerAnswer:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the log lines of client and link, as their errors become findings."""
-    loggers = [logging.getLogger(name) for name in ("aiormq", "aio_pika", LOGGER)]
+    loggers = [logging.getLogger(name) for name in ("aiormq", LOGGER)]
     before = [(logger, logger.propagate) for logger in loggers]
     silence = logging.NullHandler()
     for logger in loggers:

@@ -24,7 +24,7 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
     """Await one exchange with the broker, with a timeout.
 
     Args:
-        exchange: A call of aio-pika or aiormq, without its own timeout argument: they use
+        exchange: A call of aiormq, without its own timeout argument: aiormq uses
             `wait_for`, which before Python 3.12 sometimes hides the loss of the connection.
         timeout_s: Seconds to wait.
         what: Names the exchange in the error.

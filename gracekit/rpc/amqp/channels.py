@@ -1,33 +1,28 @@
 """Messages on one channel: deliveries in, acks and publishes out.
 
-There are two implementations. `FramedChannel` reads and writes the frames of messages itself, on
-aiormq's socket, which is faster; `PlainChannel` leaves them to aiormq. In both, aiormq opens and
-closes the channel, sets the prefetch, starts consumers and declares queues.
+gracekit reads and writes the frames of messages itself, on aiormq's socket. aiormq opens and closes
+the channel, sets the prefetch, starts consumers and declares queues.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
 
 from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
-from aiormq.exceptions import AMQPError, ChannelClosed, DeliveryError, PublishError
+from aiormq.exceptions import AMQPError
 from pamqp.commands import Basic
 
 from gracekit.errors import DependencyError
 from gracekit.rpc.amqp import frames
 from gracekit.rpc.amqp.bounds import CLOSE_S, close_channel
 from gracekit.rpc.amqp.contents import Contents, OnMessage
-from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.wire import MOST, Wire
 from gracekit.rpc.transport import Message
 
-FLUSH_S: Final = 10.0
 _PERSISTENT: Final = 2
 _LONGEST_S: Final = 10 * 365 * 86_400
 """The longest expiration of a message in seconds; RabbitMQ refuses longer ones (rabbit.hrl)."""
@@ -43,86 +38,12 @@ class NackedError(Exception):
     """The broker nacked a message: it could not take it now."""
 
 
-class MessageChannel(Protocol):
-    """One channel."""
+class MessageChannel:
+    """One channel.
 
-    @property
-    def amqp(self) -> Channel:
-        """The channel of aiormq, for everything that this interface lacks."""
-        ...
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames can still be sent on it, as far as we know."""
-        ...
-
-    @property
-    def takes_now(self) -> bool:
-        """Whether a message would be sent at once; False if that is not known."""
-        ...
-
-    def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:
-        """Call *on_message* for each delivery, in order; it must not block.
-
-        A `FramedChannel` drops a body of more than *keep* bytes and reports only its size.
-        """
-        ...
-
-    def pause(self) -> None:
-        """Stop reading from the connection until `resume`."""
-        ...
-
-    def resume(self) -> None:
-        """Read again, unless another channel of the connection is paused."""
-        ...
-
-    async def consume(self, queue: str, consumer_tag: str) -> None:
-        """Start a consumer on a queue."""
-        ...
-
-    async def cancel(self, consumer_tag: str) -> None:
-        """Stop a consumer; earlier deliveries have all been passed on when this returns."""
-        ...
-
-    def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
-        """Send acks, each as (delivery tag, multiple); acks and nacks keep the order of calls."""
-        ...
-
-    def nack(self, tag: int, *, requeue: bool) -> None:
-        """Give a delivery back, or have it dead-lettered."""
-        ...
-
-    @property
-    def unfinished(self) -> object:
-        """A value that changes with each part of an incomplete message; None if none is."""
-        ...
-
-    async def flush(self) -> None:
-        """Wait until the acks and nacks are sent; if they cannot be, close the channel."""
-        ...
-
-    def publish(
-        self, exchange: str, key: str, message: Message, *, mandatory: bool
-    ) -> asyncio.Future[Any]:
-        """Send a persistent message; the future is done when the broker confirms it.
-
-        The future fails with ReturnedError (no queue takes it), NackedError, an AMQPError of the
-        channel, or DependencyError (the connection was lost). After the last two the message may
-        have been delivered or not.
-        """
-        ...
-
-    async def wait_room(self) -> None:
-        """Wait until the socket accepts more data."""
-        ...
-
-    async def abandon(self, why: AMQPError) -> None:
-        """Close the channel; all unconfirmed publishes fail with *why*."""
-        ...
-
-
-class FramedChannel:
-    """See `MessageChannel`; reads and writes frames itself."""
+    Attributes:
+        amqp: The channel of aiormq, for everything that this class lacks.
+    """
 
     def __init__(self, amqp: Channel, wire: Wire) -> None:
         self.amqp: Final = amqp
@@ -135,73 +56,76 @@ class FramedChannel:
         self._contents = Contents(wire, amqp.number)
         self._contents.on_return = self._was_returned
         self._contents.on_confirm = self._confirmed
-        closing = amqp.closing
-        closing.add_done_callback(self._closed)
+        amqp.closing.add_done_callback(self._closed)
 
     @property
     def is_open(self) -> bool:
-        """See `MessageChannel`."""
+        """Whether frames can still be sent on it, as far as we know."""
         ended = self._ended or self._contents.is_over
         return not (ended or self._wire.is_lost or self.amqp.is_closed)
 
     @property
     def takes_now(self) -> bool:
-        """See `MessageChannel`."""
+        """Whether a message would be sent at once."""
         return self.is_open and self._wire.takes_messages
 
     # -- in ------------------------------------------------------------------------------
 
     def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:
-        """See `MessageChannel`."""
+        """Call *on_message* for each delivery, in order; it must not block.
+
+        A body of more than *keep* bytes is dropped, and only its size is reported.
+        """
         self._contents.on_message = on_message
         self._contents.keep = keep
 
     def pause(self) -> None:
-        """See `MessageChannel`."""
+        """Stop reading from the connection until `resume`."""
         self._wire.hold(self)
 
     def resume(self) -> None:
-        """See `MessageChannel`."""
+        """Read again, unless another channel of the connection is paused."""
         self._wire.let_go(self)
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
-        """See `MessageChannel`."""
+        """Start a consumer on a queue."""
         self._contents.consumers.add(consumer_tag)
         await self.amqp.basic_consume(queue, _never, consumer_tag=consumer_tag)
 
     async def cancel(self, consumer_tag: str) -> None:
-        """See `MessageChannel`."""
+        """Stop a consumer; earlier deliveries have all been passed on when this returns."""
         await self.amqp.basic_cancel(consumer_tag)
 
     @property
     def unfinished(self) -> object:
-        """See `MessageChannel`."""
+        """A value that changes with each part of an incomplete message; None if none is."""
         return self._contents.unfinished
 
     # -- settling ------------------------------------------------------------------------
 
     def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
-        """See `MessageChannel`."""
+        """Send acks, each as (delivery tag, multiple); acks and nacks keep the order of calls."""
         if self.is_open:
             self._wire.send(
                 b"".join([frames.ack(self._number, tag, multiple=many) for tag, many in groups])
             )
 
     def nack(self, tag: int, *, requeue: bool) -> None:
-        """See `MessageChannel`."""
+        """Give a delivery back, or have it dead-lettered."""
         if self.is_open:
             self._wire.send(frames.nack(self._number, tag, requeue=requeue))
-
-    async def flush(self) -> None:
-        """See `MessageChannel`."""
-        self._wire.flush()
 
     # -- publishing ----------------------------------------------------------------------
 
     def publish(
         self, exchange: str, key: str, message: Message, *, mandatory: bool
     ) -> asyncio.Future[Any]:
-        """See `MessageChannel`."""
+        """Send a persistent message; the future is done when the broker confirms it.
+
+        The future fails with ReturnedError (no queue takes it), NackedError, an AMQPError of the
+        channel, or DependencyError (the connection was lost). After the last two the message may
+        have been delivered or not.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             future.set_exception(_lost())
@@ -222,7 +146,7 @@ class FramedChannel:
         return future
 
     async def wait_room(self) -> None:
-        """See `MessageChannel`."""
+        """Wait until the socket accepts more data."""
         await self._wire.wait_room()
 
     def _confirmed(self, number: int, multiple: bool, taken: bool) -> None:  # noqa: FBT001 - as it is read
@@ -252,7 +176,7 @@ class FramedChannel:
                 return
 
     async def abandon(self, why: AMQPError) -> None:
-        """See `MessageChannel`."""
+        """Close the channel; all unconfirmed publishes fail with *why*."""
         self._end(why)  # first, as a broker that confirms nothing may not answer a close either
         await close_channel(self.amqp, CLOSE_S, why)
 
@@ -288,141 +212,6 @@ class _Publish:
             self.future.set_exception(error)
 
 
-class PlainChannel:
-    """See `MessageChannel`; leaves all frames to aiormq."""
-
-    def __init__(self, amqp: Channel, wire: Wire) -> None:
-        self.amqp: Final = amqp
-        self._wire = wire
-        self._contents = Contents(wire, amqp.number, passes=True)
-        self._on_message: OnMessage = _unexpected
-        self._said: deque[Callable[[], Awaitable[Any]]] = deque()
-        self._saying: asyncio.Task[None] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """See `MessageChannel`."""
-        return not self.amqp.is_closed
-
-    @property
-    def takes_now(self) -> bool:
-        """See `MessageChannel`."""
-        return False
-
-    def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:  # noqa: ARG002 - aiormq keeps all
-        """See `MessageChannel`."""
-        self._on_message = on_message
-
-    def pause(self) -> None:
-        """See `MessageChannel`."""
-        self._wire.hold(self)
-
-    def resume(self) -> None:
-        """See `MessageChannel`."""
-        self._wire.let_go(self)
-
-    async def consume(self, queue: str, consumer_tag: str) -> None:
-        """See `MessageChannel`."""
-        self._contents.consumers.add(consumer_tag)
-        await self.amqp.basic_consume(queue, self._take, consumer_tag=consumer_tag)
-
-    async def cancel(self, consumer_tag: str) -> None:
-        """See `MessageChannel`."""
-        await self.amqp.basic_cancel(consumer_tag)
-        await asyncio.sleep(0)  # lets aiormq's tasks for earlier deliveries run
-
-    @property
-    def unfinished(self) -> object:
-        """See `MessageChannel`."""
-        return self._contents.unfinished
-
-    async def _take(self, message: DeliveredMessage) -> None:
-        # There is no await here, as aiormq cancels this task when the channel ends.
-        deliver = message.delivery
-        assert isinstance(deliver, Basic.Deliver)
-        assert deliver.delivery_tag is not None
-        assert deliver.consumer_tag is not None
-        delivered = Delivered(
-            deliver.consumer_tag,
-            deliver.delivery_tag,
-            bool(deliver.redelivered),
-            (deliver.routing_key or "").encode(),
-        )
-        self._on_message(delivered, frames.properties_of(message.header.properties), message.body)
-
-    def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
-        """See `MessageChannel`."""
-        for tag, multiple in groups:
-            self._say(partial(self.amqp.basic_ack, tag, multiple=multiple, wait=False))
-
-    def nack(self, tag: int, *, requeue: bool) -> None:
-        """See `MessageChannel`."""
-        self._say(partial(self.amqp.basic_nack, tag, requeue=requeue, wait=False))
-
-    def _say(self, frame: Callable[[], Awaitable[Any]]) -> None:
-        self._said.append(frame)
-        if self._saying is None or self._saying.done():
-            self._saying = asyncio.create_task(self._say_all())
-
-    async def _say_all(self) -> None:
-        try:
-            while self._said and self.is_open:
-                await self._said.popleft()()
-        except Exception as error:  # noqa: BLE001 - aiormq throws a bare one at times
-            await self._fail(error)
-
-    async def _fail(self, error: BaseException) -> None:
-        """Close the channel, as a settlement could not be sent.
-
-        On this channel a later ack with `multiple` would wrongly cover its delivery.
-        """
-        self._said.clear()
-        await close_channel(self.amqp, CLOSE_S, error)
-
-    async def flush(self) -> None:
-        """See `MessageChannel`."""
-        if self._saying is not None:
-            _, still = await asyncio.wait({self._saying}, timeout=FLUSH_S)
-            if still:
-                await self._fail(ChannelClosed(None, f"no acks leave for {FLUSH_S:g} s"))
-
-    def publish(
-        self, exchange: str, key: str, message: Message, *, mandatory: bool
-    ) -> asyncio.Future[Any]:
-        """See `MessageChannel`."""
-        return asyncio.ensure_future(self._publish(exchange, key, message, mandatory=mandatory))
-
-    async def _publish(self, exchange: str, key: str, message: Message, *, mandatory: bool) -> None:
-        try:
-            await self.amqp.basic_publish(
-                message.body,
-                exchange=exchange,
-                routing_key=key,
-                properties=_properties(message),
-                mandatory=mandatory,
-                wait=False,
-            )
-        except PublishError:
-            raise ReturnedError from None
-        except DeliveryError:
-            raise NackedError from None
-        except AMQPError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # When a connection dies, aiormq cancels the waiting code or raises a bare Exception.
-            raise _lost() from error
-
-    async def wait_room(self) -> None:
-        """See `MessageChannel`."""
-
-    async def abandon(self, why: AMQPError) -> None:
-        """See `MessageChannel`."""
-        await close_channel(self.amqp, CLOSE_S, why)
-
-
 # -- parts --------------------------------------------------------------------------------
 
 
@@ -435,35 +224,27 @@ def _expiration_ms(message: Message) -> int | None:
     return None if expires is None or expires > _LONGEST_S else max(0, round(expires * 1000))
 
 
-def _properties(message: Message) -> Basic.Properties:
-    return _properties_of(_expiration_ms(message), message.headers)
-
-
-def _properties_of(
-    expiration_ms: int | None, headers: Mapping[str, str] = MappingProxyType({})
-) -> Basic.Properties:
-    return Basic.Properties(
-        content_type="application/json",
-        content_encoding="utf-8",
-        delivery_mode=_PERSISTENT,
-        expiration=None if expiration_ms is None else str(expiration_ms),
-        headers=dict(headers) or None,
-    )
-
-
 def _packed_properties(message: Message) -> bytes:
     if message.headers:
-        return frames.pack_properties(_properties(message))
+        return _packed(_expiration_ms(message), message.headers)
     return _packed_by_expiration(_expiration_ms(message))
 
 
 @lru_cache(maxsize=256)
 def _packed_by_expiration(expiration_ms: int | None) -> bytes:
-    return frames.pack_properties(_properties_of(expiration_ms))
+    return _packed(expiration_ms, {})
 
 
-def _unexpected(*_: object) -> None:
-    """Drops a delivery: `deliver_to` was not called for this channel."""
+def _packed(expiration_ms: int | None, headers: Mapping[str, str]) -> bytes:
+    return frames.pack_properties(
+        Basic.Properties(
+            content_type="application/json",
+            content_encoding="utf-8",
+            delivery_mode=_PERSISTENT,
+            expiration=None if expiration_ms is None else str(expiration_ms),
+            headers=dict(headers) or None,
+        )
+    )
 
 
 async def _never(message: DeliveredMessage) -> None:

@@ -18,6 +18,7 @@ import aiormq
 from aiormq.exceptions import ConnectionClosed
 from yarl import URL
 
+from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.bounds import bounded, finished
 from gracekit.rpc.amqp.wire import WireFactory
 
@@ -50,6 +51,7 @@ class Connection:
 
         Raises:
             AMQPError: the broker refuses the connection, or cannot be reached.
+            ConfigError: this version of aiormq does not use the socket that it is given.
         """
         opening = asyncio.ensure_future(self._open())
         try:
@@ -61,6 +63,11 @@ class Connection:
     async def _open(self) -> None:
         await self.amqp.connect()
         await self.amqp.ready()
+        if self.wires.wire is None:  # it would take all messages, and we none
+            raise ConfigError(
+                "the installed aiormq opened a socket of its own, and gracekit cannot use that: "
+                "install a version that gracekit supports (`pip check` names it)"
+            )
 
     async def _abandon(self, opening: asyncio.Task[None]) -> None:
         self.wires.abort()  # an orderly close would wait for a broker that may be frozen

@@ -29,8 +29,6 @@ class Contents:
     Args:
         wire: The socket that the frames come from.
         channel: Number of the channel.
-        passes: Only check frames, and pass all of them to aiormq. Text that is not UTF-8 is
-            replaced on the way: aiormq would end the connection at each redelivery of it.
 
     Attributes:
         on_message: Called for each delivery, in order.
@@ -42,7 +40,7 @@ class Contents:
         is_over: Either side is closing the channel; later deliveries are dropped.
     """
 
-    def __init__(self, wire: Wire, channel: int, *, passes: bool = False) -> None:
+    def __init__(self, wire: Wire, channel: int) -> None:
         self.on_message: OnMessage = _drop
         self.on_return: OnReturn = _drop
         self.on_confirm: OnConfirm = _drop
@@ -51,7 +49,6 @@ class Contents:
         self.is_over = False
         self._wire = wire
         self._channel = channel
-        self._takes = not passes
         self._due = METHOD  # the expected kind of the next frame
         self._last = 0  # delivery tag
         self._answer = 0  # the method that answers aiormq's last request
@@ -76,7 +73,7 @@ class Contents:
             return None
         return self._last, self._due, self._missing, self._wire.missing, read_since
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
         """See `Tap`.
 
         Raises:
@@ -87,12 +84,12 @@ class Contents:
         if kind == METHOD:
             return self._take_method(data, offset, end)
         if kind == HEADER:
-            return self._take_header(data, offset, end)
-        if end - offset == self._missing and self._is_first:  # nearly all come in one piece
+            self._take_header(data, offset, end)
+        elif end - offset == self._missing and self._is_first:  # nearly all come in one piece
             self._complete(data[offset:end])
         else:
             self._take_piece(data, offset, end)
-        return self._takes
+        return True
 
     def end(self) -> None:
         """See `Tap`."""
@@ -104,7 +101,7 @@ class Contents:
 
     # -- methods -------------------------------------------------------------------------
 
-    def _take_method(self, data: bytes, offset: int, end: int) -> bool | bytes:
+    def _take_method(self, data: bytes, offset: int, end: int) -> bool:
         try:
             (method,) = frames.METHOD_ID.unpack_from(data, offset)
             if method == frames.DELIVER:
@@ -115,8 +112,7 @@ class Contents:
                     raise self._fault_of(delivered)
                 self._last += 1
                 self._due = HEADER
-                return self._takes or frames.as_text(data, offset, end)
-            if method in _CONFIRMS:
+            elif method in _CONFIRMS:
                 self._check_publishing()
                 number, multiple = frames.read_confirm(data, offset, end)
                 self.on_confirm(number, multiple, method == frames.ACK)
@@ -128,7 +124,7 @@ class Contents:
                 return self._take_rare(method)
         except _UNREADABLE as error:
             raise FaultError(f"a method that cannot be read ({error})") from None
-        return self._takes
+        return True
 
     def _fault_of(self, delivered: Delivered) -> FaultError:
         if delivered.consumer_tag not in self.consumers:
@@ -160,19 +156,17 @@ class Contents:
 
     # -- messages ------------------------------------------------------------------------
 
-    def _take_header(self, data: bytes, offset: int, end: int) -> bool | bytes:
+    def _take_header(self, data: bytes, offset: int, end: int) -> None:
         if end - offset < frames.HEADER_FIXED:
             raise FaultError("a header without a size")
         self._missing = size = frames.read_body_size(data, offset)
-        if self._takes:
-            self._properties = frames.read_properties(data, offset, end)
+        self._properties = frames.read_properties(data, offset, end)
         self._due = BODY
         self._is_first = size <= self.keep
         if not self._is_first:
             self._properties.dropped = size
         if size == 0:
             self._complete(b"")
-        return self._takes or frames.as_readable(data, offset, end)
 
     def _take_piece(self, data: bytes, offset: int, end: int) -> None:
         size = end - offset
@@ -180,7 +174,7 @@ class Contents:
             raise FaultError(f"a piece of {size} bytes where {self._missing} of a body are missing")
         self._missing -= size
         self._is_first = False
-        if self._takes and not self._properties.dropped:
+        if not self._properties.dropped:
             self._pieces.append(data[offset:end])
         if not self._missing:
             body, self._pieces = b"".join(self._pieces), []
@@ -189,8 +183,6 @@ class Contents:
     def _complete(self, body: bytes) -> None:
         self._due = METHOD
         delivered, self._delivered = self._delivered, None
-        if not self._takes:
-            return
         if delivered is None:
             self.on_return(self._returned, body)
         elif not self.is_over:  # otherwise drop it: the broker requeues it

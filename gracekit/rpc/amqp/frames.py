@@ -122,38 +122,6 @@ def read_deliver(data: bytes, offset: int, end: int) -> Delivered:
     return Delivered(data[start:after].decode(), tag, redelivered & 1 == 1, data[key + 1 : end])
 
 
-def as_text(data: bytes, offset: int, end: int) -> bytes:
-    """A replacement for a `Basic.Deliver` that aiormq cannot parse; empty if it can.
-
-    If exchange or key is no UTF-8, each byte above 127 becomes a question mark.
-    """
-    names = data[offset + 5 + data[offset + 4] + 9 : end]
-    try:
-        names.decode()
-    except UnicodeDecodeError:
-        length = 1 + names[0]
-        exchange, key = (_asked(name[1:]) for name in (names[:length], names[length:]))
-        parts = (bytes([len(exchange)]), exchange, bytes([len(key)]), key)
-        return data[offset : end - len(names)] + b"".join(parts)
-    return b""
-
-
-def _asked(name: bytes) -> bytes:
-    return name.decode("ascii", "replace").replace("\ufffd", "?").encode()
-
-
-def as_readable(data: bytes, offset: int, end: int) -> bytes:
-    """A replacement, without properties, for a content header that pamqp cannot parse.
-
-    Empty if it can.
-    """
-    try:
-        header.ContentHeader().unmarshal(data[offset:end])
-    except Exception:  # noqa: BLE001 - an error would recur at each redelivery
-        return data[offset : offset + HEADER_FIXED] + _FLAGS.pack(0)
-    return b""
-
-
 def read_confirm(data: bytes, offset: int, end: int) -> tuple[int, bool]:
     """Delivery tag and `multiple` of a `Basic.Ack` or `Basic.Nack`.
 

@@ -10,7 +10,6 @@ Those of replies to a client wait a little for more, see `REPLY_ACKS_S`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -184,7 +183,6 @@ class Intake:
             return
         # nack, never reject: from RabbitMQ 4.3 on only reject uses up the delivery limit.
         self._channel.nack(tag, requeue=how is Settlement.GIVE_BACK)
-        await self._channel.flush()
 
     def _ack_reply(self, tag: int) -> None:
         if not self._has_settled(tag):
@@ -237,9 +235,6 @@ class Intake:
         The broker reads frames in order, so when it confirms the close, it has read the acks.
         """
         self._tell()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._channel.flush()
         self.resume()
         self._closing = True  # for an ack after the close the broker would close the connection
         await close_channel(self._channel.amqp, CLOSE_S)

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Final
 
 import aio_pika.connection
@@ -28,26 +27,19 @@ from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import bounded, said
-from gracekit.rpc.amqp.channels import FramedChannel, MessageChannel, PlainChannel
+from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.connection import CLOSE_TIMEOUT_S, CUT_AFTER_S, Connection
 from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.rpc.amqp.wire import CloseReason, Wire
 from gracekit.telemetry.telemetry import Telemetry
 
-# These loggers would leak requests: at DEBUG they log every frame, and at ERROR each message that
-# is returned too late, with its arguments and context. For a lost connection they log users and
+# aiormq's logger would leak requests: at DEBUG it logs every frame, and at ERROR each message that
+# is returned too late, with its arguments and context. For a lost connection it logs users and
 # stack traces, where our own events say enough.
-for _name, _level in (
-    ("aiormq", logging.CRITICAL),
-    ("aio_pika", logging.INFO),
-):
-    if logging.getLogger(_name).level == logging.NOTSET:
-        logging.getLogger(_name).setLevel(_level)
+if logging.getLogger("aiormq").level == logging.NOTSET:
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 NOT_ALLOWED: Final = 530
-KNOWN_AIORMQ: Final = frozenset({"7.2.4"})
-"""Versions that our own frames were tested with; with any other, all frames go through aiormq."""
-
 READY_S: Final = 0.05
 SILENT_S: Final = 1.0
 """Seconds without an answer or any other byte after which a broker counts as silent."""
@@ -79,7 +71,6 @@ class Link:
         self._clock = clock
         self._telemetry = telemetry
         self._tls = broker.tls.context() if broker.tls is not None else None
-        self._own_frames = broker.own_frames and version("aiormq") in KNOWN_AIORMQ
         self._connection: Connection | None = None
         self._up = asyncio.Event()
         self._changing = asyncio.Lock()  # lets concurrent first uses share one connection
@@ -170,7 +161,7 @@ class Link:
         wire = self._wire
         channel = await self._open_channel(confirms=confirms)
         assert wire is not None
-        return (FramedChannel if self._own_frames else PlainChannel)(channel, wire)
+        return MessageChannel(channel, wire)
 
     async def _open_channel(self, *, confirms: bool = False) -> Channel:
         if self._connection is None:

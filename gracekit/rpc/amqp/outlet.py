@@ -220,8 +220,7 @@ class Outlet:
     def _end_waits(self, *, before: float) -> None:
         """Fail the waits that began before the loop time *before* with TimeoutError."""
         for publishing, since in self._waiting.items():
-            is_aiormqs = isinstance(publishing, asyncio.Task)  # has the sender's own timeout
-            if since < before and not is_aiormqs and not publishing.done():
+            if since < before and not publishing.done():
                 publishing.set_exception(TimeoutError())
 
     async def _look(self) -> None:

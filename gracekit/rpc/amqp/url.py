@@ -60,9 +60,7 @@ _OPTIONS: Final = (
     "certfile",
     "keyfile",
     "verify",
-    "frames",
 )
-FRAMES: Final = ("own", "plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +123,6 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
         heartbeat_s: Seconds; a peer that is silent for about three times as long is dead.
         connect_timeout_s: Timeout of one attempt to connect, in seconds.
         publish_timeout_s: Timeout of one publish in seconds, including reconnections.
-        own_frames: Whether gracekit reads and writes the frames of messages itself; if False,
-            aiormq does.
         shown: The URL without its users and passwords.
     """
 
@@ -138,7 +134,6 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = HEARTBEAT_S
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     publish_timeout_s: float = PUBLISH_TIMEOUT_S
-    own_frames: bool = True
     shown: str = ""
 
 
@@ -173,7 +168,6 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
             heartbeat_s=_whole_seconds(options, "heartbeat", HEARTBEAT_S),
             connect_timeout_s=_seconds(options, "connect_timeout", CONNECT_TIMEOUT_S),
             publish_timeout_s=_seconds(options, "publish_timeout", PUBLISH_TIMEOUT_S),
-            own_frames=_own_frames(options),
             shown=shown,
         )
     except ConfigError as error:
@@ -308,13 +302,6 @@ def _profile(options: dict[str, str], default: str) -> Profile:
     if "profile" in options:
         raise ConfigError(f"profile and {', '.join(asked)} say the same thing: leave out one")
     return PROFILES[oslo_profile(asked)]
-
-
-def _own_frames(options: dict[str, str]) -> bool:
-    frames = options.pop("frames", "own")
-    if frames not in FRAMES:
-        raise ConfigError(f"frames= is neither {' nor '.join(map(repr, FRAMES))}")
-    return frames == "own"
 
 
 def _truth(options: dict[str, str], name: str) -> bool:

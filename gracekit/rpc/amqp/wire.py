@@ -53,7 +53,6 @@ _LEAST: Final = 4096
 _BUFFER: Final = 1 << 16
 """Bytes of the read buffer, which is reused. asyncio would allocate 256 KiB for each read, which
 glibc mostly maps and unmaps each time: 8 % of the cost of a cast."""
-_END: Final = bytes([END])
 _CLOSE_OK: Final = METHOD_ID.pack(CHANNEL_CLOSE_OK)
 _ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
@@ -72,12 +71,11 @@ class CloseReason(NamedTuple):
 class Tap(Protocol):
     """Takes the frames of one channel that it handles, before aiormq."""
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
         """Handle one frame, whose payload lies between *offset* and *end*; must not block.
 
         Returns:
-            True if the frame is done with, False to pass it to aiormq, or a payload to pass to
-            aiormq in its place.
+            True if the frame is done with, False to pass it to aiormq.
 
         Raises:
             FaultError: such a frame must not come now.
@@ -244,11 +242,9 @@ class Wire(asyncio.BufferedProtocol):
             tap = self._taps.get(channel)
             if tap is None:
                 self._check_open(channel, data, at + 7)
-            elif taken := tap.take(kind, data, at + 7, end - 1):
+            elif tap.take(kind, data, at + 7, end - 1):
                 if passed < at:
                     self._pass(data[passed:at])
-                if taken is not True:
-                    self._pass(HEAD.pack(kind, channel, len(taken)) + taken + _END)
                 passed = end
             at = end
         if passed < at:
