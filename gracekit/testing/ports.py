@@ -43,13 +43,13 @@ from gracekit.rpc.transport import (
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
 from gracekit.store.commit_times import CommitTimes
-from gracekit.store.engine import Rows
+from gracekit.store.engine import MemoryEngine, Rows
 from gracekit.store.files import Database
+from gracekit.store.group import BatchOutcome
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.threads import read
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.loop import VirtualLoop, owner
-from gracekit.testing.remote import RemoteEngine
 
 T = TypeVar("T")
 
@@ -278,7 +278,7 @@ class _NoSignals(nullcontext[None]):
         return {}
 
 
-class PlayedEngine(RemoteEngine):
+class PlayedEngine(MemoryEngine):
     """SQL on a database that outlives the process; it commits in a later iteration of the loop.
 
     Args:
@@ -372,7 +372,6 @@ class PlayedEngine(RemoteEngine):
                 raise StoreError("the read failed")
             case Fault.CRASH:
                 self._played.die("query")
-        self._check_reachable()
         if self._connection is None:
             raise StoreClosedError("the store is not open")
         rows = read(self._connection, (sql, params), self._break)
@@ -380,6 +379,9 @@ class PlayedEngine(RemoteEngine):
             raise rows
         await asyncio.sleep(0)  # as with a real engine, other tasks run before the answer
         return rows
+
+    def _run(self, batch: Batch) -> BatchOutcome:
+        return self.status.refusal() or super()._run(batch)
 
 
 def _settle(future: asyncio.Future[Rows], answer: Any) -> None:

@@ -18,6 +18,7 @@ from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.machine import PATIENCE_S, Machine
 from gracekit.testing.machine import Life as BaseLife
 from gracekit.testing.ports import PlayedProcess, VirtualClock
+from tests.store.remote import PlayedRemoteEngine
 
 
 def now() -> float:
@@ -138,6 +139,9 @@ class World(Machine):
         super().__init__()
         self.clock = SteadyClock()
         self.expects_faults = False
+
+    def make_engine(self, life: BaseLife) -> PlayedRemoteEngine:
+        return PlayedRemoteEngine(self.disk, life.process, life.faults)
 
     def faults_of(self, life: BaseLife) -> PlannedFaults:
         return PlannedFaults()

@@ -30,7 +30,7 @@ from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import ALONE, load_migrations
 from gracekit.store.status import StoreState, StoreStatus
-from gracekit.testing.engines import EngineSuite
+from tests.store.engine_suite import EngineSuite
 
 SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"
 

@@ -13,8 +13,8 @@ from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, MemoryEngine
 from gracekit.store.status import OnStatus, StoreState, StoreStatus
-from gracekit.testing.engines import EngineSuite, SharedEngineSuite
-from gracekit.testing.remote import RemoteEngine
+from tests.store.engine_suite import EngineSuite, SharedEngineSuite
+from tests.store.remote import RemoteEngine
 
 pytestmark = pytest.mark.looptime
 

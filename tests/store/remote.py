@@ -1,4 +1,4 @@
-"""An engine that simulates a remote store: it can become unreachable, and fence its run."""
+"""Engines of a simulated remote store: it can become unreachable, and fence its run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.group import BatchOutcome
 from gracekit.store.status import StoreState
+from gracekit.testing.ports import PlayedEngine
 
 
 class RemoteEngine(MemoryEngine):
@@ -30,12 +31,13 @@ class RemoteEngine(MemoryEngine):
 
     async def query(self, sql: str, *params: Any) -> list[Row]:
         """See `Engine.query`; a fenced run may read."""
-        self._check_reachable()
-        return await super().query(sql, *params)
-
-    def _check_reachable(self) -> None:
         if isinstance(self.status.error, StoreUnreachableError):
             raise StoreUnreachableError(str(self.status.error))
+        return await super().query(sql, *params)
 
     def _run(self, batch: Batch) -> BatchOutcome:
         return self.status.refusal() or super()._run(batch)
+
+
+class PlayedRemoteEngine(RemoteEngine, PlayedEngine):
+    """The same on a disk that outlives the process."""

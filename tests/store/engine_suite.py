@@ -1,7 +1,6 @@
 """The conformance suite of engines: tests that every new engine must pass.
 
-It needs no test library. With pytest and an asyncio plugin, derive a class whose name begins with
-`Test`, and override `make`. Or call each method of `EngineSuite.names()` yourself.
+Derive a class whose name begins with `Test`, and override `make`.
 """
 
 from __future__ import annotations
