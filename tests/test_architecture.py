@@ -73,7 +73,6 @@ NOT_LOADED: Final = (
     "click",
     "opentelemetry.sdk",
     "prometheus_client",
-    "rich",
     "gracekit.cli",
     "gracekit.demo",
     "gracekit.testing",

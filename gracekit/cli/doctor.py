@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -173,8 +172,6 @@ def _as_json(findings: Sequence[Finding], code: int) -> dict[str, Any]:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    if sys.stdout.isatty() and _print_rich(findings):
-        return
     area = ""
     for finding in findings:
         if finding.area != area:
@@ -186,32 +183,6 @@ def _print(findings: Sequence[Finding]) -> None:
         click.echo(f"{paint(level, _COLOURS[finding.level])}  {check}{seen}")
         if finding.remedy:
             click.echo(f"      {safe(finding.remedy, longest=LONGEST)}")
-
-
-def _print_rich(findings: Sequence[Finding]) -> bool:
-    """As a table as wide as the terminal; false where rich is not installed."""
-    try:
-        from rich.console import Console  # noqa: PLC0415 - an extra
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-    except ImportError:
-        return False
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "area", "check"):
-        table.add_column(name, no_wrap=not name, overflow="fold")
-    table.add_column("seen, and what to do", ratio=1, overflow="fold")
-    area = ""
-    for finding in findings:
-        seen = Text(safe(finding.seen, longest=LONGEST))
-        if finding.remedy:
-            seen.append(f"\n{safe(finding.remedy, longest=LONGEST)}", style="bold")
-        style = _COLOURS[finding.level]
-        first, area = (finding.area if finding.area != area else ""), finding.area
-        table.add_row(
-            Text(_SHOWN[finding.level], style=style), first, Text(safe(finding.check)), seen
-        )
-    Console().print(table)
-    return True
 
 
 def _summary(findings: Sequence[Finding]) -> str:

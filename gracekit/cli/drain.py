@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 import msgspec
 
-from gracekit.cli.burndown import Burndown, CountAt, DrainPicture, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import (
     CommonOptions,
@@ -26,7 +25,7 @@ from gracekit.cli.options import (
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient, StoppedError
 from gracekit.cli.records import StoreRecords, doubt
-from gracekit.cli.status import NAMED_HOLDS, forecast, longest, some_holds, waits_for
+from gracekit.cli.status import forecast, longest, some_holds, waits_for
 from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
 from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
@@ -37,6 +36,7 @@ from gracekit.listings.store_view import label, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
+from gracekit.tracker.task import Lane, TaskState
 
 HANDED_OVER: Final = 3
 POLL_S: Final = 0.2
@@ -48,6 +48,11 @@ TOLD_TASKS: Final = 5
 TOLD_EVERY_S: Final = 30.0
 
 _NAMED_TASKS: Final = 20
+_LANES: Final = {
+    Lane.OPS.value: "ops method",
+    Lane.PERIODIC.value: "periodic job",
+    Lane.BACKGROUND.value: "work of a handler",
+}
 
 
 class DrainWatch(msgspec.Struct, kw_only=True):
@@ -62,9 +67,6 @@ class DrainWatch(msgspec.Struct, kw_only=True):
         shown: The last progress line.
         code: Exit status of this drain.
         result: What `--json` shows of it.
-        drawing: Draws the drain; None if lines are printed instead.
-        kill_after_s: As in the settings of the command line; None if unknown.
-        levels: Changes of the number in flight, for the chart.
         told_at: Monotonic seconds of the last progress line.
         not_resumable: Why the drain could not be undone when it was asked for; empty if it could.
     """
@@ -78,9 +80,6 @@ class DrainWatch(msgspec.Struct, kw_only=True):
     shown: str = ""
     code: int = 0
     result: dict[str, Any] = msgspec.field(default_factory=dict)
-    drawing: Burndown | None = None
-    kill_after_s: float | None = None
-    levels: list[CountAt] = msgspec.field(default_factory=list)
     told_at: float = 0.0
     not_resumable: str = ""
 
@@ -96,17 +95,10 @@ class DrainWatch(msgspec.Struct, kw_only=True):
             return f"It cannot be undone: {safe(self.not_resumable, longest=LONGEST_WHY)}"
         return f"Undo, until a task has stopped for it: gracekit resume {self.name}"
 
-    def hide(self) -> None:
-        """Remove the drawing of this drain."""
-        if self.drawing is not None:
-            self.drawing.show(self.run.run_id, None)
-
     def say(self, text: str, *, err: bool = False) -> None:
         """Print a line about this drain."""
         if err:
             tell(f"{self.prefix}{text}", prefix="")
-        elif self.drawing is not None:
-            self.drawing.say(f"{self.prefix}{text}")
         elif not self.quiet:
             click.echo(f"{self.prefix}{text}")
 
@@ -142,10 +134,8 @@ def drain(
     INSTANCE may be left out if only one run lives. Ctrl-C detaches, and the drain
     goes on; `gracekit resume` undoes it until a task has stopped for it.
 
-    At a terminal, with the extra `rich`, it draws how many tasks are in flight,
-    with the deadline, and with kill_after if the settings of this command have
-    it. Elsewhere it prints a line for each change. For the five oldest tasks it
-    says why they still run, and it names the open holds.
+    It prints a line for each change. For the five oldest tasks it says why they
+    still run, and it names the open holds.
 
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
@@ -160,7 +150,6 @@ def drain(
                 run=run,
                 prefix=f"{run.instance}: " if len(runs) > 1 else "",
                 quiet=options.as_json,
-                kill_after_s=options.settings.kill_after_s,
             )
             for run in runs
         ]
@@ -188,11 +177,8 @@ def _detach(watches: list[DrainWatch]) -> None:
 async def _drain_all(
     records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str] | None, *, wait: bool
 ) -> None:
-    with burndown(wanted=wait and not any(watch.quiet for watch in watches)) as drawing:
-        control = ControlClient(records)
-        for watch in watches:
-            watch.drawing = drawing
-        await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
+    control = ControlClient(records)
+    await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
 
 
 async def _drain(
@@ -295,7 +281,6 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
     finally:
         if asking is not None:
             asking.cancel()
-        watch.hide()
     await _conclude(records, watch)
 
 
@@ -308,7 +293,7 @@ def _is_resumed(watch: DrainWatch, answer: RunAnswer | None) -> bool:
 
 
 def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
-    """Draw the drain, or print a line whenever the number in flight or the holds have changed.
+    """Print a line whenever the number in flight or the holds have changed.
 
     Lines below it say why the oldest tasks still run. All is repeated every 30 s.
     """
@@ -318,15 +303,12 @@ def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> No
     in_flight, held = safe(answer.get("in_flight")), ", ".join(holds)
     times = f"{clock(timeout - left)} / {clock(timeout)}"
     line = "   ".join([f"in flight {in_flight}", times, _outlook(answer, holds)]).rstrip()
-    if watch.drawing is not None:
-        _draw(watch, answer, f"{watch.prefix}{line}", holds)
-        return
     now = time.monotonic()
     if watch.shown == in_flight + held and now - watch.told_at < TOLD_EVERY_S:
         return
     watch.shown, watch.told_at = in_flight + held, now
     watch.say(line)
-    for reason in _reasons(answer, []):
+    for reason in _reasons(answer):
         watch.say(f"  {reason}")
 
 
@@ -339,32 +321,39 @@ def _outlook(answer: RunAnswer, holds: list[str]) -> str:
     return ", ".join(more)
 
 
-def _reasons(answer: RunAnswer, holds: list[str]) -> list[str]:
-    """Why the oldest tasks and the holds still keep the drain waiting."""
+def _reasons(answer: RunAnswer) -> list[str]:
+    """Why the oldest tasks still keep the drain waiting."""
     tasks = answer.get("tasks", ())
     reasons = [why_it_blocks(task) for task in tasks]
     more = (answer.get("in_flight") or 0) - len(reasons)
-    reasons += [f"and {plural(more, 'task')} more"] if reasons and more > 0 else []
-    return reasons + [f"hold {safe(hold)}" for hold in holds[:NAMED_HOLDS]]
+    return reasons + ([f"and {plural(more, 'task')} more"] if reasons and more > 0 else [])
 
 
-def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) -> None:
-    assert watch.drawing is not None
-    left, timeout = float(answer["drain_left_s"]), float(answer["drain_timeout_s"])
-    # After the deadline the run only says that no time is left, so use our own clock.
-    now_s = timeout - left if left > 0 else max(timeout, watch.elapsed_s)
-    in_flight = int(answer.get("in_flight") or 0)
-    if not watch.levels or watch.levels[-1][1] != in_flight:
-        watch.levels.append((now_s, in_flight))
-    picture = DrainPicture(
-        title=title,
-        levels=watch.levels,
-        now_s=now_s,
-        deadline_s=timeout,
-        kill_s=watch.kill_after_s,
-        reasons=_reasons(answer, holds),
-    )
-    watch.drawing.show(watch.run.run_id, picture)
+def why_it_blocks(task: RunAnswer) -> str:
+    """`work vm:12 (order-1): no safe point since 12s`: a task of a run's status, in words.
+
+    A hook has the id of the task that it is called for.
+    """
+    what = " ".join(safe(task[key]) for key in ("method", "resource") if task.get(key))
+    about = task.get("about")
+    name = f"{what} ({safe(about or task.get('task_id'), longest=MAX_NAME)})"
+    lane = None if about else _LANES.get(str(task.get("lane")))
+    return f"{name}: {f'{lane}, ' if lane else ''}{_why(task)}"
+
+
+def _why(task: RunAnswer) -> str:
+    if task.get("waits_for"):
+        return f"waits for {safe(task['waits_for'])}"
+    if task.get("state") != TaskState.RUNNING.value:
+        return f"{safe(task.get('state'))} for {duration(task.get('age_s'))}"
+    if task.get("cancelled_by"):
+        return f"cancelled ({safe(task['cancelled_by'])}), and it has not returned"
+    if task.get("about"):
+        return f"running for {duration(task.get('age_s'))}"
+    since = task.get("safe_point_age_s")
+    if since is None:
+        return f"running for {duration(task.get('age_s'))}, no safe point yet"
+    return f"no safe point since {duration(since)}"
 
 
 async def _tell_trouble(records: StoreRecords, watch: DrainWatch, why: str) -> None:

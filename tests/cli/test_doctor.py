@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.kit import Answer, Running, Started, gracekit, write_service
+from tests.cli.kit import Answer, Running, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -181,17 +181,3 @@ def test_a_start_beside_a_foreign_reader_ends_with_78_until_that_one_is_dead(dir
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE=true" in refused.err
     (found,) = findings(seen, "fail")
     assert (found["area"], found["check"]) == ("transport", "foreign readers")
-
-
-def test_on_a_terminal_it_is_a_table(directory):
-    """
-    With rich installed the columns fit the terminal, and remedies stand below what was seen.
-    """
-    pytest.importorskip("rich")
-    with Started(directory, "doctor", terminal=True, GRACEKIT_THREADS="200") as doctor:
-        assert doctor.wait() == 0
-        said = doctor.rest()
-
-    assert "seen, and what to do" in said
-    assert "WARN" in said
-    assert "lower GRACEKIT_THREADS" in said

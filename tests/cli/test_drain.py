@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gracekit.cli.drain import why_it_blocks
 from tests.cli.kit import Running, Started, door_of, gracekit, write_service
 
 pytestmark = pytest.mark.process
@@ -274,3 +275,53 @@ def test_several_runs_need_a_name_or_all(directory):
     assert (nobody.code, wrong.code) == (4, 4)
     assert "ended" in nobody.err
     assert "known are a, b" in wrong.err
+
+
+def test_lines_tell_why_the_oldest_tasks_still_run(directory):
+    """
+    It prints a line for each change, and below it why the oldest tasks still run.
+    """
+    with Running(directory) as run:
+        for number in range(7):
+            start_work(directory, run, f"vm-{number}")
+        with Started(directory, "drain", "--timeout", "60s") as drain:
+            drain.wait_line("in flight 7")
+            drain.wait_line("  work vm:vm-0 (")
+            drain.wait_line("  and 2 tasks more")
+            gracekit(directory, "call", "compute", "release", "--ops")
+            assert drain.wait() == 0
+            said = drain.rest()
+
+    assert said.count(", no safe point yet") >= 5
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"safe_point_age_s": 12.0}, "no safe point since 12s"),
+        ({"age_s": 65.0}, "running for 1m05s, no safe point yet"),
+        ({"cancelled_by": "operator"}, "cancelled (operator), and it has not returned"),
+        ({"lane": "ops"}, "ops method, running for 3s, no safe point yet"),
+        ({"lane": "periodic"}, "periodic job, running for 3s, no safe point yet"),
+        ({"lane": "background"}, "work of a handler, running for 3s, no safe point yet"),
+        ({"lane": "background", "about": "a"}, "running for 3s"),
+        (
+            {"state": "accepted", "waits_for": "lease vm:12 held by task b"},
+            "waits for lease vm:12 held by task b",
+        ),
+        (
+            {"state": "succeeded", "waits_for": "its answer to reach the caller"},
+            "waits for its answer to reach the caller",
+        ),
+        ({"waits_for": "the store\x1b[2J"}, r"waits for the store\x1b[2J"),
+        ({"state": "accepted"}, "accepted for 3s"),
+    ],
+)
+def test_why_a_task_blocks_is_said_in_words(said: dict[str, object], why: str):
+    """
+    The words are made of the run's report; control characters in it are escaped.
+    """
+    task = {"task_id": "a", "method": "work", "resource": "vm:12", "lane": "requests"}
+    task |= {"state": "running", "age_s": 3.0} | said
+
+    assert why_it_blocks(task) == f"work vm:12 (a): {why}"

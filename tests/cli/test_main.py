@@ -30,7 +30,7 @@ def test_help_loads_no_broker_and_no_command(tmp_path: Path):
     code = (
         "import sys; from gracekit.cli.main import cli\n"
         "cli(['--help'], standalone_mode=False)\n"
-        "print([n for n in sys.modules if n in ('aio_pika', 'rich', 'gracekit.testing')"
+        "print([n for n in sys.modules if n in ('aio_pika', 'gracekit.testing')"
         " or (n.startswith('gracekit.cli.') and n not in ('gracekit.cli.main',"
         " 'gracekit.cli.text'))])"
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from gracekit.cli import holds, reach, task_show
-from gracekit.cli.burndown import why_it_blocks
+from gracekit.cli.drain import why_it_blocks
 from gracekit.cli.incidents import KINDS
 from gracekit.cli.status import forecast, longest, waits_for
 from gracekit.tracker import stacks
