@@ -22,7 +22,6 @@ from gracekit.config.settings import variable_name
 from gracekit.config.urls import file_of
 from gracekit.config.values import PREFIX, format_duration
 from gracekit.deploy.plan import NUMBERS, RESTART_S, WATCHDOG_S, Plan, commented
-from gracekit.doctor.platform.unit_user import HOMES
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 
@@ -52,6 +51,7 @@ HARDENING: Final = (
 )
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}|[0-9]{1,10}")
 _BARE: Final = re.compile(r"[\w%+,./:=@$*-]+")
+_HOMES: Final = ("/home", "/root", "/run/user")
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - compared with paths, not written to
 
 
@@ -263,7 +263,7 @@ def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
     """
     named = [*_written(plan), *_read(plan, options)]
     used = [*named, *(path.resolve() for path in named)]
-    in_home = any(_is_in(path, HOMES) for path in used)
+    in_home = any(_is_in(path, _HOMES) for path in used)
     yield f"ProtectHome={'read-only' if in_home else 'yes'}"
     if not any(_is_in(path, _TEMPORARY) for path in used):
         yield "PrivateTmp=yes"

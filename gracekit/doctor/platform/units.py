@@ -26,7 +26,6 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, check_target, given_by
-from gracekit.doctor.platform.unit_user import check_user, directory_of
 from gracekit.doctor.platform.web_servers import check_reload, check_wait, waits_s
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
@@ -39,13 +38,7 @@ CALM_WATCHDOG_S: Final = 2.0  # a busy machine may delay a process by a second
 
 Directives = Mapping[str, str]
 
-_ADDED: Final = frozenset(
-    {
-        *("Environment", "EnvironmentFile", "SupplementaryGroups", "AmbientCapabilities"),
-        *("StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory"),
-        *("BindPaths", "BindReadOnlyPaths", "ReadWritePaths"),
-    }
-)
+_ADDED: Final = frozenset({"Environment", "EnvironmentFile"})
 _SECRET: Final = re.compile(
     r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this file\.\n"
     r"# Write a line \1=\.\.\. into (\S+), which",
@@ -191,7 +184,7 @@ def check_directives(
     given = given_by(
         _words(unit),
         environment,
-        directory_of(unit),
+        _directory_of(unit),
         sources={variable: file for variable, file in secrets.items() if file in hidden},
         open_sources=[file for file in hidden if file not in secrets.values()],
     )
@@ -212,7 +205,6 @@ def check_directives(
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
     yield from _check_watchdog(settings, name, unit)
-    yield from check_user(settings, name, unit, given, _words(unit))
 
 
 def judged_by(
@@ -232,6 +224,12 @@ def judged_by(
         return settings
     yield ok("settings", f"{where} says {', '.join(given.says)}, and is judged by that")
     return settings
+
+
+def _directory_of(unit: Directives) -> str:
+    """Its `WorkingDirectory=`; empty if there is none, or it is the user's home."""
+    directory = unit.get("WorkingDirectory", "").removeprefix("-").removeprefix("!")
+    return "" if directory == "~" else directory
 
 
 def _words(unit: Directives) -> list[str]:
