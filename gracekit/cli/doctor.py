@@ -55,7 +55,7 @@ _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.S
 @click.option(
     "--unit",
     metavar="FILE|NAME",
-    help="A systemd unit (a file or a name), or a file of supervisord.",
+    help="A systemd unit: its file, or its name.",
 )
 @click.option(
     "--manifest",

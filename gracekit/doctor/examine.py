@@ -46,7 +46,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         service: None if none was named, or it cannot be loaded.
         problems: Problems that are known already.
         pids: Processes of the service that the user named.
-        unit: A systemd unit or supervisord file, or the name of a unit.
+        unit: The file of a systemd unit, or its name.
         manifests: Kubernetes manifests.
         dockerfiles: Dockerfiles.
     """
@@ -177,7 +177,6 @@ def _platform_checks(
         yield lambda: units.check_unit(settings, unit, target)
     else:
         yield lambda: platform.check_systemd(settings, pid)
-        yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
     if not examination.files:  # given files describe another machine
         yield lambda: platform.check_container(settings, pid)
 

@@ -15,7 +15,7 @@ import pytest
 from gracekit import Settings
 from gracekit.config.loading import load
 from gracekit.doctor.finding import Level
-from gracekit.doctor.platform.checks import check_container, check_supervisord, check_systemd
+from gracekit.doctor.platform.checks import check_container, check_systemd
 from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.pods import check_manifest
 from gracekit.doctor.platform.shells import hides_signals, is_interactive
@@ -289,18 +289,6 @@ def test_a_kill_after_of_the_operator_is_not_that_of_a_unit(tmp_path):
     assert "GRACEKIT_KILL_AFTER" not in levels(check_unit(settings, str(path)))
 
 
-@pytest.mark.parametrize(("wait", "level"), [("190", Level.FAIL), ("200", Level.OK)])
-def test_a_program_must_give_the_time_that_its_kill_after_promises(tmp_path, wait, level):
-    """
-    As for a unit, with stopwaitsecs of supervisord.
-    """
-    path = tmp_path / "compute.conf"
-    command = "gracekit run compute --kill-after 200"
-    path.write_text(f"[program:compute]\ncommand={command}\nstopwaitsecs={wait}\n")
-
-    assert levels(check_unit(SETTINGS, str(path)))["GRACEKIT_KILL_AFTER"] is level
-
-
 def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):
     """
     As systemd reads it; and what other programs are told is not ours.
@@ -429,43 +417,6 @@ def test_a_manifest_that_starts_another_service_is_found(tmp_path):
     found = levels(check_manifest(SETTINGS, path, "thumbs:svc"))
 
     assert found["service"] is Level.WARN
-
-
-# -- supervisord --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lines", "level"),
-    [
-        ("stopwaitsecs=40 ; enough", Level.OK),
-        ("", Level.FAIL),  # 10 s
-        ("stopwaitsecs=soon", Level.FAIL),
-        ("stopwaitsecs=40\ncommand=sh -c 'cd /srv && gracekit run compute'", Level.FAIL),
-        ("stopwaitsecs=40\ncommand=gracekit run compute --drain-timeout 60s", Level.FAIL),
-        ('stopwaitsecs=40\nenvironment=A="b,c",GRACEKIT_DRAIN_TIMEOUT="60s"', Level.FAIL),
-    ],
-)
-def test_a_program_of_supervisord_is_judged_by_its_stopwaitsecs(tmp_path, lines, level):
-    """
-    Its default of 10 s is shorter than our hard limit.
-    """
-    path = tmp_path / "compute.conf"
-    path.write_text(f"[program:compute]\ncommand=gracekit run compute\n{lines}\n")
-
-    named = list(check_unit(SETTINGS, str(path)))
-    variables = {"SUPERVISOR_ENABLED": "1", "SUPERVISOR_PROCESS_NAME": "compute"}
-    found = list(check_supervisord(SETTINGS, variables, (f"{tmp_path}/*.conf",)))
-
-    assert levels(named)["supervisord"] == levels(found)["supervisord"] == level
-
-
-def test_an_unseen_supervisord_file_is_a_warning():
-    """
-    The environment names the program, and the limit stays unknown.
-    """
-    variables = {"SUPERVISOR_ENABLED": "1", "SUPERVISOR_PROCESS_NAME": "compute"}
-
-    assert levels(check_supervisord(SETTINGS, variables, ())) == {"supervisord": Level.WARN}
 
 
 # -- Kubernetes ---------------------------------------------------------------------

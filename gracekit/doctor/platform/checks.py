@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -14,15 +14,9 @@ from gracekit.doctor.finding import Finding, ok, skip, warn
 from gracekit.doctor.machine import proc
 from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.pods import DEFAULT_GRACE_S
-from gracekit.doctor.platform.units import check_directives, check_unit, show_unit
+from gracekit.doctor.platform.units import check_directives, show_unit
 
 DOCKER_GRACE_S: Final = 10.0  # `docker stop`, `podman stop` and compose, without an option
-SUPERVISOR_FILES: Final = (
-    "/etc/supervisord.conf",
-    "/etc/supervisor/supervisord.conf",
-    "/etc/supervisor/conf.d/*.conf",
-    "/etc/supervisord.d/*.ini",
-)
 _CONTAINERS: Final = MappingProxyType(
     {
         "kubernetes": (DEFAULT_GRACE_S, "terminationGracePeriodSeconds"),
@@ -94,26 +88,3 @@ def check_systemd(settings: Settings, pid: int, root: Path = proc.PROC) -> Itera
 
 def _process(pid: int) -> str:
     return "this process (gracekit doctor)" if pid == os.getpid() else f"process {pid}"
-
-
-def check_supervisord(
-    settings: Settings,
-    environment: Mapping[str, str],
-    patterns: tuple[str, ...] = SUPERVISOR_FILES,
-) -> Iterator[Finding]:
-    """Check the program of supervisord that the environment names."""
-    if not environment.get("SUPERVISOR_ENABLED"):
-        yield skip("supervisord", "not seen")
-        return
-    name = environment.get("SUPERVISOR_PROCESS_NAME", "")
-    for path in (found for p in patterns for found in sorted(Path("/").glob(p.lstrip("/")))):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if f"[program:{name}]" in text.replace(" ", ""):
-            yield from check_unit(settings, str(path))
-            return
-    yield warn(
-        "supervisord",
-        f"program {name or '?'} runs under supervisord, whose stopwaitsecs (default 10) cannot "
-        "be seen",
-        "give its file with --unit, and set GRACEKIT_KILL_AFTER to the same",
-    )

@@ -1,4 +1,4 @@
-"""Checks of systemd units and supervisord programs: how they stop and start the service.
+"""Checks of systemd units: how they stop and start the service.
 
 A unit is read from a file, or from `systemctl show`, which includes drop-ins and
 defaults. Directives keep their names and values.
@@ -6,8 +6,6 @@ defaults. Directives keep their names and values.
 
 from __future__ import annotations
 
-import configparser
-import contextlib
 import math
 import re
 import shlex
@@ -32,7 +30,6 @@ from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
 
 DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
-DEFAULT_STOPWAIT_S: Final = 10.0  # supervisord's stopwaitsecs
 SYSTEMCTL_TIMEOUT_S: Final = 5.0
 CALM_WATCHDOG_S: Final = 2.0  # a busy machine may delay a process by a second
 
@@ -72,7 +69,7 @@ def time_span(text: str) -> float | None:
 
 
 def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Finding]:
-    """Check a unit, given by file or name, or the programs of a supervisord file.
+    """Check a unit.
 
     Args:
         settings: Of doctor.
@@ -84,16 +81,11 @@ def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Find
         yield from _check_named(settings, unit, target)
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    programs = _programs(text)
-    if programs:
-        for name, program in programs.items():
-            yield from check_program(settings, name, program, target)
-    else:
-        directives = parse_unit(text)
-        if not directives:
-            yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
-            return
-        yield from check_directives(settings, path.name, directives, target, secrets_of(text))
+    directives = parse_unit(text)
+    if not directives:
+        yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
+        return
+    yield from check_directives(settings, path.name, directives, target, secrets_of(text))
 
 
 def secrets_of(text: str) -> dict[str, str]:
@@ -408,74 +400,3 @@ def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator
     else:
         every = format_duration(min(settings.beat_s, limit / 2))
         yield ok("WatchdogSec", f"{theirs} is fed every {every}")
-
-
-# -- supervisord ------------------------------------------------------------------
-
-
-def _programs(text: str) -> dict[str, Directives]:
-    """The programs of a supervisord file, by name; empty for any other file."""
-    parser = configparser.RawConfigParser(strict=False, inline_comment_prefixes=(";",))
-    try:
-        parser.read_string(text)
-    except configparser.Error:
-        return {}
-    return {
-        section.partition(":")[2]: dict(parser[section])
-        for section in parser.sections()
-        if section.startswith("program:")
-    }
-
-
-def check_program(
-    settings: Settings, name: str, program: Directives, target: str = ""
-) -> Iterator[Finding]:
-    """Check how supervisord stops one program."""
-    words = _split(program.get("command", ""))
-    given = given_by(words, _pairs(program), program.get("directory", ""))
-    yield from check_target(given, target, f"program {name}")
-    settings = yield from judged_by(settings, given, f"program {name}")
-    yield _check_wait(settings, name, program, given)
-    with contextlib.suppress(ValueError):  # `_check_wait` reports it
-        limit, said = _wait_limit(program), f"stopwaitsecs of program {name}"
-        yield from check_promise(settings, given, limit_s=limit, said=said, knob="stopwaitsecs")
-
-
-def _pairs(program: Directives) -> dict[str, str]:
-    """The variables of its `environment=KEY="value",OTHER="value"`."""
-    parts = shlex.shlex(program.get("environment", ""), posix=True)
-    parts.whitespace, parts.whitespace_split = ",\n", True
-    try:
-        pairs = [word.strip().partition("=") for word in parts]
-    except ValueError:
-        return {}
-    return {name: value for name, _, value in pairs}
-
-
-def _check_wait(settings: Settings, name: str, program: Directives, given: StartCommand) -> Finding:
-    said = f"stopwaitsecs of program {name}"
-    if hides_signals(program.get("command", "").split()):
-        return fail(
-            "supervisord",
-            f"program {name} starts a shell that starts the service: SIGTERM goes to the shell",
-            "name the program itself, or begin the shell's command with exec",
-        )
-    try:
-        limit = _wait_limit(program)
-    except ValueError:
-        value, least = program["stopwaitsecs"], platform_stop_s(settings)
-        return fail("supervisord", f"{said} = {value!r} is no number", f"set stopwaitsecs={least}")
-    if "stopwaitsecs" not in program:
-        said += " (its default)"
-    return compare(
-        settings,
-        check="supervisord",
-        limit_s=limit,
-        said=said,
-        knob="stopwaitsecs",
-        promised_s=settings.kill_after_s if given.says else None,
-    )
-
-
-def _wait_limit(program: Directives) -> float:
-    return float(program.get("stopwaitsecs", DEFAULT_STOPWAIT_S))
