@@ -11,7 +11,6 @@ import pytest
 from gracekit import Settings
 from gracekit.config.loading import load
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.platform.images import check_dockerfile
 from gracekit.doctor.platform.pods import check_manifest
 from gracekit.doctor.platform.units import check_unit
 from tests.doctor.kit import one
@@ -145,21 +144,6 @@ def test_a_hidden_settings_file_may_name_the_store_and_the_queue(tmp_path):
 
     assert one(found, QUEUE).level is Level.SKIP
     assert "/nowhere/compute.toml" in one(found, QUEUE).seen
-
-
-def test_an_image_with_a_hidden_settings_file_is_not_judged_by_the_default(tmp_path):
-    """
-    Doctor cannot read a file that is only in the image.
-    """
-    path = tmp_path / "Dockerfile"
-    path.write_text(
-        "FROM python\nENV GRACEKIT_CONFIG=/nowhere/compute.toml\nUSER 1000\n"
-        'CMD ["gracekit", "run", "compute:svc"]\n'
-    )
-
-    found = list(check_dockerfile(Settings(), path))
-
-    assert (one(found, "journal").level, one(found, "queue").level) == (Level.SKIP, Level.SKIP)
 
 
 UNIT = """[Service]

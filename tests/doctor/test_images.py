@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gracekit.config.loading import load
 from gracekit.config.settings import Settings
-from gracekit.deploy.docker import dockerfile
-from gracekit.deploy.plan import Plan
 from gracekit.doctor.finding import Level
 from gracekit.doctor.platform.images import check_dockerfile, read_dockerfile
 from tests.doctor.kit import levels
 
-URL = "amqp://shop:secret@broker/v"
 GOOD = """
 FROM python:3.11 AS build
 USER root
@@ -23,7 +19,6 @@ WORKDIR /app
 ENV GRACEKIT_STORE_URL="sqlite:////data/store.db" \\
     # also inside of an instruction
     GRACEKIT_TRANSPORT_URL=amqp://broker/v
-VOLUME ["/data"]
 USER 10001:10001
 CMD ["gracekit", "run", "compute:svc"]
 """
@@ -31,14 +26,14 @@ CMD ["gracekit", "run", "compute:svc"]
 
 @pytest.fixture
 def image(tmp_path):
-    def write(*changes: tuple[str, str], **given: str) -> dict[str, Level]:
+    def write(*changes: tuple[str, str]) -> dict[str, Level]:
         text = GOOD
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         path = tmp_path / "Dockerfile"
         path.write_text(text)
-        return levels(check_dockerfile(load({}, {"GRACEKIT_HOST": "node-1", **given}), path))
+        return levels(check_dockerfile(Settings(host="node-1"), path))
 
     return write
 
@@ -67,14 +62,11 @@ LIST = 'CMD ["gracekit", "run", "compute:svc"]'
         ("USER 10001:10001", "STOPSIGNAL 3", "STOPSIGNAL", Level.OK),
         ("USER 10001:10001", "", "USER", Level.WARN),
         ("USER 10001:10001", "USER 0:10001", "USER", Level.WARN),
-        ('VOLUME ["/data"]', "VOLUME /data /other", "journal", Level.OK),
-        ('VOLUME ["/data"]', "VOLUME /other", "journal", Level.WARN),
-        ("amqp://broker/v", "sqlite:///queue.db", "queue", Level.WARN),
     ],
 )
 def test_what_an_image_does_to_a_stop_is_found(image, old, new, check, level):
     """
-    Cases: a shell in between, a signal without a drain, root, and files lost with the container.
+    Cases: a shell in between, a signal without a drain, and root.
     """
     assert image((old, new))[check] is level
 
@@ -90,37 +82,6 @@ def test_a_file_that_is_no_dockerfile_is_refused(tmp_path):
 
     assert found.level is Level.FAIL
     assert "it has no line FROM" in found.seen
-
-
-@pytest.mark.parametrize(
-    ("given", "level"), [({}, Level.SKIP), ({"GRACEKIT_TRANSPORT_URL": URL}, None)]
-)
-def test_a_url_that_a_start_gives_is_not_taken_for_the_default(tmp_path, given, level):
-    """
-    `gracekit init docker` leaves a URL with a password to the start, and says so in a comment.
-    """
-    shop = Plan(
-        name="shop",
-        target="shop:svc",
-        factory=False,
-        app_dir=tmp_path,
-        settings=load({}, {"GRACEKIT_TRANSPORT_URL": URL}),
-        start_hooks=0,
-    )
-    path = tmp_path / "Dockerfile"
-    path.write_text(dockerfile(shop))
-
-    assert levels(check_dockerfile(load({}, given), path)).get("queue") is level
-
-
-def test_a_url_that_doctor_was_given_is_that_of_the_container(image):
-    """
-    An image that does not set it gets it at its start, by `docker run -e`.
-    """
-    line = "    GRACEKIT_TRANSPORT_URL=amqp://broker/v\n"
-
-    assert image((line, "    A=1\n"))["queue"] is Level.WARN
-    assert "queue" not in image((line, "    A=1\n"), GRACEKIT_TRANSPORT_URL=URL)
 
 
 def test_variables_are_read_in_both_forms():

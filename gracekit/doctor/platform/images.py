@@ -1,4 +1,4 @@
-"""Checks of Dockerfiles: the start command, the user, and the places of files.
+"""Checks of Dockerfiles: the start command, the stop signal and the user.
 
 The time limit of a stop is not in the image: `docker run --stop-timeout` sets it.
 """
@@ -10,23 +10,16 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 import msgspec
 
-from gracekit.config.settings import Settings, variable_name
-from gracekit.config.urls import UrlKind, file_of, kind_of
+from gracekit.config.settings import Settings
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.platform.grace import not_known
 from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import UNSET, check_target, given_by
+from gracekit.doctor.platform.start_command import check_target, given_by
 from gracekit.doctor.platform.units import begins_drain, judged_by
 from gracekit.doctor.platform.web_servers import check_wait
 from gracekit.errors import ConfigError
-
-_HIDDEN: Final = re.compile(
-    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this", re.MULTILINE
-)
 
 
 class ImagePlan(msgspec.Struct):
@@ -37,22 +30,18 @@ class ImagePlan(msgspec.Struct):
         variables: From ENV.
         user: None if it is the base image's.
         stop_signal: None if it is the base image's.
-        volumes: Directories of the image that are volumes.
         directory: WORKDIR.
-        hidden: Variables that are given at each start, as a comment of `gracekit init docker` says.
     """
 
     command: list[str] = msgspec.field(default_factory=list)
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | None = None
     stop_signal: str | None = None
-    volumes: list[str] = msgspec.field(default_factory=list)
     directory: str = ""
-    hidden: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def check_dockerfile(settings: Settings, path: Path, target: str = "") -> Iterator[Finding]:
-    """Check a Dockerfile for anything that prevents a drain, or loses files.
+    """Check a Dockerfile for anything that prevents a drain.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -66,15 +55,13 @@ def check_dockerfile(settings: Settings, path: Path, target: str = "") -> Iterat
         yield fail("Dockerfile", f"{path} is no Dockerfile: it has no line FROM", remedy)
         return
     image = read_dockerfile(text)
-    sources = image.hidden | _given_at_the_start(settings, image)
-    given = given_by(image.command, image.variables, image.directory, sources=sources)
+    given = given_by(image.command, image.variables, image.directory)
     yield from check_target(given, target, path.name)
-    settings = yield from judged_by(settings, given, path.name)
+    yield from judged_by(settings, given, path.name)
     yield _check_command(image, path.name)
     yield from check_wait(image.command, image.variables, path.name)
     yield _check_signal(image, path.name)
     yield _check_user(image, path.name)
-    yield from _check_files(settings, image, path.name, given.unknown(settings))
 
 
 def read_dockerfile(text: str) -> ImagePlan:
@@ -94,23 +81,11 @@ def read_dockerfile(text: str) -> ImagePlan:
                 image.user = rest
             case "STOPSIGNAL":
                 image.stop_signal = rest
-            case "VOLUME":
-                image.volumes += _list(rest) or rest.split()
             case "WORKDIR":
                 image.directory = str(PurePosixPath(image.directory or "/", rest))
     # In its shell form ENTRYPOINT ignores CMD.
     image.command = entry if _is_shell_form(entry) else [*entry, *command]
-    image.hidden = dict.fromkeys(_HIDDEN.findall(text), "--env-file")
     return image
-
-
-def _given_at_the_start(settings: Settings, image: ImagePlan) -> dict[str, str]:
-    """The URLs that doctor was given and the image does not set: `docker run -e` sets them."""
-    return {
-        variable_name(name): "docker run"
-        for name in ("store_url", "transport_url")
-        if variable_name(name) not in image.variables and settings.origin(name) not in UNSET
-    }
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -181,35 +156,10 @@ def _check_signal(image: ImagePlan, name: str) -> Finding:
 
 
 def _check_user(image: ImagePlan, name: str) -> Finding:
-    if image.user is None:
-        seen = f"{name} names no USER, so the service runs as the base image's, usually root"
-    elif image.user.partition(":")[0] in {"root", "0"}:
-        seen = f"{name}: the service runs as root"
-    else:
+    if (image.user or "root").partition(":")[0] not in {"root", "0"}:
         return ok("USER", f"{name}: {image.user}")
-    return warn("USER", seen, "make a user, and name it by number, as in USER 10001:10001")
-
-
-def _check_files(
-    settings: Settings, image: ImagePlan, name: str, unknown: Mapping[str, str]
-) -> Iterator[Finding]:
-    """Check whether journal and queue outlive the container."""
-    volumes = [PurePosixPath(volume) for volume in image.volumes]
-    for what, field_name in (("journal", "store_url"), ("queue", "transport_url")):
-        url = getattr(settings, field_name)
-        if field_name in unknown:
-            yield not_known(what, field_name, unknown[field_name], f"where the {what} is")
-            continue
-        if kind_of(url) is not UrlKind.FILE:
-            continue
-        path = PurePosixPath(image.directory or "/", file_of(url))
-        if any(volume in path.parents for volume in volumes):
-            yield ok(what, f"{name}: {path} is on a volume")
-        else:
-            yield warn(
-                what,
-                f"{name}: the {what} {path} is on no volume of the image: it is lost when the "
-                "container is removed, unless a volume is mounted there",
-                f'write VOLUME ["/data"] and ENV {variable_name(field_name)}='
-                f"sqlite:////data/{path.name}",
-            )
+    return warn(
+        "USER",
+        f"{name} names no USER but root, so the service runs as the base image's, usually root",
+        "make a user, and name it by number, as in USER 10001:10001",
+    )
