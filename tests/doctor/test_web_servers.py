@@ -15,20 +15,16 @@ from gracekit.doctor.platform.units import check_unit
 from tests.doctor.kit import one
 
 UNIT = """[Service]
-Type={type}
-{more}
+Type=notify
 ExecStart={command}
 TimeoutStopSec={stop}
 """
 BOUNDED = "/opt/app/bin/uvicorn app:app --timeout-graceful-shutdown 3"
-HUP = "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
 
 
-def unit(
-    directory: Path, command: str, *, kind: str = "notify", more: str = "", stop: int = 34
-) -> list[Finding]:
+def unit(directory: Path, command: str, *, stop: int = 34) -> list[Finding]:
     path = directory / "app.service"
-    path.write_text(UNIT.format(type=kind, more=more, command=command, stop=stop))
+    path.write_text(UNIT.format(command=command, stop=stop))
     return list(check_unit(Settings(), str(path)))
 
 
@@ -97,43 +93,6 @@ def test_seconds_of_uvicorn_count_against_the_platforms_limit(tmp_path: Path):
 
     assert found.level is Level.FAIL
     assert "34" in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "remedy"),
-    [
-        ("notify", HUP, "leave ExecReload out"),
-        ("notify", "ExecReload=/bin/kill -s HUP $MAINPID", "leave ExecReload out"),
-        ("notify-reload", "", "set Type=notify"),
-    ],
-)
-def test_a_reload_that_ends_uvicorn_fails(tmp_path: Path, kind: str, more: str, remedy: str):
-    """
-    uvicorn has no handler for SIGHUP, so `systemctl reload` would kill the service.
-    """
-    found = one(unit(tmp_path, BOUNDED, kind=kind, more=more), "ExecReload")
-
-    assert found.level is Level.FAIL
-    assert remedy in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        (BOUNDED, ""),
-        (BOUNDED, "ExecReload=/bin/true"),
-        (f"{BOUNDED} --workers 4", HUP),
-        ("/usr/bin/gracekit run app:svc", HUP),
-        ("/usr/bin/gracekit run app:svc --app-dir /srv/uvicorn", HUP),
-    ],
-)
-def test_other_reloads_are_not_judged(tmp_path: Path, command: str, more: str):
-    """
-    `gracekit run` reads its settings again, and uvicorn's main process starts its workers again.
-    """
-    found = unit(tmp_path, command, more=more)
-
-    assert "ExecReload" not in {each.check for each in found}
 
 
 def test_a_manifest_is_judged_like_a_unit(tmp_path: Path):

@@ -11,7 +11,7 @@ from typing import Final
 
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.machine import proc
-from gracekit.doctor.platform.shells import is_interactive, is_shell
+from gracekit.doctor.platform.start_command import is_interactive, is_shell
 from gracekit.exits import ExitCode
 from gracekit.signals import STOP_SIGNALS
 

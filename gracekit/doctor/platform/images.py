@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -15,10 +14,14 @@ import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import check_target, given_by
+from gracekit.doctor.platform.start_command import (
+    check_target,
+    check_wait,
+    given_by,
+    hides_signals,
+    split,
+)
 from gracekit.doctor.platform.units import begins_drain, judged_by
-from gracekit.doctor.platform.web_servers import check_wait
 from gracekit.errors import ConfigError
 
 
@@ -119,11 +122,7 @@ def _variables(text: str) -> Mapping[str, str]:
     name, _, value = text.partition(" ")
     if "=" not in name:
         return {name: value.strip()}
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = text.split()
-    pairs = (word.partition("=") for word in words)
+    pairs = (word.partition("=") for word in split(text))
     return {name: value.replace("\\$", "$") for name, _, value in pairs}
 
 

@@ -20,9 +20,13 @@ from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
-from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import check_target, given_by
-from gracekit.doctor.platform.web_servers import check_wait, waits_s
+from gracekit.doctor.platform.start_command import (
+    check_target,
+    check_wait,
+    given_by,
+    hides_signals,
+    waits_s,
+)
 from gracekit.errors import ConfigError
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Generator, Iterator, Mapping
@@ -22,9 +21,15 @@ from gracekit.config.settings import Settings, platform_stop_s
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
-from gracekit.doctor.platform.shells import hides_signals
-from gracekit.doctor.platform.start_command import StartCommand, check_target, given_by
-from gracekit.doctor.platform.web_servers import check_reload, check_wait, waits_s
+from gracekit.doctor.platform.start_command import (
+    StartCommand,
+    check_target,
+    check_wait,
+    given_by,
+    hides_signals,
+    split,
+    waits_s,
+)
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
@@ -192,7 +197,6 @@ def check_directives(
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
     yield from check_wait(_words(unit), environment, name)
-    yield from check_reload(_words(unit), unit, name)
     yield from check_target(given, target, name)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
@@ -228,13 +232,13 @@ def _words(unit: Directives) -> list[str]:
     """The words of its command, without systemd's prefixes."""
     command = unit.get("ExecStart", "")
     match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
-    return _split((match[1] if match else command).lstrip("@-:+!"))
+    return split((match[1] if match else command).lstrip("@-:+!"))
 
 
 def _environment(unit: Directives) -> tuple[dict[str, str], list[str]]:
     """The variables that it sets, also by its files; and the files that cannot be read here."""
     variables, hidden = dict[str, str](), list[str]()
-    for word in _split(unit.get("Environment", "")):
+    for word in split(unit.get("Environment", "")):
         name, _, value = word.partition("=")
         variables[name] = value
     named = unit.get("EnvironmentFile") or unit.get("EnvironmentFiles", "")
@@ -248,15 +252,8 @@ def _environment(unit: Directives) -> tuple[dict[str, str], list[str]]:
         for line in lines:
             name, equals, value = line.strip().partition("=")
             if equals and name[0] not in "#;":
-                variables[name.strip()] = " ".join(_split(value))
+                variables[name.strip()] = " ".join(split(value))
     return variables, hidden
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _check_stop(
