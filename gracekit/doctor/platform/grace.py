@@ -112,21 +112,17 @@ def check_promise(
         yield ok(check, f"{shown} is not more than {said}")
 
 
-def hidden_time(check: str, given: StartCommand, unknown: Mapping[str, str]) -> Finding | None:
-    """A SKIP if a time of the hard limit is in a variable with a hidden value; otherwise None."""
-    for name in TIMES:
-        variable = variable_name(name)
-        if name in unknown and variable in given.sources:
-            return not_known(check, name, unknown[name], "whether the drain is short enough")
-    return None
-
-
 def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -> Finding:
-    """*finding* about the hard limit, lowered to WARN if a hidden source may set its times."""
-    if finding.level is not Level.FAIL or not any(name in unknown for name in TIMES):
-        return finding
-    seen = f"{finding.seen}; {' or '.join(given.hidden)} may set other times"
-    return msgspec.structs.replace(finding, level=Level.WARN, seen=seen)
+    """*finding* about the hard limit, as far as it stands if a hidden source may set its times.
+
+    A FAIL becomes a WARN; if the variable of a time is named and its value is hidden, a SKIP.
+    """
+    hidden = [name for name in TIMES if name in unknown]
+    if any(variable_name(name) in given.sources for name in hidden):
+        return _lowered(finding, Level.SKIP, given, "may set other times")
+    if hidden and finding.level is Level.FAIL:
+        return _lowered(finding, Level.WARN, given, "may set other times")
+    return finding
 
 
 def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding]:
@@ -134,8 +130,12 @@ def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding
     found = told(check, error)
     if not given.hidden:
         return found
-    more = f"; {' or '.join(given.hidden)} may set what is missing"
-    return [msgspec.structs.replace(one, level=Level.WARN, seen=one.seen + more) for one in found]
+    return [_lowered(one, Level.WARN, given, "may set what is missing") for one in found]
+
+
+def _lowered(finding: Finding, level: Level, given: StartCommand, what: str) -> Finding:
+    seen = f"{finding.seen}; {' or '.join(given.hidden)} {what}"
+    return msgspec.structs.replace(finding, level=level, seen=seen)
 
 
 def not_known(check: str, name: str, source: str, what: str) -> Finding:

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +18,7 @@ from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
-from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
+from gracekit.doctor.platform.grace import compare, doubted, not_known, refused
 from gracekit.doctor.platform.start_command import (
     check_target,
     check_wait,
@@ -164,21 +163,12 @@ def _open_sources(container: Mapping[str, Any]) -> list[str]:
 
 
 def _source_of(entry: Any) -> str:
+    """`Secret images` of `{"secretKeyRef": {"name": "images"}}`."""
     for key, reference in entry.items() if isinstance(entry, dict) else ():
-        kind = _KINDS_OF_SOURCES.get(key)
-        if kind is not None and isinstance(reference, dict):
-            return f"{kind} {reference.get('name', '?')}"
+        kind = key.removesuffix("Ref").removesuffix("Key")
+        if key != kind and isinstance(reference, dict) and "name" in reference:
+            return f"{kind[:1].upper()}{kind[1:]} {reference['name']}"
     return "valueFrom"
-
-
-_KINDS_OF_SOURCES: Final = MappingProxyType(
-    {
-        "secretKeyRef": "Secret",
-        "secretRef": "Secret",
-        "configMapKeyRef": "ConfigMap",
-        "configMapRef": "ConfigMap",
-    }
-)
 
 
 def _words(container: Mapping[str, Any]) -> list[str]:
@@ -221,7 +211,7 @@ def _check_container(
         _words(container), _environment(container), name, check=f"{name}: uvicorn"
     )
     in_time = _check_grace(settings, pod, container, name, float(grace), kill_after)
-    yield hidden_time(name, given, unknown) or doubted(in_time, given, unknown)
+    yield doubted(in_time, given, unknown)
     if kill_after is None or in_time.level is not Level.FAIL:  # its remedy is for both
         yield _check_kill_after(name, kill_after, float(grace), unknown.get("kill_after_s"))
     yield from check_files(settings, pod, container, name, unknown)
