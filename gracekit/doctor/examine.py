@@ -190,11 +190,8 @@ def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
 
 def _host_checks() -> tuple[Check, ...]:
     return (
-        host.check_python,
-        host.check_dependencies,
         database.check_library,
         host.check_clock,
-        host.check_limits,
         host.check_user,
     )
 
@@ -253,7 +250,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_suspects(look, found)
             yield lambda: runs.check_accounts(look)
             yield lambda: retention.check_retention(look, settings)
-            yield lambda: host.check_clock_against(look)
+            yield lambda: runs.check_clock_against(look)
 
     yield from _inside("store", path, inside)
 

@@ -19,7 +19,7 @@ from gracekit import Context, Runtime, Service, Settings
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.machine import host, proc
+from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 from gracekit.life import LifeLock
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
@@ -245,7 +245,7 @@ def test_a_used_store_is_sound(look):
     assert runs.check_left(look, found, Settings()).level is Level.OK
     assert runs.check_due(look, found).level is Level.OK
     assert runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
-    assert host.check_clock_against(look).level is Level.OK
+    assert runs.check_clock_against(look).level is Level.OK
 
 
 def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
@@ -375,7 +375,7 @@ def test_a_clock_that_was_stepped_back_is_a_warning(look):
     """
     A record of the future says by how much.
     """
-    found = host.check_clock_against(look, wall=1_000_000_000.0)
+    found = runs.check_clock_against(look, wall=1_000_000_000.0)
 
     assert found.level is Level.WARN
 

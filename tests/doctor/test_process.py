@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from gracekit.doctor.machine.processes import (
     check_pid,
     check_shell_above,
     check_stop_signals,
-    check_terminal,
 )
 from tests.doctor.kit import levels, process
 
@@ -178,17 +176,6 @@ def test_a_process_that_is_gone_fails(tmp_path):
 # -- surroundings -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "level"), [("/dev/pts/3", Level.WARN), ("/dev/null", Level.OK)])
-def test_a_terminal_as_standard_input_is_told(tmp_path, target, level):
-    """
-    When it closes, SIGHUP stops the service.
-    """
-    process(tmp_path, 7, "gracekit")
-    (tmp_path / "7" / "fd" / "0").symlink_to(target)
-
-    assert check_terminal(7, tmp_path).level is level
-
-
 @pytest.mark.process
 def test_few_open_files_are_told():
     """
@@ -253,30 +240,6 @@ def test_a_clock_that_was_never_set_fails():
     """
     assert host.check_clock(86_400.0).level is Level.FAIL
     assert host.check_clock().level is Level.OK
-
-
-def test_python_and_dependencies_are_looked_at():
-    """
-    What this suite runs on is good enough, or the suite would not run.
-    """
-    assert host.check_python().level in {Level.OK, Level.WARN}
-    assert {one.level for one in host.check_dependencies()} <= {Level.OK, Level.SKIP}
-
-
-@pytest.mark.process
-def test_a_limit_on_file_size_is_told():
-    """
-    A store that may not grow is a full disk to come.
-    """
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "from gracekit.doctor.machine.host import check_limits\n"
-        "print([found.level.value for found in check_limits()])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "['warn']"
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(

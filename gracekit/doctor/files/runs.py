@@ -14,7 +14,7 @@ import msgspec
 
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
-from gracekit.config.values import duration
+from gracekit.config.values import duration, format_duration
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
@@ -36,6 +36,8 @@ LAST_RUNS: Final = 1000
 SHOWN: Final = 5
 ANSWER_S: Final = 2.0
 """A run that has not answered a probe by its door within this time is reported."""
+TOLERANCE_S: Final = 5.0
+"""So much may the clock be behind the newest record."""
 SETTLED_BY_START: Final = "start the service: it settles them"
 START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
@@ -68,6 +70,10 @@ SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state = 'rejected'),
        (SELECT count(*) FROM task WHERE {IS_OPEN} AND state NOT IN ({_OPEN})),
        (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state NOT IN ({_ENDED}))"""  # noqa: S608 - as above
+
+_NEWEST_MOMENT: Final = """
+SELECT max(moment) FROM (SELECT max(beat_at) AS moment FROM run
+UNION ALL SELECT max(accepted_at) FROM task UNION ALL SELECT max(finished_at) FROM task)"""
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -433,6 +439,21 @@ def check_accounts(look: ReadOnlyDatabase) -> Finding:
         "keep a copy of the store (sqlite3 .backup) and report it: a record is lost or forged",
         ExitCode.INTERNAL,
     )
+
+
+def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
+    """Check whether the wall clock is behind the newest record of the store."""
+    now = Clock().wall() if wall is None else wall
+    ((newest,),) = look.rows(_NEWEST_MOMENT)
+    ahead = float(str(newest)) - now if newest is not None else 0.0
+    if ahead > TOLERANCE_S:
+        return warn(
+            "clock",
+            f"the store has a record of {format_duration(float(round(ahead)))} in the future: the "
+            "clock was stepped back, and settle times and holds last longer by that",
+            "let the clock be slewed (chrony, systemd-timesyncd), not stepped",
+        )
+    return ok("clock", "no record is in the future")
 
 
 def _label(run: Run) -> str:

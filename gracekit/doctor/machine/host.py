@@ -1,11 +1,9 @@
-"""Checks of the machine and its Python: clock, limits, versions, names."""
+"""Checks of the machine: clock, event loop, names."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -14,17 +12,13 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
-from gracekit.doctor.files.database import ReadOnlyDatabase
-from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.doctor.finding import Finding, fail, ok, told, warn
 from gracekit.doctor.machine import proc
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.runtime.loops import UVLOOP_REMEDY, loop_factory, loop_name, why_no_uvloop
 
-OLDEST_PYTHON: Final = (3, 11)
-NEWEST_TRIED: Final = (3, 14)
 EPOCH_OF_DOUBT: Final = 1_735_689_600.0  # 2025-01-01: a clock before that was never set
-TOLERANCE_S: Final = 5.0
 
 _CONTAINER_ID: Final = re.compile(r"[0-9a-f]{12}")
 _DRAWN_NAMES: Final = {
@@ -32,47 +26,6 @@ _DRAWN_NAMES: Final = {
     "podman": _CONTAINER_ID,
     "kubernetes": re.compile(r".*-[a-z0-9]{5}"),  # of a Deployment
 }
-_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[.*?\])?\s*>=\s*([0-9.]+)")
-_NEWEST_MOMENT: Final = """
-SELECT max(moment) FROM (SELECT max(beat_at) AS moment FROM run
-UNION ALL SELECT max(accepted_at) FROM task UNION ALL SELECT max(finished_at) FROM task)"""
-
-
-def check_python() -> Finding:
-    """Check the version of Python."""
-    version = sys.version_info[:2]
-    shown = sys.version.split()[0]
-    if version < OLDEST_PYTHON:
-        return fail("Python", f"{shown}, and 3.11 is the oldest", "install a newer Python")
-    if version > NEWEST_TRIED:
-        tried = ".".join(map(str, NEWEST_TRIED))
-        return warn("Python", f"{shown}, and {tried} is the newest tried", f"use {tried}")
-    return ok("Python", shown)
-
-
-def check_dependencies() -> Iterator[Finding]:
-    """Compare installed versions with those that gracekit's metadata requires."""
-    try:
-        wanted = metadata.requires("gracekit") or []
-    except metadata.PackageNotFoundError:
-        yield skip("dependencies", "gracekit runs from a source tree, without metadata")
-        return
-    found = []
-    for requirement in wanted:
-        match = _REQUIREMENT.match(requirement)
-        if match is None or "extra" in requirement:
-            continue
-        name, least = match[1], match[2]
-        installed = _version(name)
-        if installed is None or _number(installed) < _number(least):
-            yield fail(
-                "dependencies",
-                f"{name} {installed or 'is missing'}, and {least} is the oldest that works",
-                f"pip install '{name}>={least}'",
-            )
-            return
-        found.append(f"{name} {installed}")
-    yield ok("dependencies", ", ".join(found))
 
 
 def check_clock(wall: float | None = None) -> Finding:
@@ -88,34 +41,6 @@ def check_clock(wall: float | None = None) -> Finding:
             ExitCode.DEPENDENCY,
         )
     return ok("clock", shown)
-
-
-def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
-    """Check whether the wall clock is behind the newest record of the store."""
-    now = time.time() if wall is None else wall
-    ((newest,),) = look.rows(_NEWEST_MOMENT)
-    ahead = float(str(newest)) - now if newest is not None else 0.0
-    if ahead > TOLERANCE_S:
-        return warn(
-            "clock",
-            f"the store has a record of {format_duration(float(round(ahead)))} in the future: the "
-            "clock was stepped back, and settle times and holds last longer by that",
-            "let the clock be slewed (chrony, systemd-timesyncd), not stepped",
-        )
-    return ok("clock", "no record is in the future")
-
-
-def check_limits() -> Iterator[Finding]:
-    """Check the file-size limit that a service started from here would inherit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if soft != resource.RLIM_INFINITY:
-        yield warn(
-            "file size",
-            f"files may not grow beyond {soft} bytes: the store would break like a full disk",
-            "ulimit -f unlimited, or LimitFSIZE=infinity in the unit",
-        )
-    else:
-        yield ok("file size", "no limit")
 
 
 def check_loop(settings: Settings) -> Iterator[Finding]:
@@ -160,14 +85,3 @@ def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
 def check_user() -> Finding:
     """Report the user for whom files are checked; it should be the service's user."""
     return ok("user", f"uid {os.geteuid()}; modes and owners are judged for this user")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

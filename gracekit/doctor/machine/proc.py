@@ -130,15 +130,6 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def terminal_of(pid: int, proc: Path = PROC) -> str | None:
-    """The terminal that is its standard input; None if that is no terminal."""
-    try:
-        name = str((proc / str(pid) / "fd" / "0").readlink())
-    except OSError:
-        return None
-    return name if name.startswith(("/dev/pts/", "/dev/tty")) else None
-
-
 def openers_of(path: Path, proc: Path = PROC) -> list[int]:
     """Processes that have *path* open, among those that this user may read."""
     try:

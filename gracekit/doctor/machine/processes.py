@@ -41,7 +41,6 @@ def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
     yield check_shell_above(pid, root)
     yield check_stop_signals(pid, root)
     yield check_alarm(pid, root)
-    yield check_terminal(pid, root)
     yield check_files(pid)
 
 
@@ -139,19 +138,6 @@ def _alarm_of_first(check: str, *, is_caught: bool) -> Finding:
         "is stuck outlives its hard limit",
         "run it by `gracekit run` or svc.run(), or embed Runtime with signals=True; or let an init "
         "such as tini be PID 1",
-    )
-
-
-def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
-    """Check for a terminal at standard input, which sends SIGHUP when it closes."""
-    check = f"stdin of {pid}"
-    terminal = proc.terminal_of(pid, root)
-    if terminal is None:
-        return ok(check, "no terminal")
-    return warn(
-        check,
-        f"{terminal}: when that terminal closes, SIGHUP stops the service, by a drain",
-        "run it under systemd, a container or another supervisor",
     )
 
 
