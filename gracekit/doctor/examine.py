@@ -227,7 +227,6 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
     yield from _in("store", *_place_checks(path))
     if not path.is_file():  # opening a pipe would block for ever; check_place reports it
         yield from _in("store", lambda: runs.check_lost(path))
-        yield from _in("store", lambda: retention.check_unused(settings))
         return
     migrations = load_migrations(MIGRATIONS)
 
@@ -316,7 +315,6 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
         lambda: disk.check_file(path),
         lambda: disk.check_directory(path),
         lambda: disk.check_way(path),
-        lambda: disk.check_flags(path),
         lambda: disk.check_room(path),
         lambda: disk.check_wal(path),
     )

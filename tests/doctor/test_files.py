@@ -190,26 +190,6 @@ def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
     assert str(inner.parent) in found.seen
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("flag", ["i", "a"])
-def test_a_file_that_nobody_may_change_fails(used, flag):
-    """
-    `chattr +i` shows in no mode, and stops root as well.
-    """
-    done = subprocess.run(["chattr", f"+{flag}", used], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no such flags here: {done.stderr.decode().strip()}")
-    try:
-        found = list(disk.check_flags(used))
-    finally:
-        subprocess.run(["chattr", f"-{flag}", used], check=True)
-
-    assert [(one.level, one.remedy) for one in found] == [
-        (Level.FAIL, f"as root: chattr -{flag} {used}")
-    ]
-    assert list(disk.check_flags(used)) == []
-
-
 def test_room_is_measured(place):
     """
     The disk of this test has room, or the test could not run.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,15 +18,8 @@ from gracekit.store import files
 MIB: Final = 1024 * 1024
 TOO_LITTLE: Final = 32 * MIB
 LITTLE: Final = 256 * MIB
-FEW_INODES: Final = 100
 LARGE_WAL: Final = 64 * MIB
 LARGER_DISK: Final = "give the file a path on a larger disk; a full disk ends a run"
-
-# For statx(2), which Python lacks: `stx_attributes` are eight bytes at offset 8 of its result.
-_STATX_SIZE: Final = 256
-_AT_FDCWD: Final = -100
-_AT_SYMLINK_NOFOLLOW: Final = 0x100
-_PROTECTIONS: Final = {"i": 0x10, "a": 0x20}
 
 
 def check_place(path: Path) -> Iterator[Finding]:
@@ -115,41 +106,13 @@ def check_way(path: Path) -> Iterator[Finding]:
             )
 
 
-def check_flags(path: Path) -> Iterator[Finding]:
-    """Check for files that even root cannot change, as after `chattr +i`."""
-    files_there = [path.with_name(path.name + end) for end in files.SUFFIXES]
-    for place in (path.parent, *files_there):
-        flag = _protection_of(place)
-        if flag:
-            yield fail(
-                "flags",
-                f"{place} has the flag {flag} (lsattr), so SQLite cannot change it, even as root",
-                f"as root: chattr -{flag} {shlex.quote(str(place))}",
-            )
-
-
-def _protection_of(path: Path) -> str:
-    """`i` for immutable, `a` for append-only, otherwise empty; does not open the file."""
-    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_STATX_SIZE)
-    if not hasattr(libc, "statx"):
-        return ""
-    if libc.statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, 0, buffer) != 0:
-        return ""
-    attributes = int.from_bytes(buffer.raw[8:16], sys.byteorder)
-    return next((flag for flag, bit in _PROTECTIONS.items() if attributes & bit), "")
-
-
 def check_room(path: Path) -> Finding:
-    """Check free disk space and inodes, as a full disk ends a run."""
-    info = os.statvfs(path.parent)
+    """Check free disk space, as a full disk ends a run."""
     free = files.free_bytes(path)
     shown = f"{shown_bytes(free)} free"
     remedy = f"free some, or {LARGER_DISK}"
     if free < TOO_LITTLE:
         seen = f"{shown}, and {shown_bytes(TOO_LITTLE)} are the least"
-        return fail("disk space", seen, remedy, ExitCode.DEPENDENCY)
-    if info.f_files and info.f_favail < FEW_INODES:
-        seen = f"{info.f_favail} inodes free, and {FEW_INODES} are the least"
         return fail("disk space", seen, remedy, ExitCode.DEPENDENCY)
     if free < LITTLE:
         return warn("disk space", f"{shown}, and {shown_bytes(LITTLE)} are wanted", remedy)

@@ -24,7 +24,6 @@ ROW_BYTES: Final = 330
 LEAST_ROWS: Final = 500
 """So many rows tell what a request takes; in a smaller file empty tables and indexes count more."""
 _DAY_S: Final = 86400.0
-_HOUR_S: Final = 3600.0
 _ENDED: Final = "SELECT count(*), min(finished_at) FROM task WHERE finished_at >= ?"
 _SIZE: Final = """
 SELECT (SELECT count(*) FROM task), page_count * page_size,
@@ -66,44 +65,28 @@ def check_retention(look: ReadOnlyDatabase, settings: Settings) -> Finding:
         )
     kept = format_duration(settings.retention_s)
     free = files.free_bytes(look.path)
-    bytes_a_second = record.per_second * record.row_bytes
-    keeps = bytes_a_second * settings.retention_s
+    keeps = record.per_second * record.row_bytes * settings.retention_s
     seen = (
         f"at the {record.per_second * _DAY_S:,.0f} requests a day of the last "
         f"{duration(record.seconds)}, the retention of {kept} keeps about "
         f"{disk.shown_bytes(keeps)}; the file has {disk.shown_bytes(record.file_bytes)}, and the "
         f"file system {disk.shown_bytes(free)} free"
     )
-    room = record.file_bytes + free - disk.LITTLE
-    if keeps <= room:
+    if keeps <= record.file_bytes + free - disk.LITTLE:
         return ok(check, seen)
-    return warn(check, seen, f"{_shorter(room / bytes_a_second)}{disk.LARGER_DISK}")
+    return warn(check, seen, f"lower {variable_name('retention_s')}, or {disk.LARGER_DISK}")
 
 
-def check_unused(settings: Settings) -> Finding:
-    """Say, before the first start, what the retention will keep at a rate."""
-    return ok("retention", _at_one_a_second(settings))
-
-
-def _at_one_a_second(settings: Settings, record: _Record | None = None) -> str:
+def _at_one_a_second(settings: Settings, record: _Record) -> str:
     """`one a second, of 330 bytes each (a short result), keeps about 190.3 MiB in 7d`."""
     row_bytes, why = ROW_BYTES, "a short result, and no arguments kept"
-    if record is not None and record.rows >= LEAST_ROWS:
+    if record.rows >= LEAST_ROWS:
         row_bytes, why = round(record.row_bytes), "as in this file"
     keeps = disk.shown_bytes(settings.retention_s * row_bytes)
     return (
         f"one a second, of {row_bytes} bytes each ({why}), keeps about {keeps} in "
         f"{format_duration(settings.retention_s)}"
     )
-
-
-def _shorter(longest_s: float) -> str:
-    """The advice to keep less, if as much as an hour fits: in whole days or hours."""
-    step_s = _DAY_S if longest_s >= 2 * _DAY_S else _HOUR_S
-    fits_s = longest_s // step_s * step_s
-    if not fits_s > 0:
-        return ""
-    return f"set {variable_name('retention_s')} to {format_duration(fits_s)} or less, or "
 
 
 def _read(look: ReadOnlyDatabase) -> _Record:
