@@ -304,7 +304,8 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
     assert "without owner: 1 handed_over; started ones are not settled unasked" in shown.out
     assert "resources: 5 waiting, and none is settled unasked" in shown.out
     assert "`gracekit reconcile` settles them" in shown.out
-    assert "1 started tasks and 5 resources wait" in told.out
+    assert "1 handed_over without a living owner, " in told.out
+    assert "5 resources waiting; started ones are not settled unasked" in told.out
     assert refused.code == 5
     assert "r-7 was interrupted, and nothing settles that by itself" in refused.err
     assert "run `gracekit reconcile`" in refused.err

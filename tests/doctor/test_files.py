@@ -222,8 +222,7 @@ def test_a_used_store_is_sound(look):
     assert database.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
     assert database.check_integrity(look).level is Level.OK
     assert runs.check_living(found).seen == "none lives; 1 on record"
-    assert runs.check_left(look, found, Settings()).level is Level.OK
-    assert runs.check_due(look, found).level is Level.OK
+    assert runs.check_unfinished(look, found, Settings()).seen == "nothing"
     assert runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
     assert runs.check_clock_against(look).level is Level.OK
 
@@ -382,7 +381,7 @@ def test_a_row_that_is_both_open_and_ended_fails(used, forged):
         found = runs.check_accounts(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
-    assert found.seen == "1 rows are both open and ended"
+    assert found.seen.startswith("1 rows contradict themselves: open and ended")
 
 
 # -- who lives, and what is left ----------------------------------------------------
@@ -396,19 +395,25 @@ def test_what_a_dead_run_left_is_told(used):
         used,
         "UPDATE task SET state = 'running', finished_at = NULL, owner = 'nobody', errored_due = 1",
     )
+
+    left = unfinished(used, Settings())
+
+    assert left.level is Level.WARN
+    assert left.seen == (
+        "1 running without a living owner, 1 of them cut uncleanly, 1 errored hooks due"
+    )
+
+
+def unfinished(used: Path, settings: Settings) -> Finding:
     found = runs.read_runs(used, schema=SCHEMA)
     with database.ReadOnlyDatabase(used) as look:
-        left, due = runs.check_left(look, found, Settings()), runs.check_due(look, found)
-
-    assert left.level is due.level is Level.WARN
-    assert left.seen.startswith("1 running without a living owner, 1 of them unclean")
-    assert due.seen.startswith("1 errored hooks")
+        return runs.check_unfinished(look, found, settings)
 
 
 @pytest.mark.parametrize(
     ("state", "remedy"),
     [
-        ("running", "start the service and run `gracekit reconcile`: it settles those that had"),
+        ("running", "start the service and run `gracekit reconcile`"),
         ("accepted", "start the service: it settles them"),
     ],
 )
@@ -416,60 +421,52 @@ def test_where_nothing_is_settled_unasked_a_start_alone_is_no_remedy_for_started
     used, state, remedy
 ):
     """
-    The two checks count the same tasks, also those that no start has adopted yet.
+    Also for those that no start has adopted yet.
     """
     write(used, f"UPDATE task SET state = '{state}', finished_at = NULL, owner = 'nobody'")
-    found = runs.read_runs(used, schema=SCHEMA)
-    off = Settings(startup_reconciliation_enabled=False)
-    with database.ReadOnlyDatabase(used) as look:
-        left = runs.check_left(look, found, off)
-        resources = list(runs.check_resources(look, found, off))
+
+    left = unfinished(used, Settings(startup_reconciliation_enabled=False))
 
     assert left.seen.startswith(f"1 {state} without a living owner")
     assert left.remedy.startswith(remedy)
-    if state == "accepted":
-        assert resources == []
-    else:
-        assert resources[0].seen.startswith("1 started tasks and 0 resources wait")
-        assert resources[0].remedy.startswith("start the service and run `gracekit reconcile`")
 
 
 @pytest.mark.parametrize(
     ("more", "level", "said"),
     [
-        ("", Level.OK, "1 tasks wait for capacity"),
-        (", pending_deadline = 1", Level.WARN, "1 of 1 tasks that wait for capacity have passed"),
-        (", owner = 'nobody'", Level.FAIL, "1 of 1 parked tasks have an owner"),
+        ("", Level.OK, "1 pending"),
+        (", pending_deadline = 1", Level.WARN, "1 pending, 1 pending after their deadline"),
     ],
 )
-def test_a_parked_task_has_no_owner_and_waits_until_its_deadline(used, more, level, said):
+def test_a_parked_task_waits_until_its_deadline(used, more, level, said):
     """
-    No start settles it, so it is not left behind. One that is overdue needs a run; one with an
-    owner is a fault.
+    No start settles it, so it is not left behind. One that is overdue needs a run.
     """
+    park(used, more)
+
+    left = unfinished(used, Settings())
+
+    assert (left.level, left.seen) == (level, said)
+
+
+def park(used: Path, more: str) -> None:
     write(
         used,
         "UPDATE task SET state = 'pending', finished_at = NULL, owner = NULL, parkings = 1, "
         "pending_deadline = unixepoch() + 3600",
         f"UPDATE task SET parkings = 1{more}",
     )
-    found = runs.read_runs(used, schema=SCHEMA)
-    with database.ReadOnlyDatabase(used) as look:
-        (parked,) = runs.check_parked(look, found)
-        left, accounts = runs.check_left(look, found, Settings()), runs.check_accounts(look)
-
-    assert (parked.level, said in parked.seen) == (level, True), parked
-    assert left.seen.startswith("nothing is left behind")
-    assert accounts.level is Level.OK
 
 
-def test_without_parked_tasks_nothing_is_said_of_them(used):
+@pytest.mark.parametrize(("more", "level"), [("", Level.OK), (", owner = 'nobody'", Level.FAIL)])
+def test_a_parked_task_has_no_owner(used, more, level):
     """
-    Most services park none.
+    With one, no order about it and no deadline would end it.
     """
-    found = runs.read_runs(used, schema=SCHEMA)
+    park(used, more)
+
     with database.ReadOnlyDatabase(used) as look:
-        assert list(runs.check_parked(look, found)) == []
+        assert runs.check_accounts(look).level is level
 
 
 async def test_a_living_run_is_seen_with_its_process(used, settings, svc):

@@ -43,15 +43,12 @@ START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
 _ENDED: Final = ", ".join(f"'{state.value}'" for state in sorted(TERMINAL, key=lambda s: s.value))
-# Without parked rows, which have no owner and need no settling.
-_LEFT: Final = f"""
-SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN} AND state <> 'pending'
+_OPEN_TASKS: Final = f"""
+SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN}
 GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
-_PARKED: Final = """
-SELECT count(*), coalesce(sum(pending_deadline <= ?), 0), coalesce(sum(owner IS NOT NULL), 0)
-FROM task WHERE state = 'pending'"""
 _DUE: Final = """
-SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
+SELECT (SELECT count(*) FROM task WHERE state = 'pending' AND pending_deadline <= ?),
+       (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),
        (SELECT count(*) FROM reply WHERE due_at IS NOT NULL)"""
 # The names of tasks, hooks and holds, how many crashes each was running in, and the run that is
@@ -69,6 +66,7 @@ SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        (SELECT count(*) FROM task),
        (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state = 'rejected'),
        (SELECT count(*) FROM task WHERE {IS_OPEN} AND state NOT IN ({_OPEN})),
+       (SELECT count(*) FROM task WHERE state = 'pending' AND owner IS NOT NULL),
        (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state NOT IN ({_ENDED}))"""  # noqa: S608 - as above
 
 _NEWEST_MOMENT: Final = """
@@ -291,82 +289,41 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     )
 
 
-class _Unfinished(msgspec.Struct):
-    """Numbers of open rows.
-
-    Attributes:
-        left: Rows whose owner is dead or missing, by state.
-        unclean: How many of these were cut uncleanly.
-        at_work: The other rows, whose owner may be alive.
-    """
-
-    left: Counter[str] = msgspec.field(default_factory=Counter)
-    unclean: int = 0
-    at_work: int = 0
-
-    @property
-    def started(self) -> int:
-        """How many rows left behind need recovery; accepted ones are just started."""
-        return sum(self.left.values()) - self.left[TaskState.ACCEPTED.value]
-
-
-def _unfinished(look: ReadOnlyDatabase, runs: Runs) -> _Unfinished:
-    not_dead = {run.run_id for run in runs.not_dead}
-    rows = _Unfinished()
-    for state, is_unclean, owner, number in look.rows(_LEFT):
+def check_unfinished(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Finding:
+    """Count what is not finished; warn if no run settles it, or only when asked."""
+    not_dead, kept = {run.run_id for run in runs.not_dead}, Counter[str]()
+    left, unclean = Counter[str](), 0
+    for state, is_unclean, owner, number in look.rows(_OPEN_TASKS):
         count = int(str(number))
-        if owner in not_dead:
-            rows.at_work += count
+        if state == TaskState.PENDING.value or owner in not_dead:
+            kept[str(state)] += count
         else:
-            rows.left[str(state)] += count
-            rows.unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
-    return rows
+            left[str(state)] += count
+            unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
+    overdue, errored, holds, replies = map(int, map(str, look.rows(_DUE, Clock().wall())[0]))
+    waiting = sum(one.waiting for one in runs.resources)
+    counts = {
+        **dict(sorted(kept.items())),
+        **{f"{state} without a living owner": number for state, number in sorted(left.items())},
+        "of them cut uncleanly": unclean,
+        "pending after their deadline": overdue,
+        "resources waiting": waiting,
+        "errored hooks due": errored,
+        "open holds": holds,
+        "replies due": replies,
+    }
+    seen = ", ".join(f"{number} {what}" for what, number in counts.items() if number) or "nothing"
+    by_hand = not settings.startup_reconciliation_enabled
+    if by_hand and (waiting or sum(left.values()) > left[TaskState.ACCEPTED.value]):
+        remedy = "`gracekit reconcile` settles them" if runs.living else START_AND_RECONCILE
+        return warn("unfinished", f"{seen}; started ones are not settled unasked", remedy)
+    if not runs.living and any((*left.values(), overdue, errored, holds, replies)):
+        return warn("unfinished", seen, f"{SETTLED_BY_START}; `gracekit tasks` lists them")
+    return ok("unfinished", seen)
 
 
-def check_left(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Finding:
-    """Report unfinished rows that dead runs left."""
-    rows = _unfinished(look, runs)
-    hands = "in living hands" + (" or not proven ones" if runs.doubtful else "")
-    if not rows.left:
-        return ok("unfinished", f"nothing is left behind; {rows.at_work} {hands}")
-    listed = ", ".join(f"{number} {state}" for state, number in sorted(rows.left.items()))
-    seen = f"{listed} without a living owner, {rows.unclean} of them unclean; "
-    seen += f"{rows.at_work} {hands}"
-    by_hand = rows.started > 0 and not settings.startup_reconciliation_enabled
-    if runs.living:
-        words = "`gracekit reconcile` settles the started ones" if by_hand else ""
-        return ok("unfinished", f"{seen}; {words or 'living runs settle them'}")
-    remedy = (
-        f"{START_AND_RECONCILE}: it settles those that had started" if by_hand else SETTLED_BY_START
-    )
-    return warn("unfinished", seen, f"{remedy}; `gracekit tasks` lists them")
-
-
-def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
-    """Check that parked tasks have no owner, and that a run can end the overdue ones."""
-    now = Clock().wall()
-    ((parked, overdue, owned),) = (tuple(map(int, map(str, r))) for r in look.rows(_PARKED, now))
-    if owned:
-        yield fail(
-            "parked",
-            f"{owned} of {parked} parked tasks have an owner, and no run may own one: no order "
-            "about them, and no deadline, would end them",
-            "keep a copy of the store (sqlite3 .backup) and report it",
-            ExitCode.INTERNAL,
-        )
-    elif overdue and not runs.living:
-        yield warn(
-            "parked",
-            f"{overdue} of {parked} tasks that wait for capacity have passed their deadline, and "
-            "no run lives to end them",
-            "start the service: it ends them first; `gracekit pending` lists them",
-        )
-    elif parked:
-        yield ok("parked", f"{parked} tasks wait for capacity; `gracekit pending` lists them")
-
-
-def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Iterator[Finding]:
-    """Report resources that wait to be settled, and started tasks if that is not automatic."""
+def check_resources(runs: Runs) -> Iterator[Finding]:
+    """Report what passes over resources do not settle, and runs that share their passes."""
     for one in runs.resources:
         for seen, remedy in one.troubles(Clock().wall()):
             yield warn("resources", seen, remedy)
@@ -378,28 +335,6 @@ def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> I
                 "for all, so their find must return the same records; a run with a backend of its "
                 "own needs another GRACEKIT_HOST",
             )
-    waiting = sum(one.waiting for one in runs.resources)
-    tasks = _unfinished(look, runs).started
-    if not settings.startup_reconciliation_enabled and any((tasks, waiting)):
-        yield warn(
-            "resources",
-            f"{tasks} started tasks and {waiting} resources wait, and nothing is "
-            "settled unasked, as startup_reconciliation_enabled is false",
-            "`gracekit reconcile` settles them"
-            if runs.living
-            else f"{START_AND_RECONCILE}: it settles them",
-        )
-    elif waiting:
-        yield ok("resources", f"waiting for another call of their rule: {waiting}")
-
-
-def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:
-    """Report errored hooks, holds and replies that are due."""
-    ((errored, holds, replies),) = look.rows(_DUE)
-    seen = f"{errored!s} errored hooks, {holds!s} open holds, {replies!s} replies are due"
-    if runs.living or not any((errored, holds, replies)):
-        return ok("due", seen)
-    return warn("due", seen, "start the service: it calls, settles and sends them")
 
 
 def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
@@ -424,7 +359,7 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
 
 
 def check_accounts(look: ReadOnlyDatabase) -> Finding:
-    """Check the accounts: accepted = ended + unfinished + removed; no open row has an end."""
+    """Check the accounts: accepted = ended + unfinished + removed; no row contradicts itself."""
     ((accepted, removed, all_, rejected, *wrong),) = (
         tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
     )
@@ -435,7 +370,9 @@ def check_accounts(look: ReadOnlyDatabase) -> Finding:
     off = accepted - rows - removed
     return fail(
         "accounts",
-        f"{seen} does not balance: off by {off}" if off else f"{odd} rows are both open and ended",
+        f"{seen} does not balance: off by {off}"
+        if off
+        else f"{odd} rows contradict themselves: open and ended, or pending with an owner",
         "keep a copy of the store (sqlite3 .backup) and report it: a record is lost or forged",
         ExitCode.INTERNAL,
     )
