@@ -71,11 +71,6 @@ class BrokerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int = 0
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether it is a queue with messages or consumers."""
-        return bool(self.messages or self.consumers)
-
-    @property
     def difference(self) -> str:
         """`durable = false instead of true`."""
         if not self.theirs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -30,16 +30,12 @@ class BrokerEntity:
     Attributes:
         kind: `queue` or `exchange`.
         flags: Returns the flags of a profile; None if the profile does not declare it.
-        carries: Whether messages are sent to it; none are to the queues that count readers.
-        only_ours: Whether only gracekit declares it, and no oslo.messaging worker of the topic.
         is_common: Whether all services of the deployment use it, as the control exchange.
     """
 
     kind: str
     name: str
     flags: Callable[[Profile], Flags | None] = field(compare=False, repr=False)
-    carries: bool = field(default=True, compare=False, repr=False)
-    only_ours: bool = field(default=False, compare=False, repr=False)
     is_common: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -78,7 +74,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dead(self) -> BrokerEntity:
         """The queue of rejected and expired requests."""
-        return BrokerEntity("queue", dead_letter_queue(self.name), _dead, only_ours=True)
+        return BrokerEntity("queue", dead_letter_queue(self.name), _dead)
 
 
 def entities_of(topics: Iterable[Topic], exchange: str, store: str) -> list[BrokerEntity]:
@@ -96,11 +92,8 @@ def queue_entity(queue: Queue) -> BrokerEntity:
 
 def _entities_of(topic: Topic, store: str) -> Iterator[BrokerEntity]:
     fanout = BrokerEntity("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
-    for entity in (*map(queue_entity, topic.queues), fanout):
-        yield replace(entity, only_ours=topic.is_ops)
-    yield topic.dead
-    for mark in (mark for queue in topic.announced for mark in marks_of(queue, store)):
-        yield replace(queue_entity(mark), carries=False, only_ours=True)
+    marks = (mark for queue in topic.announced for mark in marks_of(queue, store))
+    yield from (*map(queue_entity, topic.queues), fanout, topic.dead, *map(queue_entity, marks))
 
 
 def _dead(profile: Profile) -> QueueFlags | None:

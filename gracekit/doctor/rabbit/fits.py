@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 from gracekit.doctor.finding import Finding, fail, ok, skip
 from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
-from gracekit.doctor.rabbit.entities import SHOWN, BrokerEntity, listed
-from gracekit.doctor.rabbit.versions import is_quorum
+from gracekit.doctor.rabbit.entities import BrokerEntity, listed
 from gracekit.rpc.amqp.profiles import PROFILES
 
 CHECK: Final = "profile"
-
-_OSLO_OPTIONS: Final = MappingProxyType(
-    {
-        "x-delivery-limit": "rabbit_quorum_delivery_limit",
-        "x-max-in-memory-length": "rabbit_quorum_max_memory_length",
-        "x-max-in-memory-bytes": "rabbit_quorum_max_memory_bytes",
-    }
+_ALIKE: Final = (
+    "have all programs declare alike (docs/oslo.md, Which profile), and delete what differs once "
+    "it is empty and unused; or take another vhost"
 )
-"""Arguments that no profile declares, and the options of oslo.messaging that do."""
 
 Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
 """For each existing entity, by profile: how it compares with what the profile declares."""
@@ -40,7 +33,7 @@ def check_profile(
     Args:
         ours: Name of our profile.
         fits: Must contain *ours*, and all other profiles if *ours* differs anywhere.
-        found: For each existing entity, its numbers of messages and consumers.
+        found: For each existing entity, its number of consumers.
         accepted: Names of the profiles that the broker's version accepts.
         in_url: Whether the transport URL, and not the setting, names the profile.
     """
@@ -67,9 +60,10 @@ def check_profile(
         stop = "stop everything that uses them, and " if _used_by_others(wrong, found) else ""
         seen = f"{exists}, which this broker's version refuses"
         return fail(CHECK, seen, f"{stop}{_delete(wrong)}")
-    return fail(
-        CHECK, f"{seen}; no profile fits all: {_each(fits)}", _mend_one(fits, found, accepted)
-    )
+    # In a tie it is one of oslo.messaging, whose workers were there before.
+    nearest = min(reversed(accepted), key=lambda profile: len(_wrong(fits, profile)))
+    first = _different(fits, nearest, _wrong(fits, nearest)[:1])
+    return fail(CHECK, f"{seen}; no profile fits all; nearest is {nearest}, but {first}", _ALIKE)
 
 
 def fitting(fits: Fits) -> list[str]:
@@ -80,17 +74,6 @@ def fitting(fits: Fits) -> list[str]:
 
 def _wrong(fits: Fits, profile: str) -> list[BrokerEntity]:
     return [entity for entity, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
-
-
-def _limited(fits: Fits, profile: str) -> Mapping[BrokerEntity, str]:
-    """The queues that differ from *profile* only by an option of oslo.messaging that none has.
-
-    RabbitMQ names the first difference, so a queue may have more than one of these arguments.
-    """
-    if not is_quorum(PROFILES[profile]):
-        return {}
-    differing = {entity: fits[entity][profile].argument for entity in _wrong(fits, profile)}
-    return {entity: name for entity, name in differing.items() if name in _OSLO_OPTIONS}
 
 
 def _used_by_others(
@@ -117,60 +100,6 @@ def _different(fits: Fits, ours: str, wrong: Sequence[BrokerEntity]) -> str:
         f"{listed(entities)} {'has' if len(entities) == 1 else 'have'} {difference}"
         for difference, entities in alike.items()
     )
-
-
-def _each(fits: Fits) -> str:
-    """`queue a is as durable declares it, …`, without entities that fit all profiles."""
-    said = []
-    for entity, answers in fits.items():
-        unfit = [name for name, answer in answers.items() if answer.fit is Fit.DIFFERS]
-        fit = [name for name in answers if name not in unfit]
-        if 0 < len(unfit) < len(fit):
-            said.append(f"{entity} is as all but {_or(unfit)} declare it")
-        elif unfit:
-            said.append(f"{entity} is as {_or(fit) or 'none'} declares it")
-    more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
-    return ", ".join(said[:SHOWN]) + more
-
-
-def _mend_one(
-    fits: Fits, found: Mapping[BrokerEntity, BrokerAnswer], accepted: Sequence[str]
-) -> str:
-    """A remedy: the profile for which the least must be deleted, and what that is."""
-
-    def cost(profile: str) -> tuple[int, ...]:
-        """How much must be deleted, the dearest first."""
-        wrong = _wrong(fits, profile)
-        return (
-            sum(entity.is_common for entity in wrong),
-            sum(entity in found and found[entity].is_in_use for entity in wrong),
-            -len(_limited(fits, profile)),
-            sum(not entity.only_ours for entity in wrong),
-            sum(entity.carries for entity in wrong),
-            len(wrong),
-        )
-
-    nearest = min(accepted, key=cost)
-    wrong = _wrong(fits, nearest)
-    used = _used_by_others(wrong, found)
-    idle = [entity for entity in wrong if entity not in used]
-    if limited := _limited(fits, nearest):
-        arguments = sorted(set(limited.values()))
-        options = [_OSLO_OPTIONS[argument] for argument in arguments]
-        return (
-            f"{' and '.join(arguments)} comes from {' and '.join(options)} of oslo.messaging, and "
-            "no profile has it: stop its workers, delete "
-            f"{listed(wrong, len(wrong))}, and start them without that option; then {nearest} fits"
-        )
-    remedy = f"choose the profile that the peers have; nearest is {nearest}"
-    if idle:
-        remedy += f", and then: delete {listed(idle, len(idle))} once empty and unused"
-    if used:
-        remedy += (
-            f"; {listed(used, len(used))} will not do with it, and others use it: take another "
-            "vhost, or first stop everything that uses it"
-        )
-    return remedy
 
 
 def _choose(profiles: Sequence[str], *, in_url: bool) -> str:
