@@ -55,18 +55,6 @@ def check_probes(service: Service) -> Finding:
     return ok("probes", f"each method with on_interrupt='probe' ({len(methods)}) has its probe")
 
 
-def check_idle_probes(service: Service) -> Iterator[Finding]:
-    """Warn about probes that recovery never calls for tasks."""
-    idle = [m for m in service.methods if m.probe_hook and m.options.on_interrupt != "probe"]
-    if idle:
-        yield warn(
-            "idle probes",
-            f"{named(idle)} has a probe, and on_interrupt={idle[0].options.on_interrupt!r} only "
-            "asks it about holds",
-            "say on_interrupt='probe', unless it is there for ctx.hold",
-        )
-
-
 def check_probe_times(settings: Settings, service: Service) -> Finding:
     """Check that a slow probe can answer Wait more than once within max_wait."""
     slow = [

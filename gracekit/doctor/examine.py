@@ -144,7 +144,6 @@ def _declaration_checks(service: Service) -> tuple[Check, ...]:
     return (
         lambda: declared.check_methods(service),
         lambda: declared.check_probes(service),
-        lambda: declared.check_idle_probes(service),
         lambda: declared.check_kinds(service),
     )
 

@@ -224,21 +224,6 @@ def test_a_probe_method_without_probe_fails(svc):
     assert declared.check_probes(svc).level is Level.OK
 
 
-def test_a_probe_that_nobody_asks_is_told(svc):
-    """
-    A probe beside another policy serves holds alone.
-    """
-
-    @svc.rpc(on_interrupt="retry")
-    async def migrate(ctx: Context) -> None: ...
-
-    @migrate.probe
-    async def _(ctx: Context) -> Done:
-        return Done(None)
-
-    assert levels(declared.check_idle_probes(svc)) == {"idle probes": Level.WARN}
-
-
 def test_a_probe_must_have_time_to_wait_again(svc):
     """
     One slow probe should not use up all of max_wait.
