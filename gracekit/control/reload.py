@@ -7,10 +7,7 @@ says that it needs a restart. If the settings are wrong, or cannot be read in ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from functools import partial
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
@@ -25,88 +22,6 @@ from gracekit.telemetry.telemetry import Telemetry
 
 READ_S: Final = 10.0
 """Seconds that a reload waits for the settings at most."""
-READERS: Final = 2
-"""Threads that read settings: if one is stuck for ever, the other one can still read."""
-
-
-class FileIdentity(NamedTuple):
-    """Tells a file from another one that replaces it."""
-
-    device: int
-    inode: int
-
-
-class SettingsReader:
-    """Reads the settings in a thread, with a timeout.
-
-    Reading may never end: the file may be a FIFO without a writer, or on a disk that does not
-    answer. A thread cannot be stopped, so it is left behind, and the same file is not read again
-    until that thread has ended.
-
-    Args:
-        settings: Says how and where to read.
-        threads: At most `READERS`.
-    """
-
-    def __init__(self, settings: LiveSettings, threads: Threads) -> None:
-        self._settings = settings
-        self._threads = threads
-        self._stuck: dict[asyncio.Task[Settings], FileIdentity | None] = {}
-        self._latest: FileIdentity | None = None  # of the file that was opened last
-
-    async def read(self) -> Settings:
-        """Read the settings.
-
-        Raises:
-            ConfigError: they are wrong, or were not read in time.
-        """
-        self._stuck = {task: file for task, file in self._stuck.items() if not task.done()}
-        if len(self._stuck) >= READERS:
-            raise ConfigError(
-                f"{self._what} were not read again: {READERS} earlier reloads still wait for them; "
-                "restart the service"
-            )
-        self._latest, unread = None, frozenset(self._stuck.values())
-        reading: asyncio.Task[Settings] = asyncio.create_task(
-            call(partial(self._read, unread), self._threads, abandon=True), name="gracekit-settings"
-        )
-        # Not `wait_for`, whose cancellation would wait for the thread.
-        done, _ = await asyncio.wait({reading}, timeout=READ_S)
-        if done:
-            return reading.result()
-        self._stuck[reading] = self._latest
-        reading.add_done_callback(_forget)
-        raise ConfigError(
-            f"{self._what} were not read within {READ_S:g} s: this may be a FIFO without a writer, "
-            "or a disk that does not answer; nothing has changed"
-        )
-
-    def _read(self, unread: Collection[FileIdentity | None]) -> Settings:
-        """Read in the thread; *unread* are the files for which earlier threads still wait."""
-        file = self._settings.file
-        present = None if file is None else _identity(file)
-        if present is not None and present in unread:
-            raise ConfigError(
-                f"{self._what} were not read again: an earlier reload still waits for this file; "
-                "put another one in its place, and send SIGHUP again"
-            )
-        self._latest = present
-        assert self._settings.read is not None
-        return self._settings.read()
-
-    @property
-    def _what(self) -> str:
-        file = self._settings.file
-        return "the settings" if file is None else f"the settings in {file}"
-
-
-def _identity(file: Path) -> FileIdentity | None:
-    """The identity of the file at that path now; None if it cannot be found."""
-    try:
-        found = file.stat()
-    except OSError:  # reading the file will raise a better error
-        return None
-    return FileIdentity(found.st_dev, found.st_ino)
 
 
 def _forget(reading: asyncio.Task[Settings]) -> None:
@@ -118,9 +33,13 @@ def _forget(reading: asyncio.Task[Settings]) -> None:
 class Reload:
     """Reads the settings of one run again.
 
+    Reading may never end: the file may be a FIFO without a writer, or on a disk that does not
+    answer. A thread cannot be stopped, so it is left behind, and nothing is read until it has
+    ended.
+
     Args:
         coordinator: Says whether a drain is under way, whose times must not change.
-        threads: At most `READERS`; they read the file, because its disk may not answer.
+        threads: One, which reads.
     """
 
     def __init__(
@@ -136,7 +55,8 @@ class Reload:
         self._coordinator = coordinator
         self._phase = phase
         self._notify = notify
-        self._reader = SettingsReader(settings, threads)
+        self._threads = threads
+        self._reading: asyncio.Task[Settings] | None = None
         self._telemetry = telemetry
         self._is_asked = False
         self._is_busy = False
@@ -177,7 +97,7 @@ class Reload:
             )
             return
         try:
-            found = None if self._coordinator.stop_requested else await self._reader.read()
+            found = None if self._coordinator.stop_requested else await self._read()
             if found is None or self._coordinator.stop_requested:
                 self._hint("SIGHUP is ignored in a drain: the next start reads the settings")
                 return
@@ -187,6 +107,34 @@ class Reload:
                 self._telemetry.emit("service.reload_failed", error=Sentence(problem))
         except Exception as error:  # noqa: BLE001 - a parser or the program's reader may raise any
             self._telemetry.emit("service.reload_failed", error=repr(error))
+
+    async def _read(self) -> Settings:
+        """Read the settings in a thread.
+
+        Raises:
+            ConfigError: they are wrong, were not read in time, or an earlier reload still reads.
+        """
+        file = self._settings.file
+        what = "the settings" if file is None else f"the settings in {file}"
+        if self._reading is not None and not self._reading.done():
+            raise ConfigError(
+                f"{what} were not read again: an earlier reload still waits for them; restart the "
+                "service"
+            )
+        assert self._settings.read is not None
+        reading: asyncio.Task[Settings] = asyncio.create_task(
+            call(self._settings.read, self._threads, abandon=True), name="gracekit-settings"
+        )
+        self._reading = reading
+        # Not `wait_for`, whose cancellation would wait for the thread.
+        done, _ = await asyncio.wait({reading}, timeout=READ_S)
+        if done:
+            return reading.result()
+        reading.add_done_callback(_forget)
+        raise ConfigError(
+            f"{what} were not read within {READ_S:g} s: this may be a FIFO without a writer, or a "
+            "disk that does not answer; nothing has changed"
+        )
 
     def _take(self, found: Settings) -> None:
         differences = self._settings.differences(found)

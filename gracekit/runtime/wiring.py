@@ -19,7 +19,7 @@ from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
 from gracekit.control.reconcile import HandPasses
-from gracekit.control.reload import READERS, Reload
+from gracekit.control.reload import Reload
 from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
@@ -424,7 +424,7 @@ def _signal_orders(
         coordinator,
         ground.phase,
         process.notify,
-        process.threads(READERS),
+        process.threads(1),
         telemetry,
     )
     return SignalOrders(control, coordinator, ground.phase, reload, telemetry)
