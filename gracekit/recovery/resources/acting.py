@@ -15,7 +15,7 @@ from gracekit.recovery.resources.answers import RuleAnswers
 from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_context import RuleContext
-from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
+from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, Ending, RuleEnds
 from gracekit.recovery.resources.unended import InterimResult, UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
@@ -156,7 +156,7 @@ class Acting:
             self._leases.kept += 1  # only the death of this process frees it
             raise
         except ConflictError:  # another run has taken over its lease or row
-            result = self._ends.tell(begun, ResourceOutcome.STALE, reason=LOST)
+            result = self._ends.tell(begun, Ending(ResourceOutcome.STALE, reason=LOST))
         except Exception:
             self._owe(begun)
             raise

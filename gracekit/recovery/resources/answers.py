@@ -12,7 +12,7 @@ from gracekit.recovery.resources.found import Absent, Broken, Settled
 from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.reading import FindError
 from gracekit.recovery.resources.results import ResourceOutcome, Result
-from gracekit.recovery.resources.rule_ends import Begun, RuleEnds
+from gracekit.recovery.resources.rule_ends import Begun, Ending, RuleEnds
 from gracekit.recovery.resources.rules import How, KindHook
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
@@ -42,7 +42,7 @@ class RuleAnswers:
         if crashes:
             return await self._ends.fail(begun, f"attempts: {crashes} processes ended while it ran")
         if rule.how is How.MARK:
-            return await self._ends.write(begun, rule.failed, ResourceOutcome.SETTLED)
+            return await self._ends.write(begun, rule.failed)
         if (moved := await self._look_again(begun)) is not None:
             return moved
         return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
@@ -55,9 +55,10 @@ class RuleAnswers:
         except FindError as error:
             return await self._ends.put_off(begun, str(error))  # its rule was not called
         if present is None or present.status != found.status:
-            return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
+            return await self._ends.end(begun, Ending(ResourceOutcome.MOVED_ON))
         if present.busy:
-            return await self._ends.end(begun, ResourceOutcome.LEFT, reason="it is busy")
+            busy = Ending(ResourceOutcome.LEFT, reason="it is busy")
+            return await self._ends.end(begun, busy)
         return None
 
     async def _call(
@@ -86,7 +87,7 @@ class RuleAnswers:
             return await self._ends.fail(begun, end.fault)
         if end.value is not None:  # perhaps it means that the delete goes on
             return await self._wrong(begun, f"returned {_short(end.value)}: {DELETE_RETURNS}")
-        return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
+        return await self._ends.write(begun, begun.case.rule.done)
 
     async def _probe(self, begun: Begun) -> Result:
         end = await self._call(begun, self._settings.probe_timeout_s, "probe_timeout")
@@ -107,7 +108,7 @@ class RuleAnswers:
                 )
                 return await self._wrong(begun, why)
             case Settled(status=status, facts=facts):
-                return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
+                return await self._ends.write(begun, status, facts=facts)
             case Absent(reason) | Broken(reason):
                 return await self._ends.fail(begun, reason)
             case Wait(seconds=seconds):

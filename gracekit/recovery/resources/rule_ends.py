@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -91,6 +91,15 @@ class Begun(NamedTuple):
     overdue: InterimResult
 
 
+class Ending(NamedTuple):
+    """How a rule ends: what was written, why, and the facts that go with it."""
+
+    outcome: ResourceOutcome
+    written: str | None = None
+    reason: str = ""
+    facts: Mapping[str, object] = NO_FACTS
+
+
 class RuleEnds:
     """Ends the rules of one run."""
 
@@ -119,7 +128,7 @@ class RuleEnds:
         self._findings.add_wait(batch, begun.row_id, next_check=next_check, why=why)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
-        return self.tell(begun, ResourceOutcome.WAITING, reason=why)
+        return self.tell(begun, Ending(ResourceOutcome.WAITING, reason=why))
 
     async def put_off(self, begun: Begun, why: str) -> Result:
         """Follow the rule again later without counting the time to `max_wait`.
@@ -133,27 +142,25 @@ class RuleEnds:
         self._findings.add_let_go(batch, begun.case.resource, next_check=next_check)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
-        return self.tell(begun, ResourceOutcome.WAITING, reason=why[:LONGEST_REASON])
+        return self.tell(begun, Ending(ResourceOutcome.WAITING, reason=why[:LONGEST_REASON]))
 
     async def fail(self, begun: Begun, reason: str) -> Result:
         """Write the failed status of the rule."""
-        failed = begun.case.rule.failed
-        return await self.write(
-            begun, failed, ResourceOutcome.FAILED, reason=reason[:LONGEST_REASON]
-        )
+        failed, reason = begun.case.rule.failed, reason[:LONGEST_REASON]
+        return await self.write(begun, failed, outcome=ResourceOutcome.FAILED, reason=reason)
 
     async def write(
         self,
         begun: Begun,
         status: str,
-        outcome: ResourceOutcome,
         *,
+        outcome: ResourceOutcome = ResourceOutcome.SETTLED,
         reason: str = "",
         facts: Mapping[str, object] = NO_FACTS,
     ) -> Result:
         """Replace the status that was found by *status*, unless the lease was lost."""
         if not await self._leases.is_ours(begun.guard):
-            return self.tell(begun, ResourceOutcome.STALE, reason=LOST)
+            return self.tell(begun, Ending(ResourceOutcome.STALE, reason=LOST))
         kind = begun.case.kind
         hook = kind.hook("write")
         answer = await self._calls.call(
@@ -165,7 +172,7 @@ class RuleEnds:
             on_overdue=partial(self.tell_overdue, begun, hook.name),
         )
         if answer.value is True:  # even if it came late: the record was changed
-            return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
+            return await self.end(begun, Ending(outcome, status, reason, facts))
         if answer.value is False:
             return await self._refused(begun, hook)
         said = answer.fault
@@ -177,112 +184,65 @@ class RuleEnds:
     async def _refused(self, begun: Begun, hook: KindHook) -> Result:
         """Treat a `write` that changed nothing: the record has changed, or refuses the token."""
         if not await self._leases.is_ours(begun.guard):
-            return await self.end(begun, ResourceOutcome.STALE)
+            return await self.end(begun, Ending(ResourceOutcome.STALE))
         found = begun.case.found
         try:
             present = await begun.case.page.look_again(found.id)
         except FindError:
             present = None  # whether the record has changed is not known
         if present is None or present.status != found.status:
-            return await self.end(begun, ResourceOutcome.MOVED_ON)
+            return await self.end(begun, Ending(ResourceOutcome.MOVED_ON))
         self._calls.tell(begun.case.kind, hook, UNCHANGED, trouble="unchanged")
-        return await self.end(begun, ResourceOutcome.MOVED_ON, reason=f"{hook.name} {UNCHANGED}")
+        why = f"{hook.name} {UNCHANGED}"
+        return await self.end(begun, Ending(ResourceOutcome.MOVED_ON, reason=why))
 
-    async def end(
-        self,
-        begun: Begun,
-        outcome: ResourceOutcome,
-        *,
-        written: str | None = None,
-        reason: str = "",
-        facts: Mapping[str, object] = NO_FACTS,
-    ) -> Result:
+    async def end(self, begun: Begun, ending: Ending) -> Result:
         """Commit the end and the release of the lease; a written status is noted as an incident."""
         case = begun.case
         batch = Batch(Point.RESOURCE_SETTLED)
         self._findings.add_end(batch, begun.row_id)
-        if written is not None:
-            detail = f"{case.found.status} -> {written} by {case.by}, token {begun.guard.token}"
-            detail += f"{': ' * bool(reason)}{reason}"
-            self._findings.add_note(batch, f"resource_{outcome.value}", case.resource, detail)
+        if ending.written is not None:
+            detail = f"{case.found.status} -> {ending.written} by {case.by}, "
+            detail += f"token {begun.guard.token}{': ' * bool(ending.reason)}{ending.reason}"
+            what = f"resource_{ending.outcome.value}"
+            self._findings.add_note(batch, what, case.resource, detail)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
-        return self.tell(begun, outcome, written=written, reason=reason, facts=facts)
+        return self.tell(begun, ending)
 
     def tell_overdue(self, begun: Begun, hook: str, fault: str) -> None:
         """Let the pass go on without a delete or write that has not ended when cancelled."""
         if begun.overdue.done():
             return
         reason = f"{hook} has not ended: {fault}"
-        self._telemetry.emit(
-            "resource.stuck",
-            resource=begun.case.resource,
-            status=begun.case.found.status,
-            rule=begun.case.by,
-            reason=reason,
-            token=begun.guard.token,
-        )
-        begun.overdue.set_result(_result(begun, ResourceOutcome.WAITING, reason=reason))
+        self._telemetry.emit("resource.stuck", **_about(begun), reason=reason)
+        begun.overdue.set_result(_result(begun, Ending(ResourceOutcome.WAITING, reason=reason)))
 
-    def tell(
-        self,
-        begun: Begun,
-        outcome: ResourceOutcome,
-        *,
-        written: str | None = None,
-        reason: str = "",
-        facts: Mapping[str, object] = NO_FACTS,
-    ) -> Result:
+    def tell(self, begun: Begun, ending: Ending) -> Result:
         """Emit the event of an end, and return the result."""
-        case = begun.case
+        about, (outcome, written, reason, _) = _about(begun), ending
         if outcome is ResourceOutcome.SETTLED:
-            self._telemetry.emit(
-                "resource.settled",
-                resource=case.resource,
-                status=case.found.status,
-                written=written or "",
-                rule=case.by,
-                token=begun.guard.token,
-            )
+            self._telemetry.emit("resource.settled", **about, written=written or "")
         elif outcome is ResourceOutcome.FAILED:
-            self._telemetry.emit(
-                "resource.failed",
-                resource=case.resource,
-                status=case.found.status,
-                written=written or "",
-                rule=case.by,
-                reason=reason,
-                token=begun.guard.token,
-            )
+            self._telemetry.emit("resource.failed", **about, written=written or "", reason=reason)
         else:
-            self._telemetry.emit(
-                "resource.left",
-                resource=case.resource,
-                status=case.found.status,
-                outcome=outcome.value,
-                rule=case.by,
-                reason=reason,
-                token=begun.guard.token,
-            )
-        return _result(begun, outcome, written=written, reason=reason, facts=facts)
+            self._telemetry.emit("resource.left", **about, outcome=outcome.value, reason=reason)
+        return _result(begun, ending)
 
 
-def _result(
-    begun: Begun,
-    outcome: ResourceOutcome,
-    *,
-    written: str | None = None,
-    reason: str = "",
-    facts: Mapping[str, object] = NO_FACTS,
-) -> Result:
+def _about(begun: Begun) -> dict[str, Any]:
+    """The fields that each event of a rule has."""
+    case = begun.case
+    return {
+        "resource": case.resource,
+        "status": case.found.status,
+        "rule": case.by,
+        "token": begun.guard.token,
+    }
+
+
+def _result(begun: Begun, ending: Ending) -> Result:
     return Result(
-        resource=begun.case.resource,
-        status=begun.case.found.status,
         since=begun.case.found.since,
-        outcome=outcome,
-        written=written,
-        rule=begun.case.by,
-        token=begun.guard.token,
-        reason=reason,
-        facts=short_facts(facts),
+        **{**_about(begun), **ending._asdict(), "facts": short_facts(ending.facts)},
     )
