@@ -13,10 +13,6 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GLOSSARY: Final = ROOT / "docs" / "glossary.md"
-# Older than the glossary, and read by people's scripts: its table *Names that stay*.
-STAYING: Final = re.compile(r"-bells|bell_path|\.bell\b")
-
-
 GIVEN_UP: Final = {
     "bells?": "wake-up",
     "rings?": "wake-up",
@@ -48,11 +44,11 @@ def headings() -> list[str]:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """What gracekit and its pages say, by file, without the names that stay."""
+    """What gracekit and its pages say, by file."""
     paths = [*(ROOT / "gracekit").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     for path in sorted(paths):
         if path not in {GLOSSARY, ROOT / "CHANGELOG.md"}:  # which tells what older releases said
-            yield str(path.relative_to(ROOT)), STAYING.sub("", path.read_text())
+            yield str(path.relative_to(ROOT)), path.read_text()
 
 
 def classes() -> dict[str, list[str]]:

@@ -58,7 +58,7 @@ class _Connection:
 
     def __init__(self, directory: Path, connection_id: str) -> None:
         self.id: Final = connection_id
-        self.wakeup: Final = Wakeup(directory / f"{connection_id}.bell")
+        self.wakeup: Final = Wakeup(directory / f"{connection_id}.wakeup")
         self.lock: Final = LifeLock(directory / f"{connection_id}.lock")
         self.consumers: list[SqliteConsumer] = []
         self.peers: list[rows.Peer] = []  # the other connections, as they were last read
@@ -70,7 +70,7 @@ class _Connection:
             identity=process.identify(),
             lock_path=self.lock.path,
             lock_file=self.lock.file,
-            bell_path=self.wakeup.path,
+            wakeup_path=self.wakeup.path,
         )
 
     def close(self, *, is_gone: bool) -> None:
@@ -88,7 +88,7 @@ class SqliteTransport:
     """One connection to a file of queues; see `Transport`.
 
     Args:
-        path: The database; beside it are `-wal`, `-shm`, `-turn` and `-bells/`.
+        path: The database; beside it are `-wal`, `-shm`, `-turn` and `-wakeups/`.
         process: This process; it also judges whether others are alive.
         clock: Wall time and ids.
         creates: Whether to create a missing file. A client does not: until a service has created
@@ -429,7 +429,7 @@ class SqliteTransport:
         for peer in map(rows.peer_of, await self._engine.query(rows.PEERS, connection.id)):
             if self._judge(peer).is_dead:
                 await self._disconnect(peer.connection_id)
-                for path in (peer.bell_path, peer.lock_path):
+                for path in (peer.wakeup_path, peer.lock_path):
                     (self._wakeups / path.name).unlink(missing_ok=True)
             else:
                 others.append(peer)

@@ -23,8 +23,8 @@ WAKEUPS: Final = (
     1  # statement of `publish`, `publish_fanout` and `give_back` with (wake-up path,) rows
 )
 
-_BELLS_OF_QUEUE: Final = (
-    "SELECT DISTINCT bell_path FROM subscription JOIN connection USING (connection_id) "
+_WAKEUPS_OF_QUEUE: Final = (
+    "SELECT DISTINCT wakeup_path FROM subscription JOIN connection USING (connection_id) "
     "WHERE queue = ?"
 )
 _INSERT: Final = (
@@ -39,14 +39,14 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         lock_path: Path as the connection itself sees it; others use only the file name.
         lock_file: Identity of that file.
-        bell_path: The wake-up pipe; a path like `lock_path`.
+        wakeup_path: The wake-up pipe; a path like `lock_path`.
     """
 
     connection_id: str
     identity: Identity
     lock_path: Path
     lock_file: LockFile
-    bell_path: Path
+    wakeup_path: Path
 
     @property
     def life(self) -> RecordedLife:
@@ -65,22 +65,23 @@ def connect(me: Peer, *, now: float) -> Batch:
     who = me.identity
     batch.add(
         "INSERT INTO connection (connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, "
-        "lock_path, lock_file, bell_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "lock_path, lock_file, wakeup_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         *(me.connection_id, who.boot_id, who.pid_ns, who.time_ns, who.pid, who.start_ticks),
-        *(str(me.lock_path), str(me.lock_file), str(me.bell_path), now),
+        *(str(me.lock_path), str(me.lock_file), str(me.wakeup_path), now),
     )
     return batch
 
 
 PEER: Final = (
-    "connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, bell_path"
+    "connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, wakeup_path"
 )
 PEERS: Final = f"SELECT {PEER} FROM connection WHERE connection_id <> ?"  # noqa: S608 - constant text
 
 
 def peer_of(row: Row) -> Peer:
     """A Peer from a row with the columns `PEER`."""
-    connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, bell_path = row
+    connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, *files = row
+    lock_path, lock_file, wakeup_path = map(str, files)
     return Peer(
         connection_id=str(connection_id),
         identity=Identity(
@@ -90,9 +91,9 @@ def peer_of(row: Row) -> Peer:
             start_ticks=_integer(start_ticks),
             time_ns=None if time_ns is None else _integer(time_ns),
         ),
-        lock_path=Path(str(lock_path)),
-        lock_file=LockFile.from_text(str(lock_file)),
-        bell_path=Path(str(bell_path)),
+        lock_path=Path(lock_path),
+        lock_file=LockFile.from_text(lock_file),
+        wakeup_path=Path(wakeup_path),
     )
 
 
@@ -114,7 +115,7 @@ def disconnect(connection_id: str) -> Batch:
         "DELETE FROM connection WHERE connection_id = ?",
     ):
         batch.add(sql, connection_id)
-    batch.ask("SELECT bell_path FROM connection")
+    batch.ask("SELECT wakeup_path FROM connection")
     return batch
 
 
@@ -234,7 +235,7 @@ def publish(queue: str, message: Message, *, now: float) -> Batch:
     """Insert a message into a queue; a conflict at `INSERTED` means that the queue is missing."""
     batch = Batch(Point.PUBLISH)
     batch.add(f"{_INSERT} name = ?", *_values(message, now), queue, expect=1)
-    batch.ask(_BELLS_OF_QUEUE, queue)
+    batch.ask(_WAKEUPS_OF_QUEUE, queue)
     return batch
 
 
@@ -246,7 +247,8 @@ def publish_fanout(topic: str, message: Message, *, now: float) -> Batch:
     batch = Batch(Point.PUBLISH, durable=False)
     batch.add(f"{_INSERT} kind = 'fanout' AND topic = ?", *_values(message, now), topic)
     batch.ask(
-        "SELECT DISTINCT bell_path FROM queue JOIN subscription ON queue.name = subscription.queue "
+        "SELECT DISTINCT wakeup_path FROM queue "
+        "JOIN subscription ON queue.name = subscription.queue "
         "JOIN connection USING (connection_id) WHERE kind = 'fanout' AND topic = ?",
         topic,
     )
@@ -312,7 +314,7 @@ def give_back(message_id: int, consumer_id: str, queue: str) -> Batch:
         "WHERE message_id = ? AND claimed_by = ?",
         *(message_id, consumer_id),
     )
-    batch.ask(_BELLS_OF_QUEUE, queue)
+    batch.ask(_WAKEUPS_OF_QUEUE, queue)
     return batch
 
 

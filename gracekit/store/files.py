@@ -38,7 +38,7 @@ SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
 """The database and the files beside it; all must belong to this user alone."""
 OPEN_SUFFIXES: Final = ("", "-wal", "-shm")
 """The files that SQLite keeps open; it removes `-wal` and `-shm` with its last connection."""
-DIRECTORIES: Final = ("-runs", "-bells")
+DIRECTORIES: Final = ("-runs", "-wakeups")
 """Directories that the processes using a database create beside it."""
 
 _ROOT: Final = 0

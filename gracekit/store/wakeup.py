@@ -22,8 +22,8 @@ _DRAIN_BYTES: Final = 65536  # the default capacity of a pipe
 
 
 def wakeups_directory(database: Path) -> Path:
-    """The directory of the wake-up pipes of a database: `<db>-bells/`."""
-    return database.with_name(database.name + "-bells")
+    """The directory of the wake-up pipes of a database: `<db>-wakeups/`."""
+    return database.with_name(database.name + "-wakeups")
 
 
 class Wakeup:
@@ -127,7 +127,7 @@ class Wakeups:
 
 def pipe_of(directory: Path, run_id: str) -> Path:
     """The wake-up pipe of a run, in the directory of its store's runs."""
-    return directory / f"{run_id}.bell"
+    return directory / f"{run_id}.wakeup"
 
 
 def nudge(path: Path) -> bool:

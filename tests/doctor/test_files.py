@@ -589,8 +589,8 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
     write(
         path,
         "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
-        "lock_file, bell_path, connected_at) "
-        "VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '1:2', '/x/c.bell', 0)",
+        "lock_file, wakeup_path, connected_at) "
+        "VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '1:2', '/x/c.wakeup', 0)",
     )
 
     with database.ReadOnlyDatabase(path) as look:

@@ -203,7 +203,7 @@ async def test_a_missed_ring_costs_one_safety_poll(path):
     await deaf.consume([SHARED], inbox.put, prefetch=1)
     await deaf.publish(SHARED, message("rung"))
     await (await inbox.next()).ack()
-    for wakeup in wakeups_directory(path).glob("*.bell"):
+    for wakeup in wakeups_directory(path).glob("*.wakeup"):
         wakeup.unlink()
 
     await deaf.publish(SHARED, message("not rung"))

@@ -281,7 +281,7 @@ BAD_DIRECTORIES = [
 ]
 
 
-@pytest.mark.parametrize("suffix", ["-runs", "-bells"])
+@pytest.mark.parametrize("suffix", ["-runs", "-wakeups"])
 @pytest.mark.parametrize(("spoil", "said"), BAD_DIRECTORIES)
 def test_a_directory_beside_the_store_is_checked_before_anything_is_made(
     database: Path, spoil: Callable[[Path], None], said: str, suffix: str

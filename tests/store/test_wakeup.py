@@ -119,7 +119,7 @@ async def test_full_pipe_neither_blocks_nor_fails(wakeup, path):
     assert all(wake(path) for _ in range(70_000))
 
 
-async def test_missing_bell_is_not_heard(path):
+async def test_missing_pipe_wakes_nobody(path):
     """
     No pipe, no directory, and no exception.
     """

@@ -13,7 +13,7 @@ CREATE TABLE connection (
     start_ticks   INTEGER NOT NULL,
     lock_path     TEXT NOT NULL,             -- file whose lock proves life
     lock_file     TEXT NOT NULL,             -- device:inode of that very file, in hexadecimal digits
-    bell_path     TEXT NOT NULL,             -- named pipe that wakes it
+    wakeup_path   TEXT NOT NULL,             -- named pipe that wakes it
     connected_at  REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
