@@ -88,7 +88,7 @@ class SqliteTransport:
     """One connection to a file of queues; see `Transport`.
 
     Args:
-        path: The database; beside it are `-wal`, `-shm`, `-turn` and `-wakeups/`.
+        path: The database; beside it are `-wal`, `-shm`, `-writer` and `-wakeups/`.
         process: This process; it also judges whether others are alive.
         clock: Wall time and ids.
         creates: Whether to create a missing file. A client does not: until a service has created

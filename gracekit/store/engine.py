@@ -143,7 +143,7 @@ class SqliteEngine(StatusSource):
     """A SQLite file on this machine, which several processes may share.
 
     Args:
-        path: The database file; `-wal`, `-shm` and `-turn` are beside it.
+        path: The database file; `-wal`, `-shm` and `-writer` are beside it.
         migrations: SQL texts in order, see `load_migrations`.
         process: Its `reach` is called before and after each commit.
         synchronous: Level of durable commits; with NORMAL a power cut may lose the last ones.

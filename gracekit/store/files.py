@@ -34,7 +34,7 @@ from gracekit.store.writer_lock import WriterLock
 Synchronous = Literal["FULL", "NORMAL"]
 Database = apsw.Connection
 
-SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
+SUFFIXES: Final = ("", "-wal", "-shm", "-writer")
 """The database and the files beside it; all must belong to this user alone."""
 OPEN_SUFFIXES: Final = ("", "-wal", "-shm")
 """The files that SQLite keeps open; it removes `-wal` and `-shm` with its last connection."""
@@ -225,13 +225,13 @@ def connect_reader(path: Path, *, busy_timeout_s: float) -> apsw.Connection:
 
 
 def open_writer_lock(path: Path) -> WriterLock:
-    """Open the `-turn` file, by which processes that write the database at *path* take turns.
+    """Open the `-writer` file, by which processes that write the database at *path* take turns.
 
     Raises:
         ConfigError: the file at its path is not a plain file of this user.
         DependencyError: it cannot be created or opened, for example by an I/O error.
     """
-    place = path.with_name(path.name + "-turn")
+    place = path.with_name(path.name + "-writer")
     try:
         writer_lock = WriterLock(place)
     except OSError as error:

@@ -124,7 +124,7 @@ class Worker(Generic[J, A]):
             try:
                 handler.await_turn()
             except OSError as error:
-                lost = f"the store has no -turn file: {error}"
+                lost = f"the store has no -writer file: {error}"
                 jobs = self._answer(jobs, [StoreError(lost) for _ in jobs])
                 continue
             last = self._take(jobs) or last

@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
     A process that writes to the queue waits for the lock that the run holds; `status` ends in time.
     """
     with Running(directory, "--instance", "api-1") as run:
-        writer_lock = os.open(directory / "gracekit.db-turn", os.O_RDWR)
+        writer_lock = os.open(directory / "gracekit.db-writer", os.O_RDWR)
         fcntl.lockf(writer_lock, fcntl.LOCK_EX)  # as the run would hold it
         run.process.send_signal(signal.SIGSTOP)
         try:

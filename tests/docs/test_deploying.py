@@ -180,7 +180,7 @@ def test_a_service_has_the_files_of_the_table(directory: Path):
         assert gracekit(directory, "drain").code == 0
 
     assert files <= found
-    assert suffixes == {"-wal", "-shm", "-turn"}
+    assert suffixes == {"-wal", "-shm", "-writer"}
     assert {
         name
         for name in found - files

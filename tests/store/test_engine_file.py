@@ -114,7 +114,7 @@ async def test_new_files_are_private_and_in_wal_mode(engine, database):
         await engine.commit(insert("a", 1))
         modes = {f.name: stat.S_IMODE(f.stat().st_mode) for f in database.parent.iterdir()}
         assert modes == dict.fromkeys(
-            ["store.db", "store.db-wal", "store.db-shm", "store.db-turn"], 0o600
+            ["store.db", "store.db-wal", "store.db-shm", "store.db-writer"], 0o600
         )
         assert await engine.query("PRAGMA journal_mode") == [("wal",)]
     finally:

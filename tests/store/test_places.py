@@ -147,17 +147,17 @@ def test_a_log_of_somebody_else_that_came_since_is_refused(database: Path, suffi
         connect_writer(real, synchronous="FULL", busy_timeout_s=1)
 
 
-def a_strangers_turn(path: Path) -> None:
+def a_strangers_writer_lock(path: Path) -> None:
     path.touch(mode=0o600)
     give(path, STRANGER)
 
 
-def an_open_turn(path: Path) -> None:
+def an_open_writer_lock(path: Path) -> None:
     path.touch()
     path.chmod(0o666)
 
 
-def a_linked_turn(path: Path) -> None:
+def a_linked_writer_lock(path: Path) -> None:
     path.touch(mode=0o600)
     path.with_name("other").hardlink_to(path)
 
@@ -165,9 +165,9 @@ def a_linked_turn(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        pytest.param(a_strangers_turn, f"belongs to uid {STRANGER}", marks=needs_root),
-        (an_open_turn, "has mode 0666"),
-        (a_linked_turn, "has 2 names"),
+        pytest.param(a_strangers_writer_lock, f"belongs to uid {STRANGER}", marks=needs_root),
+        (an_open_writer_lock, "has mode 0666"),
+        (a_linked_writer_lock, "has 2 names"),
     ],
     ids=["stranger's", "open", "hard link"],
 )
@@ -178,7 +178,7 @@ def test_a_turn_that_came_since_is_judged_when_it_is_open(
     What the descriptor shows cannot be exchanged any more; the lock of a stranger stops all.
     """
     real = prepare_file(database)
-    spoil(real.with_name(real.name + "-turn"))
+    spoil(real.with_name(real.name + "-writer"))
 
     with pytest.raises(ConfigError, match=said):
         open_writer_lock(real)
