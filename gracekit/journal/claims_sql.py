@@ -53,7 +53,7 @@ UPDATE task SET owner = ?1,
     alone = CASE WHEN ?3 = 1 AND calling = 1 AND alone = 1 THEN 2 ELSE 0 END,
     hook_crashes = hook_crashes + CASE WHEN ?3 = 1 AND calling = 1 THEN 1 ELSE 0 END, calling = 0
 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
-    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    SELECT row_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 TAKE_REPLIES_OF_THE_DEAD: Final = "UPDATE reply SET owner = ?1 WHERE owner = ?2"
 # A row that was running at a crash has a settle time. Rows that were not running could be claimed
@@ -158,7 +158,7 @@ MY_ROWS: Final = f"SELECT {ROW_COLUMNS} {_MINE}"
 # An operator has ended a row without an owner: any run may do what is due for it.
 _OWING: Final = """
 owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
-    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    SELECT row_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 OWING: Final = f"SELECT 1 FROM task WHERE {_OWING} LIMIT 1"
 TAKE_DUTIES: Final = f"UPDATE task SET owner = ? WHERE {_OWING}"
@@ -166,14 +166,14 @@ TAKE_DUTIES: Final = f"UPDATE task SET owner = ? WHERE {_OWING}"
 _IS_LEFT_REPLY: Final = """
 owner IS NOT NULL AND owner <> ?1 AND NOT EXISTS (
     SELECT 1 FROM run WHERE run.run_id = reply.owner AND run.adopted_at IS NULL)
-AND task_id IN (SELECT id FROM task WHERE service = ?2)"""
+AND row_id IN (SELECT id FROM task WHERE service = ?2)"""
 LEFT_REPLIES: Final = f"SELECT 1 FROM reply WHERE {_IS_LEFT_REPLY} LIMIT 1"
 TAKE_LEFT_REPLIES: Final = f"UPDATE reply SET owner = ?1 WHERE {_IS_LEFT_REPLY}"
 # A parked task has no owner, but its due replies have one.
 DUE_REPLIES: Final = """
 SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, reply.knows_pending,
     task.accepted_at
-FROM reply JOIN task ON task.id = reply.task_id
+FROM reply JOIN task ON task.id = reply.row_id
 WHERE reply.due_at IS NOT NULL AND (reply.owner = ? OR task.owner = ? AND reply.owner IS NULL)"""
 ERRORED_DUE: Final = f"""
 SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? AND id > ?

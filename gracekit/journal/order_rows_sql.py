@@ -15,7 +15,7 @@ NAMES: Final = (
 )  # fmt: skip
 _TARGETS: Final = f"""
 SELECT {", ".join(NAMES[:-2])}, {HAS_CONTENT},
-    EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """
+    EXISTS (SELECT 1 FROM reply WHERE reply.row_id = task.id) FROM task WHERE """
 TARGET_OF_ID: Final = f"{_TARGETS} id = ?"
 TARGET_OF_KEY: Final = f"{_TARGETS} request_id = ? AND recipient = ?"
 TARGETS_OF_REQUEST: Final = f"{_TARGETS} request_id = ? ORDER BY id DESC"
@@ -43,7 +43,7 @@ END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5, probing = 0,
     errored_due = ?6
 WHERE id = ?7 AND owner IS NOT DISTINCT FROM ?8 AND state = ?9"""
-REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
+REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE row_id = ?"
 # The count of crashes is reset: an operator who retries a task knows what it does. A row whose
 # probe is running in a living run is not retried: the probe's answer decides.
 RETRY: Final = """
@@ -60,7 +60,7 @@ UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
     hook_crashes = 0, pending_deadline = NULL, ordered = NULL
 WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND {HAS_CONTENT}
-    AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
+    AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.row_id = task.id)"""
 # It was not called since the row was read, here or by a run that has adopted the row.
 DROP_HOOK: Final = f"""{HOOK_DONE}
     AND errored_due = 1 AND calling = ? AND owner IS NOT DISTINCT FROM ?"""

@@ -22,13 +22,13 @@ UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, deta
     parkings = parkings + 1, parked_at = ?6, parked_ahead_s = ?7,
     pending_deadline = ?8
 WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11 AND ordered IS NULL"""
-REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
+REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE row_id = ?"
 # A cursor is valid only with the arguments with which it was reached, so new ones reset it. Part of
 # the commit that lets the task run again.
 RESET_CURSOR: Final = """
 UPDATE task SET cursor = NULL, cursor_at = NULL
-WHERE id = ? AND ? <> (SELECT args FROM content WHERE content.task_id = task.id)"""
-ARGS: Final = "UPDATE content SET args = ? WHERE task_id = ?"
+WHERE id = ? AND ? <> (SELECT args FROM content WHERE content.row_id = task.id)"""
+ARGS: Final = "UPDATE content SET args = ? WHERE row_id = ?"
 RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL
 WHERE id = ? AND owner IS NULL AND state = 'pending' AND parkings = ?"""
@@ -44,7 +44,7 @@ SHOWN: Final = (
 )  # fmt: skip
 SHOWN_COLUMNS: Final = ", ".join(SHOWN).replace("resource_kind, resource_id", SHOWN_RESOURCE)
 CALL: Final = """
-SELECT namespace, method, version, args FROM task JOIN content ON content.task_id = task.id
+SELECT namespace, method, version, args FROM task JOIN content ON content.row_id = task.id
 WHERE id = ? AND state = 'pending'"""
 _SHOWN: Final = f"SELECT {SHOWN_COLUMNS} FROM task WHERE"
 # Uses the index of open rows, which has those of one owner and state in the order of their ids.

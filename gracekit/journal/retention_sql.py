@@ -9,15 +9,15 @@ from gracekit.store.open_rows import IS_OPEN
 
 OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
-    AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
+    AND id NOT IN (SELECT row_id FROM reply) ORDER BY finished_at LIMIT ?"""
 COUNT_REMOVED: Final = """
 INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
     WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
 ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
 REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
 REMOVE_CONTENT: Final = """
-DELETE FROM content WHERE task_id IN ({marks})
-    AND NOT EXISTS (SELECT 1 FROM task WHERE task.id = content.task_id)"""
+DELETE FROM content WHERE row_id IN ({marks})
+    AND NOT EXISTS (SELECT 1 FROM task WHERE task.id = content.row_id)"""
 OLD_RUNS: Final = "SELECT run_id FROM run WHERE adopted_at < ? LIMIT ?"
 REMOVE_RUNS: Final = """
 DELETE FROM run WHERE run_id IN ({marks}) AND adopted_at IS NOT NULL RETURNING run_id"""

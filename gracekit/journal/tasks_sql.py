@@ -15,7 +15,7 @@ COLUMNS: Final = (
     "shown_context",
 )  # fmt: skip
 CONTENT_COLUMNS: Final = ("args", "context")
-_CONTENT_OF: Final = "FROM content WHERE content.task_id = task.id"
+_CONTENT_OF: Final = "FROM content WHERE content.row_id = task.id"
 ROW_COLUMNS: Final = ", ".join(
     (*COLUMNS, *(f"(SELECT {name} {_CONTENT_OF})" for name in CONTENT_COLUMNS))
 )
@@ -33,12 +33,12 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
     shown_context, crashes)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
-ACCEPT_CONTENT: Final = "INSERT INTO content (task_id, args, context) VALUES (?, ?, ?)"
+ACCEPT_CONTENT: Final = "INSERT INTO content (row_id, args, context) VALUES (?, ?, ?)"
 ACCEPT_REPLY: Final = """
-INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
+INSERT INTO reply (row_id, queue, msg_id, expires_at, monitor_s, knows_pending)
 VALUES (?, ?, ?, ?, ?, ?)"""
 # Arguments stay if an errored hook, or an operator's retry, may need them.
-REMOVE_CONTENT: Final = "DELETE FROM content WHERE task_id = ?"
+REMOVE_CONTENT: Final = "DELETE FROM content WHERE row_id = ?"
 HOOK_DONE: Final = "UPDATE task SET errored_due = 0, calling = 0 WHERE id = ?"
 COUNT: Final = """
 INSERT INTO tally (what, n) VALUES (?, ?)
@@ -62,18 +62,18 @@ UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, fini
     errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
 FINISH_OWING_NOTHING: Final = (
-    f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id AND reply.owner IS NULL)"
+    f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE row_id = task.id AND reply.owner IS NULL)"
 )
 # Two statements are cheaper than RETURNING, which builds a table. A reply with an owner is of the
 # time when the task was parked: the run that ends the task does not send it.
 _REPLIES: Final = (
-    "SELECT queue, msg_id, expires_at, monitor_s, knows_pending FROM reply WHERE task_id = ?"
+    "SELECT queue, msg_id, expires_at, monitor_s, knows_pending FROM reply WHERE row_id = ?"
 )
 REPLIES: Final = f"{_REPLIES} AND owner IS NULL"
-REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ? AND owner IS NULL"
-REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
+REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE row_id = ? AND owner IS NULL"
+REPLY_DONE: Final = "DELETE FROM reply WHERE row_id = ? AND queue = ? AND msg_id = ?"
 # Part of a commit that changes the row of the task.
-CONTEXT: Final = "UPDATE content SET context = ? WHERE task_id = ?"
+CONTEXT: Final = "UPDATE content SET context = ? WHERE row_id = ?"
 HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
     crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
@@ -118,10 +118,10 @@ WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT
 MONITORED: Final = f"{REPLIES} AND monitor_s IS NOT NULL"
 STILL_DUE: Final = f"{_REPLIES} AND due_at IS NOT NULL AND (owner IS NULL OR owner = ?)"
 ADD_REPLY: Final = """
-INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
+INSERT INTO reply (row_id, queue, msg_id, expires_at, monitor_s, knows_pending)
 SELECT id, ?, ?, ?, ?, ? FROM task
 WHERE id = ? AND finished_at IS NULL AND state <> 'pending' ON CONFLICT DO NOTHING
-RETURNING task_id"""
+RETURNING row_id"""
 IS_ANSWERED: Final = """
 SELECT 1 FROM task WHERE id = ? AND (finished_at IS NOT NULL OR state = 'pending')"""
 PAROLES: Final = MappingProxyType(

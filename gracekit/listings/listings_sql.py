@@ -52,8 +52,8 @@ ROW_NAMES: Final = (
 KEPT_NAMES: Final = ("args", "context", "result")
 ROW: Final = f"""
 SELECT {", ".join(ROW_NAMES)}, {", ".join(f"octet_length({name})" for name in KEPT_NAMES)}
-FROM task LEFT JOIN content ON content.task_id = task.id WHERE id = ?"""
-REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
+FROM task LEFT JOIN content ON content.row_id = task.id WHERE id = ?"""
+REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE row_id = ?"
 LEASE: Final = """
 SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
 # Uses the index on `at`, because of the plus: a task has no incidents from before its acceptance.

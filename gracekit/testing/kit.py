@@ -500,7 +500,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
             LookupError: there is no such row; the message lists the existing ones.
         """
         rows = self.machine.rows(
-            "SELECT task.*, args, context FROM task LEFT JOIN content ON content.task_id = task.id "
+            "SELECT task.*, args, context FROM task LEFT JOIN content ON content.row_id = task.id "
             "WHERE request_id = ?",
             request_id,
         )

@@ -667,7 +667,7 @@ async def test_a_damaged_row_is_told_and_stops_no_other(runs: tuple[Run, Run, Ru
     for request_id in ("broken", "whole"):
         await dead.left(request_id)
     dead.world.disk.execute(
-        "UPDATE content SET args = '{' WHERE task_id = ?", of(dead, "broken", "id")
+        "UPDATE content SET args = '{' WHERE row_id = ?", of(dead, "broken", "id")
     )
 
     assert await heir.claim_ids(TaskState.HANDED_OVER) == ["whole"]

@@ -222,7 +222,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
-            "task_id": row_id,
+            "row_id": row_id,
             "queue": "reply_7",
             "msg_id": "m7",
             "expires_at": now + 30,
@@ -786,8 +786,8 @@ async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
     left = [row["request_id"] for row in book.world.rows("SELECT request_id FROM task ORDER BY id")]
     assert left == ["owing", "hook", "open", "young"]
     assert book.world.tally() == {"accepted": 6, "rejected": 1, "removed": 2}
-    assert book.world.rows("SELECT task_id FROM content") == [
-        {"task_id": book.world.task("open")["id"]}
+    assert book.world.rows("SELECT row_id FROM content") == [
+        {"row_id": book.world.task("open")["id"]}
     ]
 
 

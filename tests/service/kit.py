@@ -171,7 +171,7 @@ class World(Machine):
     def task(self, request_id: str, recipient: str = "") -> dict[str, Any]:
         """The row of a request, with what is kept of its arguments and context."""
         sql = (
-            "SELECT * FROM task LEFT JOIN content ON task_id = id "
+            "SELECT * FROM task LEFT JOIN content ON row_id = id "
             "WHERE request_id = ? AND recipient = ?"
         )
         (row,) = self.rows(sql, request_id, recipient)

@@ -120,7 +120,7 @@ async def test_a_pass_that_failed_does_not_count_as_a_look(world: World, svc: Se
 def forget(world: World, request_id: str) -> None:
     """Lose a row, as a store does that was repaired, or restored under a living run."""
     world.disk.execute(
-        "DELETE FROM reply WHERE task_id IN (SELECT id FROM task WHERE request_id = ?)",
+        "DELETE FROM reply WHERE row_id IN (SELECT id FROM task WHERE request_id = ?)",
         (request_id,),
     )
     world.disk.execute("DELETE FROM task WHERE request_id = ?", (request_id,))

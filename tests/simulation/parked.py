@@ -28,7 +28,7 @@ TOPIC: Final = "compute-notifications"
 OVERDUE_S: Final = 45.0
 """A run that lives ends an overdue task within one pass, whatever the last one has met."""
 _KEY: Final = "new.request_id || '/' || new.recipient"
-_ARGS: Final = "(SELECT args FROM main.content WHERE task_id = new.id)"
+_ARGS: Final = "(SELECT args FROM main.content WHERE row_id = new.id)"
 SCHEMA: Final = f"""
 CREATE TEMP TABLE parked_step (n INTEGER PRIMARY KEY, what TEXT, key TEXT, data TEXT);
 CREATE TEMP TRIGGER parked_move AFTER UPDATE OF state ON main.task
@@ -53,7 +53,7 @@ CREATE TEMP TRIGGER parked_stays AFTER UPDATE OF owner ON main.task
 CREATE TEMP TRIGGER parked_args AFTER DELETE ON main.content BEGIN
     INSERT INTO parked_step (what, key, data) SELECT 'stays', request_id || '/' || recipient,
         json_object('owner', owner, 'has_args', false)
-    FROM main.task WHERE id = old.task_id AND state = 'pending'; END;
+    FROM main.task WHERE id = old.row_id AND state = 'pending'; END;
 CREATE TEMP TRIGGER parked_deadline AFTER UPDATE OF pending_deadline ON main.task
     WHEN new.pending_deadline IS NOT old.pending_deadline BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('deadline', {_KEY}, json_object(
@@ -69,7 +69,7 @@ CREATE TEMP TRIGGER news_out AFTER DELETE ON main.outbox BEGIN
 _WHOLE: Final = """
 SELECT task.request_id, lease.kind, reply.msg_id FROM task
 LEFT JOIN lease ON lease.owner IS NOT NULL AND lease.request_id = task.request_id
-LEFT JOIN reply ON reply.task_id = task.id AND reply.due_at IS NULL
+LEFT JOIN reply ON reply.row_id = task.id AND reply.due_at IS NULL
 WHERE task.state = 'pending' ORDER BY task.id"""
 Step = tuple[str, str, str, int]
 """Task id, old state, new state and version."""
@@ -253,7 +253,7 @@ class ParkedTasks:
     def check_start(self, ctx: Context) -> None:
         """Q5: a handler has the arguments on record, those of a retry too."""
         sql = (
-            "SELECT json_extract(args, '$.n') AS n FROM task JOIN content ON task_id = id "
+            "SELECT json_extract(args, '$.n') AS n FROM task JOIN content ON row_id = id "
             "WHERE request_id = ?"
         )
         rows = self._story.machine.rows(f"{sql} AND recipient = ?", *key_of(ctx).split("/"))

@@ -49,7 +49,7 @@ class Reckoning:
             if row["run_id"] not in living
         ]
         found += [
-            f"reply of {row['task_id']}"
+            f"reply of {row['row_id']}"
             for row in self._story.machine.rows("SELECT * FROM reply WHERE due_at IS NOT NULL")
         ]
         found += [

@@ -131,14 +131,14 @@ CREATE INDEX task_ordered ON task (service) WHERE ordered IS NOT NULL AND finish
 -- Arguments and context go when their task ends. In its row they would leave a hole there, among
 -- rows that stay on record; here the room is used again by the next request.
 CREATE TABLE content (
-    task_id INTEGER PRIMARY KEY REFERENCES task (id),
+    row_id  INTEGER PRIMARY KEY REFERENCES task (id),
     args    TEXT NOT NULL,                   -- JSON object
     context TEXT NOT NULL                    -- JSON object, secret
 );
 
 -- An answer that somebody waits for; the row goes when it was sent or given up.
 CREATE TABLE reply (
-    task_id       INTEGER NOT NULL REFERENCES task (id),
+    row_id        INTEGER NOT NULL REFERENCES task (id),
     queue         TEXT NOT NULL,
     msg_id        TEXT NOT NULL,
     expires_at    REAL,                      -- the caller waits until then; NULL if unknown
@@ -149,7 +149,7 @@ CREATE TABLE reply (
     -- parked it, which is this one.
     owner         TEXT,
     knows_pending INTEGER NOT NULL DEFAULT 0,-- its caller has said that it knows the state
-    PRIMARY KEY (task_id, queue, msg_id)
+    PRIMARY KEY (row_id, queue, msg_id)
 ) WITHOUT ROWID;
 CREATE INDEX reply_due ON reply (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX reply_owner ON reply (owner) WHERE owner IS NOT NULL;
