@@ -296,9 +296,9 @@ class Process:
     def __init__(self) -> None:
         self._stop_at, self._remaining = _failpoint(os.environ)
 
-    def reach(self, point: Point, phase: Side) -> None:
+    def reach(self, point: Point, side: Side) -> None:
         """Pass a point; dies there by SIGKILL if GRACEKIT_FAILPOINT names it."""
-        if self._stop_at is None or self._stop_at != (point, phase):
+        if self._stop_at is None or self._stop_at != (point, side):
             return
         self._remaining -= 1
         if self._remaining == 0:

@@ -38,9 +38,8 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def headings() -> list[str]:
-    """The tables of words, without that of names that stay."""
-    found = re.findall(r"^## (.*)$", GLOSSARY.read_text(), re.MULTILINE)
-    return [heading for heading in found if not heading.startswith("Names that")]
+    """The tables of words."""
+    return re.findall(r"^## (.*)$", GLOSSARY.read_text(), re.MULTILINE)
 
 
 def sources() -> Iterator[tuple[str, str]]:

@@ -192,8 +192,8 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     def _not_happened(self) -> list[str]:
         asked = [f"{trap.asked}: {trap.left} more safe points were needed" for trap in self._traps]
         if self._dies_at is not None:
-            point, phase = self._dies_at
-            asked.append(f"crash_at({point}, {phase!r}): it was never passed")
+            point, side = self._dies_at
+            asked.append(f"crash_at({point}, {side!r}): it was never passed")
         faults = self.faults.left()
         asked += [f"fail_next: {fault.name} at {port}.{step}" for port, step, fault in faults]
         return [f"was asked for and did not happen: {one}" for one in asked]
@@ -288,13 +288,13 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         await asyncio.sleep(0)
 
     def crash_at(
-        self, where: int | Point, phase: Side = "after", *, of: Method[..., Any] | None = None
+        self, where: int | Point, side: Side = "after", *, of: Method[..., Any] | None = None
     ) -> None:
         """Kill -9 later, in this process or the next ones.
 
         Args:
             where: The n-th safe point from now; or a point, such as `Point.FINISH`.
-            phase: Before or after the point.
+            side: Before or after the point.
             of: Count only safe points of this method.
 
         Raises:
@@ -304,9 +304,9 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         if not isinstance(where, Point):
             self._lay("crash", "crash_at", where, of)
             return
-        if phase not in get_args(Side):
-            raise ValueError(f"crash_at: phase={phase!r} is none of {', '.join(get_args(Side))}")
-        self._dies_at = (where, phase)
+        if side not in get_args(Side):
+            raise ValueError(f"crash_at: side={side!r} is none of {', '.join(get_args(Side))}")
+        self._dies_at = (where, side)
         if self._life is not None and self.lives:
             self._life.process.dies_at = self._dies_at
 

@@ -151,9 +151,9 @@ class Life:
         self.end()
         await asyncio.sleep(0)
 
-    def crash_at(self, point: Point, phase: Side) -> None:
+    def crash_at(self, point: Point, side: Side) -> None:
         """Plan a kill -9 at a point; `over` is set when it happens."""
-        self.process.dies_at = (point, phase)
+        self.process.dies_at = (point, side)
 
     def end(self) -> None:
         """End the process: cut its connections, and cancel its tasks; may be called twice."""

@@ -156,8 +156,8 @@ class CountedThreads(Threads):
 
 
 @functools.cache
-def _step(point: Point, phase: Side) -> str:
-    return f"{point.value}.{phase}"
+def _step(point: Point, side: Side) -> str:
+    return f"{point.value}.{side}"
 
 
 class PlayedProcess(Process):
@@ -206,12 +206,12 @@ class PlayedProcess(Process):
         self._living.discard(self.identity)
         self.disarm_alarm()
 
-    def reach(self, point: Point, phase: Side) -> None:
+    def reach(self, point: Point, side: Side) -> None:
         """See `Process.reach`; dies at `dies_at`, or by a drawn fault."""
         if not self.lives:
-            raise Died(f"{point.value}.{phase} of a process that has ended")
-        step = _step(point, phase)
-        if self.dies_at == (point, phase) or self._faults.draw("process", step, (Fault.CRASH,)):
+            raise Died(f"{point.value}.{side} of a process that has ended")
+        step = _step(point, side)
+        if self.dies_at == (point, side) or self._faults.draw("process", step, (Fault.CRASH,)):
             self.dies_at = None
             self.die(step)
 
