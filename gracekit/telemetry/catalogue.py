@@ -327,7 +327,7 @@ _OPERATORS: Final = (
     _event(
         "door.missing",
         _W,
-        "The run has no door; commands reach it by a local queue, or not at all.",
+        "The run has no door, so no command can ask it.",
         "path error",
     ),
     _event(

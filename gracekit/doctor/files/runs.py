@@ -228,7 +228,7 @@ def check_doors(runs: Runs, directory: Path) -> Iterator[Finding]:
         names = ", ".join(_label(run) for run in without[:SHOWN])
         yield warn(
             check,
-            f"{len(without)} without: {names}: commands cannot ask it, or only by a local queue",
+            f"{len(without)} without: {names}: no command can ask them",
             f"look for door.missing in its log; do not let others tidy {directory}; a run that "
             "begins or ends at this moment has none",
         )
