@@ -9,19 +9,15 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 
-from gracekit.cli.text import json_text
-from gracekit.clock import Clock
 from gracekit.config.loading import load
 from gracekit.config.urls import UrlKind, kind_of, shown_url
-from gracekit.demo.files import PINGS, entries
 from gracekit.demo.judge import Judgement, judge
+from gracekit.demo.service import PINGS, entries
 from gracekit.demo.story import Story, View
-from gracekit.demo.view import PlainView, SilentView, TableView, can_draw
+from gracekit.demo.view import PlainView, TableView, can_draw
 from gracekit.errors import GracekitError
 
 
@@ -42,16 +38,9 @@ from gracekit.errors import GracekitError
     metavar="URL",
     help="Queues on this broker instead of in a file.  [env: GRACEKIT_TRANSPORT_URL]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.pass_context
-def demo(  # one parameter an option
-    ctx: click.Context,
-    *,
-    keep: bool,
-    crash: bool,
-    check: Path | None,
-    transport_url: str | None,
-    as_json: bool,
+def demo(
+    ctx: click.Context, *, keep: bool, crash: bool, check: Path | None, transport_url: str | None
 ) -> None:
     """Show a drain and a restart in about 20 seconds.
 
@@ -62,14 +51,11 @@ def demo(  # one parameter an option
 
     Exit status: 0, or 1 if anything was lost or run twice.
     """
-    if check is not None:
-        facts: dict[str, Any] = {"directory": str(check)}
-        judgement = asyncio.run(judge(check))
+    if check is None:
+        judgement = _play_and_judge(keep=keep, crash=crash, broker=_broker(transport_url))
     else:
-        facts, judgement = _play_and_judge(
-            keep=keep, crash=crash, broker=_broker(transport_url), view=_view(as_json=as_json)
-        )
-    _tell(judgement, facts, as_json=as_json)
+        judgement = asyncio.run(judge(check))
+        _tell(judgement, check)
     ctx.exit(0 if judgement.good else 1)
 
 
@@ -79,17 +65,17 @@ def _broker(transport_url: str | None) -> str | None:
     return url if kind_of(url) is UrlKind.BROKER else None
 
 
-def _play_and_judge(
-    *, keep: bool, crash: bool, broker: str | None, view: View
-) -> tuple[dict[str, Any], Judgement]:
-    directory = Path(tempfile.mkdtemp(prefix="gracekit-demo-"))
+def _play_and_judge(*, keep: bool, crash: bool, broker: str | None) -> Judgement:
+    directory, view = Path(tempfile.mkdtemp(prefix="gracekit-demo-")), _view()
     view.say(f"files and logs are in {directory}")
     if broker is not None:
         view.say(f"queues are on {shown_url(broker)}")
+    story = Story(directory, view, broker)
     kept = keep
     try:
-        facts, judgement = asyncio.run(_perform(Story(directory, view, broker), crash=crash))
+        judgement = asyncio.run(_perform(story, crash=crash))
         kept = keep or not judgement.good
+        _tell(judgement, directory if kept else None, story)
     except GracekitError:
         kept = True  # its message refers to the logs
         raise
@@ -98,29 +84,20 @@ def _play_and_judge(
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
-    return {"directory": str(directory) if kept else None, **facts}, judgement
+    return judgement
 
 
-async def _perform(story: Story, *, crash: bool) -> tuple[dict[str, Any], Judgement]:
-    began = Clock().loop()
+async def _perform(story: Story, *, crash: bool) -> Judgement:
     task = asyncio.current_task()
     assert task is not None
     # Clean up on SIGTERM and on a closed terminal, as on Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await story.play(crash=crash)
-    pings = [entry["answer"] for entry in entries(story.directory / PINGS)]
-    facts = {
-        "seconds": round(Clock().loop() - began, 1),
-        "exit_codes": story.exit_codes,
-        "pings_answered_in_a_drain": sum(1 for answer in pings if answer and answer["draining"]),
-    }
-    return facts, await judge(story.directory)
+    return await judge(story.directory)
 
 
-def _view(*, as_json: bool) -> View:
-    if as_json:
-        return SilentView()
+def _view() -> View:
     if can_draw(is_terminal=sys.stdout.isatty(), encoding=sys.stdout.encoding):
         return TableView(_write, colours=not os.environ.get("NO_COLOR"))
     return PlainView(click.echo)
@@ -131,19 +108,16 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(judgement: Judgement, facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        judged = msgspec.structs.asdict(judgement) | {"sentence": judgement.sentence()}
-        click.echo(json_text(facts | judged))
-        return
+def _tell(judgement: Judgement, kept: Path | None, story: Story | None = None) -> None:
     for request_id, why in judgement.lost.items():
         click.echo(f"lost: {request_id}: {why}")
     for request_id, what in judgement.run_twice.items():
         click.echo(f"run twice: {request_id}: {what}")
-    if facts.get("exit_codes"):
-        codes = ", ".join(f"{name} {code}" for name, code in facts["exit_codes"].items())
-        pings = facts["pings_answered_in_a_drain"]
+    if story is not None:
+        codes = ", ".join(f"{name} {code}" for name, code in story.exit_codes.items())
+        answers = [entry["answer"] for entry in entries(story.directory / PINGS)]
+        pings = sum(1 for answer in answers if answer and answer["draining"])
         click.echo(f"exit codes: {codes}; {pings} ops pings answered during the drain")
-    if facts["directory"]:
-        click.echo(f"kept in {facts['directory']}")
+    if kept is not None:
+        click.echo(f"kept in {kept}")
     click.echo(judgement.sentence())

@@ -13,24 +13,25 @@ from typing import Final
 
 import msgspec
 
-from gracekit.demo.files import (
+from gracekit.config.urls import file_url
+from gracekit.demo.service import (
     CONFIRMED,
     EFFECTS,
     PROCESSES,
-    STORE,
+    START,
     DemoError,
     Entry,
     entries,
 )
-from gracekit.demo.service import START
 from gracekit.exits import ExitCode
 from gracekit.journal.rows import from_json
 from gracekit.listings import listings_sql as sql
 from gracekit.store.batch import Row
-from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.location import StoreLocation
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL, TaskState
 
+STORE: Final = "gracekit-store.db"
 ENDED: Final = frozenset(state.value for state in TERMINAL)
 _REPEATABLE: Final = "retry"
 _ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
@@ -42,14 +43,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         accepted: Number of rows in the journal.
         finished: Number of ended rows by the name of the process that ended them.
-        outcomes: Number of ended rows by state.
         lost: By id: why a confirmed request is lost (no ended row, or effects are missing).
         run_twice: By id: what was done again though it must not be.
     """
 
     accepted: int
     finished: Mapping[str, int]
-    outcomes: Mapping[str, int]
     lost: Mapping[str, str]
     run_twice: Mapping[str, str]
 
@@ -84,7 +83,6 @@ async def judge(directory: Path) -> Judgement:
     return Judgement(
         accepted=len(rows),
         finished={p["name"]: 0 for p in processes} | dict(by_process),
-        outcomes=dict(Counter(row["state"] for row in ended)),
         lost=dict(_lost(confirmed, rows, effects)),
         run_twice=dict(_run_twice(effects, rows, processes)),
     )
@@ -101,7 +99,9 @@ async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
 
 def reader_of(directory: Path) -> StoreReader:
     """A reader of the demonstration's store, not opened yet."""
-    return StoreReader(directory / STORE, schema=len(load_migrations(MIGRATIONS)))
+    reader = StoreLocation(file_url(directory / STORE)).reader()
+    assert reader is not None  # it is a file
+    return reader
 
 
 async def read_rows(reader: StoreReader, names: Mapping[int, str]) -> dict[str, Entry]:

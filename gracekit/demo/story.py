@@ -23,25 +23,22 @@ import msgspec
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.values import PREFIX
-from gracekit.demo.files import (
+from gracekit.demo.judge import ENDED, STORE, read_rows, reader_of
+from gracekit.demo.service import (
+    ATTACHED,
     CONFIRMED,
+    DONE,
     EFFECTS,
+    PARENT_VARIABLE,
     PINGS,
+    PROCESS_VARIABLE,
     PROCESSES,
-    STORE,
+    START,
+    TOPIC_VARIABLE,
     DemoError,
     Entry,
     append,
     entries,
-)
-from gracekit.demo.judge import ENDED, read_rows, reader_of
-from gracekit.demo.service import (
-    ATTACHED,
-    DONE,
-    PARENT_VARIABLE,
-    PROCESS_VARIABLE,
-    START,
-    TOPIC_VARIABLE,
 )
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
@@ -76,7 +73,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         pings: Answers to ops pings, also missing ones.
         effects: Effects of the handlers.
         drain_left_s: Seconds left of the present drain; None outside of a drain.
-        began_at: Wall time of the beginning.
     """
 
     now_s: float
@@ -86,7 +82,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     pings: list[Entry]
     effects: list[Entry]
     drain_left_s: float | None
-    began_at: float
 
     def state(self, label: str) -> str:
         """The state of the request with that label: its row's, `sent`, or empty if unconfirmed."""
@@ -145,7 +140,6 @@ class Story(msgspec.Struct):
     _services: dict[str, _Child] = msgspec.field(default_factory=dict)
     _reader: StoreReader | None = None
     _began: float = 0.0
-    _began_wall: float = 0.0
     _topic: str = msgspec.field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
 
     async def play(self, *, crash: bool) -> None:
@@ -157,7 +151,7 @@ class Story(msgspec.Struct):
         Raises:
             DemoError: an expected event did not happen in time, or a process ended unexpectedly.
         """
-        self._began, self._began_wall = self._clock.loop(), self._clock.wall()
+        self._began = self._clock.loop()
         async with self._stage():
             await self._first_process()
             await self._nobody()
@@ -255,7 +249,6 @@ class Story(msgspec.Struct):
             pings=entries(self.directory / PINGS),
             effects=entries(self.directory / EFFECTS),
             drain_left_s=self._drain_left_s(),
-            began_at=self._began_wall,
         )
 
     async def _read_store(self) -> tuple[Mapping[str, Entry], dict[str, str]]:
@@ -314,7 +307,7 @@ class Story(msgspec.Struct):
         await self._until(lambda snapshot: snapshot.phases[name] == "serving", f"{name} to serve")
 
     async def _start_client(self, name: str, verb: str) -> None:
-        await self._start(name, "gracekit.demo.client", verb)
+        await self._start(name, "gracekit.demo.service", verb)
 
     async def _start(self, name: str, *arguments: str) -> _Child:
         with (self.directory / f"{name}.log").open("ab") as log:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gracekit.demo.files import Entry
+from gracekit.demo.service import Entry
 from gracekit.demo.story import DRAIN_S, Snapshot
 from gracekit.tracker.task import TaskState
 
@@ -21,11 +21,10 @@ _LABEL: Final = 19
 _WORDS: Final = 14
 _LEAST_COLUMNS: Final = 64
 _LEAST_LINES: Final = 21  # the rows of the story
-_LENGTH_S: Final = 21.0
+_CELL_S: Final = 0.5
 _BAR: Final = 20
 
 _COLOURS: Final = {"A": "36", "B": "35", "C": "34", "wait": "33", "good": "32", "bad": "31"}
-_WAITING: Final = ("sent", "accepted")
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -36,18 +35,14 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 _EMPTY: Final = Cell(" ")
+_PROCESS: Final = {"starting": Cell("░"), "draining": Cell("▓", "wait"), "gone": _EMPTY}
+_REQUEST: Final = {
+    TaskState.ACCEPTED.value: Cell("░"),
+    TaskState.HANDED_OVER.value: Cell("▒", "wait"),
+    TaskState.SUCCEEDED.value: Cell("✓", "good"),
+}
 _ENDED: Final = ("✓", "✗")
-_INSTANT_S: Final = 1e-6  # a mark of one cell
-
-
-class SilentView:
-    """Displays nothing, for `--json`."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """See `View`."""
-
-    def say(self, text: str) -> None:
-        """See `View`."""
+_INSTANT: Final = (*_ENDED, "•", "x")  # what is drawn in one cell, and not until the next mark
 
 
 class PlainView(msgspec.Struct):
@@ -105,7 +100,7 @@ class TableView(msgspec.Struct):
     colours: bool = True
     _caption: str = ""
     _drawn: int = 0
-    _history: dict[str, list[tuple[float, Cell]]] = msgspec.field(default_factory=dict)
+    _rows: dict[str, list[Cell]] = msgspec.field(default_factory=dict)
     _words: dict[str, str] = msgspec.field(default_factory=dict)
     _pings: int = 0
 
@@ -115,60 +110,47 @@ class TableView(msgspec.Struct):
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the table over the last one."""
-        self._remember(snapshot)
+        now_s = snapshot.now_s
+        for name, phase in snapshot.phases.items():
+            self._note(f"process {name}", now_s, _process_mark(name, phase), phase)
+        for ping in snapshot.pings[self._pings :]:
+            answer = ping["answer"]
+            cell = Cell("•", "good") if answer else Cell("x", "bad")
+            self._note("ops ping", now_s, cell, f"answered {answer['process']}" if answer else "")
+        self._pings = len(snapshot.pings)
+        for request in snapshot.asked:
+            who, word = _who_and_word(snapshot, request)
+            cell = _request_mark(snapshot.rows.get(request["id"]))
+            word = word.partition(",")[0]
+            words = f"{word} {who}" if cell.sign in ("█", *_ENDED) else word
+            self._note(request["label"], now_s, cell, words)
         columns, lines = shutil.get_terminal_size()
-        drawing = list(self._lines(snapshot, max(_LEAST_COLUMNS, columns) - 1))
-        drawing = drawing[: max(4, lines - 1)]
+        drawing = [*self._lines(snapshot, max(_LEAST_COLUMNS, columns) - 1)][: max(4, lines - 1)]
         up = f"\x1b[{self._drawn}F" if self._drawn else ""
         self.write(up + "".join(f"{line}\x1b[K\n" for line in drawing))
         self._drawn = len(drawing)
 
-    # -- remembering -------------------------------------------------------------------
-
-    def _remember(self, snapshot: Snapshot) -> None:
-        for name, phase in snapshot.phases.items():
-            self._note(f"process {name}", snapshot.now_s, _process_mark(name, phase), phase)
-        for request in snapshot.asked:
-            who, word = _who_and_word(snapshot, request)
-            cell = _request_mark(snapshot.rows.get(request["id"]))
-            words = f"{word.partition(',')[0]} {who}" if cell.sign in ("█", *_ENDED) else word
-            self._note(request["label"], snapshot.now_s, cell, words.partition(",")[0])
-        for ping in snapshot.pings[self._pings :]:
-            self._note_ping(snapshot, ping)
-        self._pings = len(snapshot.pings)
-
     def _note(self, label: str, now_s: float, cell: Cell, words: str) -> None:
-        drawn = self._history.setdefault(label, [])
-        shown, self._words[label] = self._words.get(label), words
-        if cell.sign in _ENDED:
-            if shown != words:
-                drawn += [(now_s, cell), (now_s + _INSTANT_S, _EMPTY)]
-        elif not drawn or drawn[-1][1] != cell:
-            drawn.append((now_s, cell))
-
-    def _note_ping(self, snapshot: Snapshot, ping: Entry) -> None:
-        answer, at_s = ping["answer"], ping["at"] - snapshot.began_at
-        cell = Cell("•", "good") if answer else Cell("x", "bad")
-        drawn = self._history.setdefault("ops ping", [])
-        drawn += [(at_s, cell), (at_s + _INSTANT_S, _EMPTY)]
-        said = f"answered {answer['process']}" if answer else "no answer"
-        self._words["ops ping"] = said
-
-    # -- drawing -----------------------------------------------------------------------
+        """Draw *cell* from the last one in that row until now, or only now if it is an instant."""
+        if cell.sign in _ENDED and self._words.get(label) == words:
+            return  # it is in the row already
+        self._words[label] = words
+        row, at = self._rows.setdefault(label, []), int(now_s / _CELL_S)
+        between = row[-1] if row and row[-1].sign not in _INSTANT else _EMPTY
+        row += [between] * (at - len(row))
+        row[at:] = [cell]
 
     def _lines(self, snapshot: Snapshot, columns: int) -> Iterator[str]:
         cells = columns - _LABEL - _WORDS
-        cell_s = max(_LENGTH_S, snapshot.now_s + 1) / cells
+        joined = 1 + int(snapshot.now_s / _CELL_S) // cells  # so that a long story fits, too
         yield f"{snapshot.now_s:5.1f}s  {self._countdown(snapshot)}"
         yield f"        {self._caption}"[:columns]
         yield ""
-        first = [label for label in self._history if label.startswith("process")]
-        requests = [r["label"] for r in snapshot.asked]
-        for label in (*first, "ops ping", *requests):
-            if label in self._history:
-                drawn = groupby(self._cells(label, cells, cell_s, snapshot.now_s))
-                row = "".join(self._paint(m.sign * len([*same]), m.colour) for m, same in drawn)
-                yield f"{label:<{_LABEL}}{row}  {self._words[label][: _WORDS - 2]}"
+        for label in sorted(self._rows, key=_place):
+            marks = [*_joined(self._rows[label], joined)]
+            drawn = groupby(marks + [_EMPTY] * (cells - len(marks)))
+            row = "".join(self._paint(m.sign * len([*same]), m.colour) for m, same in drawn)
+            yield f"{label:<{_LABEL}}{row}  {self._words[label][: _WORDS - 2]}"
         yield ""
         yield "        · in the queue  ░ accepted  █ runs  ▒ handed over  ✓ ended  • ping answered"
 
@@ -180,49 +162,31 @@ class TableView(msgspec.Struct):
         bar = self._paint("█" * full, "wait") + "░" * (_BAR - full)
         return f"drain {bar} {left:3.1f} s left"
 
-    def _cells(self, label: str, cells: int, cell_s: float, now_s: float) -> Iterator[Cell]:
-        """The cells of a row: each shows a mark within its time, or else the state at its end."""
-        drawn = self._history[label]
-        for number in range(cells):
-            begin, end = number * cell_s, (number + 1) * cell_s
-            if begin > now_s:
-                yield _EMPTY
-                continue
-            within = [cell for at, cell in drawn if begin <= at < end and cell != _EMPTY]
-            before = [cell for at, cell in drawn if at < end]
-            yield within[-1] if within else before[-1] if before else _EMPTY
-
     def _paint(self, text: str, colour: str) -> str:
         code = _COLOURS.get(colour)
         return f"\x1b[{code}m{text}\x1b[0m" if code and self.colours and text else text
 
 
+def _joined(row: list[Cell], number: int) -> Iterator[Cell]:
+    for at in range(0, len(row), number):
+        cells = [cell for cell in row[at : at + number] if cell != _EMPTY]
+        yield cells[-1] if cells else _EMPTY
+
+
+def _place(label: str) -> int:
+    return 0 if label.startswith("process") else 1 if label == "ops ping" else 2
+
+
 def _process_mark(name: str, phase: str) -> Cell:
-    match phase.partition(" ")[0]:
-        case "starting":
-            return Cell("░", name)
-        case "draining":
-            return Cell("▓", "wait")
-        case "gone":
-            return _EMPTY
-        case _:
-            return Cell("█", name)
+    return _PROCESS.get(phase.partition(" ")[0], Cell("█", name))
 
 
 def _request_mark(row: Mapping[str, str | None] | None) -> Cell:
     if row is None:
         return Cell("·")
-    match row["state"]:
-        case "accepted":
-            return Cell("░")
-        case "running":
-            return Cell("█", row["process"] or "")
-        case "handed_over":
-            return Cell("▒", "wait")
-        case TaskState.SUCCEEDED.value:
-            return Cell("✓", "good")
-        case _:
-            return Cell("✗", "bad")
+    if row["state"] == TaskState.RUNNING.value:
+        return Cell("█", row["process"] or "")
+    return _REQUEST.get(row["state"] or "", Cell("✗", "bad"))
 
 
 def can_draw(*, is_terminal: bool, encoding: str | None) -> bool:
