@@ -13,7 +13,7 @@ import uvloop
 
 from gracekit import ConfigError, Service, Settings
 from gracekit.doctor.finding import Level
-from gracekit.doctor.machine.host import check_loop
+from gracekit.doctor.host import check_loop
 from gracekit.runtime.loops import OLDEST_UVLOOP, loop_factory
 from gracekit.runtime.process_life import run_service
 

@@ -14,7 +14,7 @@ from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient, SilentError, StoppedError
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
-from gracekit.doctor.machine.proc import masks_of
+from gracekit.doctor.proc import masks_of
 from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import escape
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
-from gracekit.doctor.machine import proc
+from gracekit.doctor import proc
 from gracekit.errors import (
     BadMessageError,
     DependencyError,

@@ -15,15 +15,24 @@ import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, kind_of
-from gracekit.doctor import configuration, declared
-from gracekit.doctor.files import database, disk, queues, retention, runs
+from gracekit.doctor import (
+    configuration,
+    declared,
+    host,
+    images,
+    platform,
+    pods,
+    proc,
+    processes,
+    queue_file,
+    store_file,
+    store_runs,
+    units,
+)
 from gracekit.doctor.finding import Finding, fail, skip, told
-from gracekit.doctor.machine import host, proc, processes
-from gracekit.doctor.platform import checks as platform
-from gracekit.doctor.platform import images, pods, units
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
-from gracekit.rpc.connect import queue_file
+from gracekit.rpc import connect
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
@@ -33,7 +42,7 @@ Check = Callable[[], "Finding | Iterable[Finding]"]
 Findings = Iterator[Finding]
 
 STORE_TABLES: Final = ("run", "task", "reply", "lease", "hold", "tally")
-_NO_RUNS: Final = runs.Runs(living=(), doubtful=(), all=())
+_NO_RUNS: Final = store_runs.Runs(living=(), doubtful=(), all=())
 QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
 
 
@@ -88,7 +97,7 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
     found, problems = (_NO_RUNS, []) if "store_url" in elsewhere else _runs(settings)
     pids = (
         *examination.pids,
-        *(pid for pid in runs.pids_here(found) if pid not in examination.pids),
+        *(pid for pid in store_runs.pids_here(found) if pid not in examination.pids),
     )
     yield from _in("settings", *_settings_checks(settings))
     if examination.service is not None:
@@ -189,7 +198,7 @@ def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
 
 def _host_checks() -> tuple[Check, ...]:
     return (
-        database.check_library,
+        store_file.check_library,
         host.check_clock,
         host.check_user,
     )
@@ -198,13 +207,13 @@ def _host_checks() -> tuple[Check, ...]:
 # -- store and transport -------------------------------------------------------------
 
 
-def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
+def _runs(settings: Settings) -> tuple[store_runs.Runs, list[Finding]]:
     """The runs of the store, or none and the reason."""
     path = StoreLocation(settings.store_url).path
     if path is None or not path.is_file():
         return _NO_RUNS, []
     try:
-        return runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
+        return store_runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
     except ConfigError:
         return _NO_RUNS, []  # check_schema reports it
     except GracekitError as error:
@@ -218,44 +227,44 @@ def _run_directory(settings: Settings) -> Path:
     return directory
 
 
-def _store(settings: Settings, found: runs.Runs) -> Findings:
+def _store(settings: Settings, found: store_runs.Runs) -> Findings:
     path = StoreLocation(settings.store_url).path
     if path is None:
         yield _no_file("store", settings.store_url)
         return
     yield from _in("store", *_place_checks(path))
     if not path.is_file():  # opening a pipe would block for ever; check_place reports it
-        yield from _in("store", lambda: runs.check_lost(path))
+        yield from _in("store", lambda: store_runs.check_lost(path))
         return
     migrations = load_migrations(MIGRATIONS)
 
-    def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: database.check_schema(look, migrations, STORE_TABLES)
-        yield lambda: database.check_integrity(look)
+    def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
+        yield lambda: store_file.check_schema(look, migrations, STORE_TABLES)
+        yield lambda: store_file.check_integrity(look)
         if not set(STORE_TABLES) <= look.tables():
             return
-        yield lambda: runs.check_epoch(look)
+        yield lambda: store_runs.check_epoch(look)
         if look.schema() == len(migrations):  # what follows reads this one alone
-            yield lambda: runs.check_living(found)
-            yield lambda: runs.check_doubtful(found)
-            yield lambda: runs.check_doors(found, _run_directory(settings))
-            yield lambda: runs.check_instance(settings, found)
-            yield lambda: runs.check_openers(path, found)
-            yield lambda: runs.check_unfinished(look, found, settings)
-            yield lambda: runs.check_resources(found)
-            yield lambda: runs.check_suspects(look, found)
-            yield lambda: runs.check_accounts(look)
-            yield lambda: retention.check_retention(look, settings)
-            yield lambda: runs.check_clock_against(look)
+            yield lambda: store_runs.check_living(found)
+            yield lambda: store_runs.check_doubtful(found)
+            yield lambda: store_runs.check_doors(found, _run_directory(settings))
+            yield lambda: store_runs.check_instance(settings, found)
+            yield lambda: store_runs.check_openers(path, found)
+            yield lambda: store_runs.check_unfinished(look, found, settings)
+            yield lambda: store_runs.check_resources(found)
+            yield lambda: store_runs.check_suspects(look, found)
+            yield lambda: store_runs.check_accounts(look)
+            yield lambda: store_file.check_retention(look, settings)
+            yield lambda: store_runs.check_clock_against(look)
 
     yield from _inside("store", path, inside)
 
 
-def _transport(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
+def _transport(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:
     if kind_of(settings.transport_url) is UrlKind.BROKER:
         yield from _broker(settings, found, service)
         return
-    path = queue_file(settings.transport_url)
+    path = connect.queue_file(settings.transport_url)
     if path is None:
         yield _no_file("transport", settings.transport_url)
         return
@@ -265,21 +274,21 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
     migrations = load_migrations(QUEUES_SCHEMA)
     store = StoreLocation(settings.store_url).identity()
 
-    def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: database.check_schema(look, migrations, QUEUE_TABLES)
-        yield lambda: database.check_integrity(look)
+    def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
+        yield lambda: store_file.check_schema(look, migrations, QUEUE_TABLES)
+        yield lambda: store_file.check_integrity(look)
         if set(QUEUE_TABLES) <= look.tables():
-            yield lambda: queues.check_waiting(look)
-            yield lambda: queues.check_dead_letters(look)
-            yield lambda: queues.check_connections(look)
-            yield lambda: queues.check_readers(settings, look, store, found, service)
+            yield lambda: queue_file.check_waiting(look)
+            yield lambda: queue_file.check_dead_letters(look)
+            yield lambda: queue_file.check_connections(look)
+            yield lambda: queue_file.check_readers(settings, look, store, found, service)
 
     yield from _inside("transport", path, inside)
 
 
-def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
+def _broker(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:
     # Imported here: the AMQP client takes 0.1 s to load, and is not needed for files.
-    from gracekit.doctor.rabbit.checks import ConnectionChecks  # noqa: PLC0415
+    from gracekit.doctor.rabbit import ConnectionChecks  # noqa: PLC0415
 
     connection = ConnectionChecks(
         settings, found, service, store=StoreLocation(settings.store_url).identity()
@@ -304,27 +313,27 @@ def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Fi
 
 
 def _place_checks(path: Path) -> tuple[Check, ...]:
-    first: tuple[Check, ...] = (lambda: disk.check_place(path),)
+    first: tuple[Check, ...] = (lambda: store_file.check_place(path),)
     if not path.parent.is_dir():
         return first
     return (
         *first,
-        lambda: disk.check_file(path),
-        lambda: disk.check_directory(path),
-        lambda: disk.check_way(path),
-        lambda: disk.check_room(path),
-        lambda: disk.check_wal(path),
+        lambda: store_file.check_file(path),
+        lambda: store_file.check_directory(path),
+        lambda: store_file.check_way(path),
+        lambda: store_file.check_room(path),
+        lambda: store_file.check_wal(path),
     )
 
 
 def _inside(
-    area: str, path: Path, checks: Callable[[database.ReadOnlyDatabase], Iterator[Check]]
+    area: str, path: Path, checks: Callable[[store_file.ReadOnlyDatabase], Iterator[Check]]
 ) -> Findings:
     try:
-        with database.ReadOnlyDatabase(path) as look:
+        with store_file.ReadOnlyDatabase(path) as look:
             yield from _in(area, *checks(look))
     except GracekitError as error:
-        yield msgspec.structs.replace(database.unreadable(error), area=area)
+        yield msgspec.structs.replace(store_file.unreadable(error), area=area)
 
 
 def _no_file(area: str, url: str) -> Finding:

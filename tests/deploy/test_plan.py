@@ -21,7 +21,7 @@ from gracekit.deploy.kubernetes import check_socket, manifests
 from gracekit.deploy.plan import Plan, name_for
 from gracekit.deploy.systemd import UnitOptions, unit
 from gracekit.deploy.yaml_text import Noted, yaml_text
-from gracekit.doctor.platform.units import _environment, parse_unit
+from gracekit.doctor.units import _environment, parse_unit
 from gracekit.errors import ConfigError
 
 

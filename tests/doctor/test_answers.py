@@ -13,11 +13,19 @@ from types import MappingProxyType
 import pytest
 
 from gracekit import Context, Service
+from gracekit.doctor import rabbit_version
 from gracekit.doctor.finding import Level
-from gracekit.doctor.rabbit import versions
-from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit, read_refusal
-from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, listed
-from gracekit.doctor.rabbit.fits import Fits, check_profile
+from gracekit.doctor.rabbit_entities import (
+    BrokerAnswer,
+    BrokerEntity,
+    Fit,
+    Fits,
+    Topic,
+    check_profile,
+    entities_of,
+    listed,
+    read_refusal,
+)
 from gracekit.rpc.amqp.profiles import PROFILES
 from gracekit.rpc.transport import shared_queue
 
@@ -266,7 +274,7 @@ def test_what_was_tried_is_told_from_what_was_read(product, version, level, said
     """
     A finding on a later RabbitMQ rests on its documentation, and says so.
     """
-    found = versions.check_version(product, version)
+    found = rabbit_version.check_version(product, version)
 
     assert found.level is level
     assert said in found.seen
@@ -288,7 +296,7 @@ def test_rabbitmq_4_3_refuses_profiles_with_transient_queues(profile, version, l
     """
     The remedy names our setting and oslo's, for both sides declare. Read, not measured.
     """
-    found = versions.check_transient(PROFILES[profile], version, fitting=ALL, permitted=False)
+    found = rabbit_version.check_transient(PROFILES[profile], version, fitting=ALL, permitted=False)
 
     assert found.level is level
     if level is Level.FAIL:
@@ -307,7 +315,7 @@ def test_earlier_versions_take_transient_queues(version):
     """
     And the line says what an upgrade will bring.
     """
-    found = versions.check_transient(
+    found = rabbit_version.check_transient(
         PROFILES["oslo-durable"], version, fitting=ALL, permitted=False
     )
 
@@ -319,7 +327,7 @@ def test_transient_queues_that_are_there_are_permitted():
     """
     An operator may let them in, so a service that runs with them is no FAIL.
     """
-    found = versions.check_transient(
+    found = rabbit_version.check_transient(
         PROFILES["oslo-transient"], "4.3.5", fitting=ALL, permitted=True
     )
 
@@ -332,10 +340,10 @@ def test_the_remedy_for_4_3_is_a_profile_that_also_fits_what_exists():
     """
     profile = PROFILES["oslo-quorum"]
 
-    fits = versions.check_transient(
+    fits = rabbit_version.check_transient(
         profile, "4.3.5", fitting=("oslo-quorum", "oslo-quorum-all"), permitted=False
     )
-    none = versions.check_transient(profile, "4.3.5", fitting=(), permitted=False)
+    none = rabbit_version.check_transient(profile, "4.3.5", fitting=(), permitted=False)
 
     assert "GRACEKIT_DECLARE_PROFILE to oslo-quorum-all, as what exists is declared" in fits.remedy
     assert "delete what exists otherwise" in none.remedy
@@ -355,7 +363,9 @@ def test_a_delivery_limit_without_dead_letters_is_a_warning(profile, version, le
     """
     RabbitMQ 4 drops what a quorum queue has delivered 20 times. Read, not measured.
     """
-    found = list(versions.check_delivery_limit(PROFILES[profile], versions.read_version(version)))
+    found = list(
+        rabbit_version.check_delivery_limit(PROFILES[profile], rabbit_version.read_version(version))
+    )
 
     assert [one.level for one in found] == ([] if level is None else [level])
 
@@ -383,8 +393,8 @@ def test_what_is_acked_when_done_must_end_before_the_broker_loses_patience(
     async def peek(ctx: Context) -> None: ...
 
     found = list(
-        versions.check_consumer_timeout(
-            PROFILES[profile], versions.read_version(version), svc.methods
+        rabbit_version.check_consumer_timeout(
+            PROFILES[profile], rabbit_version.read_version(version), svc.methods
         )
     )
 
@@ -397,8 +407,8 @@ def test_the_task_api_is_not_warned_of_the_brokers_patience():
     """
     svc = Service("compute", task_api=True)
 
-    found = versions.check_consumer_timeout(
-        PROFILES["durable"], versions.read_version("3.10.8"), svc.methods
+    found = rabbit_version.check_consumer_timeout(
+        PROFILES["durable"], rabbit_version.read_version("3.10.8"), svc.methods
     )
 
     assert list(found) == []

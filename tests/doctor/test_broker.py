@@ -18,15 +18,13 @@ from aiormq.channel import Channel
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.clock import Clock
 from gracekit.config.loading import load
+from gracekit.doctor import rabbit
 from gracekit.doctor.examine import Examination, examine
-from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.rabbit import checks, reach
-from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
-from gracekit.doctor.rabbit.broker import BrokerInspector, BrokerReport, Node, inquire
-from gracekit.doctor.rabbit.checks import BrokerChecks, ConnectionChecks
-from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of
-from gracekit.doctor.rabbit.reach import check_policies
+from gracekit.doctor.rabbit import BrokerChecks, ConnectionChecks, check_policies
+from gracekit.doctor.rabbit_broker import BrokerInspector, BrokerReport, Node, inquire
+from gracekit.doctor.rabbit_entities import BrokerAnswer, BrokerEntity, Fit, Topic, entities_of
+from gracekit.doctor.store_runs import Runs
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import Process
@@ -731,7 +729,7 @@ async def test_policies_that_expire_or_limit_our_queues_are_warned_of(
         )
     program = shared_broker.control_program(tmp_path)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.setattr(reach, "CONTROL_S", 300.0)
+    monkeypatch.setattr(rabbit, "CONTROL_S", 300.0)
 
     found = [one for one in await seen(settings, svc) if one.check == "policies"]
 
@@ -818,7 +816,7 @@ async def test_only_the_newest_names_on_record_are_asked_about(settings, svc, mo
     """
     Pods with random names leave one name each, and a question takes time.
     """
-    monkeypatch.setattr(checks, "MOST_AWAY", 2)
+    monkeypatch.setattr(rabbit, "MOST_AWAY", 2)
     for host in ("pod-1", "pod-2", "pod-3"):
         async with Runtime(svc, replace(settings, host=host, instance=host)):
             pass

@@ -11,8 +11,8 @@ import pytest
 from gracekit import Settings
 from gracekit.config.loading import load
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.platform.pods import check_manifest
-from gracekit.doctor.platform.units import check_unit
+from gracekit.doctor.pods import check_manifest
+from gracekit.doctor.units import check_unit
 from tests.doctor.kit import one
 
 NAME = "Pod compute, container main"

@@ -16,10 +16,9 @@ import apsw
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
+from gracekit.doctor import proc, queue_file, store_file, store_runs
 from gracekit.doctor.examine import Examination, examine
-from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 from gracekit.life import LifeLock
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
@@ -73,8 +72,8 @@ def used(place: Path, settings: Settings, svc: Service) -> Path:
 
 
 @pytest.fixture
-def look(used: Path) -> Iterator[database.ReadOnlyDatabase]:
-    with database.ReadOnlyDatabase(used) as look:
+def look(used: Path) -> Iterator[store_file.ReadOnlyDatabase]:
+    with store_file.ReadOnlyDatabase(used) as look:
         yield look
 
 
@@ -95,7 +94,11 @@ def test_a_place_that_was_never_used_is_good(place):
     The first start makes the file; a directory of one's own needs nothing.
     """
     path = place / "store.db"
-    found = [*disk.check_place(path), disk.check_file(path), disk.check_directory(path)]
+    found = [
+        *store_file.check_place(path),
+        store_file.check_file(path),
+        store_file.check_directory(path),
+    ]
 
     assert levels(found) == {"place": Level.OK, "file": Level.OK, "directory": Level.OK}
     assert not path.exists()
@@ -107,7 +110,7 @@ def test_files_that_others_may_read_fail_with_the_command_that_mends_them(used):
     """
     used.chmod(0o644)
 
-    (found,) = disk.check_place(used)
+    (found,) = store_file.check_place(used)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
     assert "mode 0644" in found.seen
@@ -118,7 +121,7 @@ def test_a_missing_directory_fails(place):
     """
     gracekit makes files, and no directories.
     """
-    (found,) = disk.check_place(place / "no" / "store.db")
+    (found,) = store_file.check_place(place / "no" / "store.db")
 
     assert (found.level, "mkdir" in found.remedy) == (Level.FAIL, True)
 
@@ -129,7 +132,7 @@ def test_a_directory_that_others_can_list_is_a_warning(place):
     """
     place.chmod(0o755)
 
-    assert disk.check_directory(place / "store.db").level is Level.WARN
+    assert store_file.check_directory(place / "store.db").level is Level.WARN
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
     """
     place.chmod(mode)
 
-    found = disk.check_directory(place / "store.db")
+    found = store_file.check_directory(place / "store.db")
 
     assert (found.level, said in found.seen) == (level, True)
 
@@ -157,8 +160,7 @@ def test_a_directory_of_the_services_user_is_not_to_be_given_to_another(place):
     os.chown(place, STRANGER, STRANGER)
     place.chmod(0o755)
 
-    step = "from gracekit.doctor.files import disk; print(disk.check_directory(Path(sys.argv[2])))"
-    said = as_other(step, place / "store.db")
+    said = as_other("print(check_directory(Path(sys.argv[2])))", place / "store.db")
 
     assert "chown" not in said
     assert f"run doctor as the user of the service: sudo -u '#{STRANGER}'" in said
@@ -170,7 +172,7 @@ def test_the_remedy_for_a_directory_of_everybody_names_a_path(place):
     """
     place.chmod(0o1777)
 
-    found = disk.check_directory(place / "store.db")
+    found = store_file.check_directory(place / "store.db")
 
     assert f"mkdir -m 700 {place / 'gracekit'}" in found.remedy
 
@@ -184,7 +186,7 @@ def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
     inner.mkdir(parents=True, mode=0o700)
     os.chown(inner.parent, 4242, 4242)
 
-    found = one(disk.check_way(inner / "store.db"), "way")
+    found = one(store_file.check_way(inner / "store.db"), "way")
 
     assert (found.level, "uid 4242" in found.seen) == (Level.WARN, True)
     assert str(inner.parent) in found.seen
@@ -194,8 +196,8 @@ def test_room_is_measured(place):
     """
     The disk of this test has room, or the test could not run.
     """
-    assert disk.check_room(place / "store.db").level in {Level.OK, Level.WARN}
-    assert disk.shown_bytes(1.5 * disk.MIB) == "1.5 MiB"
+    assert store_file.check_room(place / "store.db").level in {Level.OK, Level.WARN}
+    assert store_file.shown_bytes(1.5 * store_file.MIB) == "1.5 MiB"
 
 
 def test_a_wal_that_grows_is_a_warning(place):
@@ -203,11 +205,11 @@ def test_a_wal_that_grows_is_a_warning(place):
     Its size is looked at, its inside is not.
     """
     path = place / "store.db"
-    assert disk.check_wal(path).level is Level.SKIP
+    assert store_file.check_wal(path).level is Level.SKIP
     with (place / "store.db-wal").open("wb") as file:
-        file.truncate(disk.LARGE_WAL + 1)
+        file.truncate(store_file.LARGE_WAL + 1)
 
-    assert disk.check_wal(path).level is Level.WARN
+    assert store_file.check_wal(path).level is Level.WARN
 
 
 # -- the inside ---------------------------------------------------------------------
@@ -217,14 +219,14 @@ def test_a_used_store_is_sound(look):
     """
     Schema, integrity, accounts and clock of a store after a clean stop.
     """
-    found = runs.read_runs(look.path, schema=SCHEMA)
+    found = store_runs.read_runs(look.path, schema=SCHEMA)
 
-    assert database.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
-    assert database.check_integrity(look).level is Level.OK
-    assert runs.check_living(found).seen == "none lives; 1 on record"
-    assert runs.check_unfinished(look, found, Settings()).seen == "nothing"
-    assert runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
-    assert runs.check_clock_against(look).level is Level.OK
+    assert store_file.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
+    assert store_file.check_integrity(look).level is Level.OK
+    assert store_runs.check_living(found).seen == "none lives; 1 on record"
+    assert store_runs.check_unfinished(look, found, Settings()).seen == "nothing"
+    assert store_runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
+    assert store_runs.check_clock_against(look).level is Level.OK
 
 
 def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
@@ -242,10 +244,10 @@ def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
         SELECT 'crashed-' || i, 'other-' || i, started_at + i, 1, {names} FROM run, n""",
     )
 
-    found = runs.read_runs(used, schema=SCHEMA)
+    found = store_runs.read_runs(used, schema=SCHEMA)
 
     assert [run.instance for run, _ in found.doubtful] == ["node-1-0"]
-    assert runs.check_living(found).seen == "none lives; 1201 on record"
+    assert store_runs.check_living(found).seen == "none lives; 1201 on record"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_a_newer_schema_fails_and_an_older_one_is_migrated(look, known, level):
     """
     A store that a newer gracekit wrote is refused at start, so it fails here.
     """
-    assert database.check_schema(look, known, ("run",)).level is level
+    assert store_file.check_schema(look, known, ("run",)).level is level
 
 
 def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(
@@ -297,10 +299,10 @@ def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
     unused = used.with_name("unused.db")
     unused.touch()
 
-    with database.ReadOnlyDatabase(used) as look:
-        emptied = database.check_schema(look, TEXTS, ("run", "task"))
-    with database.ReadOnlyDatabase(unused) as look:
-        young = database.check_schema(look, TEXTS, ("run", "task"))
+    with store_file.ReadOnlyDatabase(used) as look:
+        emptied = store_file.check_schema(look, TEXTS, ("run", "task"))
+    with store_file.ReadOnlyDatabase(unused) as look:
+        young = store_file.check_schema(look, TEXTS, ("run", "task"))
 
     assert (emptied.level, young.level) == (Level.FAIL, Level.WARN)
     assert "services have used it" in emptied.seen
@@ -310,8 +312,8 @@ def test_the_transport_for_the_store_is_found(used, settings):
     """
     Two URLs that were mixed up are told by the tables.
     """
-    with database.ReadOnlyDatabase(used.with_name("queues.db")) as look:
-        assert database.check_schema(look, QUEUES, ("run", "task")).level is Level.FAIL
+    with store_file.ReadOnlyDatabase(used.with_name("queues.db")) as look:
+        assert store_file.check_schema(look, QUEUES, ("run", "task")).level is Level.FAIL
 
 
 def test_damage_is_found_within_its_time(used):
@@ -325,8 +327,8 @@ def test_damage_is_found_within_its_time(used):
         "WHERE name = 'lease') WHERE name = 'hold'",
     )
 
-    with database.ReadOnlyDatabase(used) as look:
-        found = database.check_integrity(look)
+    with store_file.ReadOnlyDatabase(used) as look:
+        found = store_file.check_integrity(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.DEPENDENCY)
 
@@ -345,16 +347,16 @@ def test_a_check_that_takes_too_long_is_skipped(place):
     )
     path.chmod(0o600)
 
-    with database.ReadOnlyDatabase(path) as look:
-        assert database.check_integrity(look, within_s=-1.0).level is Level.SKIP
-        assert database.check_integrity(look).level is Level.OK
+    with store_file.ReadOnlyDatabase(path) as look:
+        assert store_file.check_integrity(look, within_s=-1.0).level is Level.SKIP
+        assert store_file.check_integrity(look).level is Level.OK
 
 
 def test_a_clock_that_was_stepped_back_is_a_warning(look):
     """
     A record of the future says by how much.
     """
-    found = runs.check_clock_against(look, wall=1_000_000_000.0)
+    found = store_runs.check_clock_against(look, wall=1_000_000_000.0)
 
     assert found.level is Level.WARN
 
@@ -364,8 +366,8 @@ def test_accounts_that_do_not_balance_fail(used):
     A row that vanished is a fault that no configuration mends.
     """
     write(used, "DELETE FROM task")
-    with database.ReadOnlyDatabase(used) as look:
-        found = runs.check_accounts(look)
+    with store_file.ReadOnlyDatabase(used) as look:
+        found = store_runs.check_accounts(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
     assert "off by 1" in found.seen
@@ -377,8 +379,8 @@ def test_a_row_that_is_both_open_and_ended_fails(used, forged):
     Its state says the one and its end the other: the sums are right, and nobody would find it.
     """
     write(used, f"UPDATE task SET {forged}")
-    with database.ReadOnlyDatabase(used) as look:
-        found = runs.check_accounts(look)
+    with store_file.ReadOnlyDatabase(used) as look:
+        found = store_runs.check_accounts(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
     assert found.seen.startswith("1 rows contradict themselves: open and ended")
@@ -405,9 +407,9 @@ def test_what_a_dead_run_left_is_told(used):
 
 
 def unfinished(used: Path, settings: Settings) -> Finding:
-    found = runs.read_runs(used, schema=SCHEMA)
-    with database.ReadOnlyDatabase(used) as look:
-        return runs.check_unfinished(look, found, settings)
+    found = store_runs.read_runs(used, schema=SCHEMA)
+    with store_file.ReadOnlyDatabase(used) as look:
+        return store_runs.check_unfinished(look, found, settings)
 
 
 @pytest.mark.parametrize(
@@ -465,8 +467,8 @@ def test_a_parked_task_has_no_owner(used, more, level):
     """
     park(used, more)
 
-    with database.ReadOnlyDatabase(used) as look:
-        assert runs.check_accounts(look).level is level
+    with store_file.ReadOnlyDatabase(used) as look:
+        assert store_runs.check_accounts(look).level is level
 
 
 async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
@@ -477,19 +479,19 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
         transport_url=settings.transport_url, store_url=settings.store_url, instance="a"
     )
     async with Runtime(svc, named):
-        found = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
+        found = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
 
-        assert runs.pids_here(found) == [os.getpid()]
-        assert f"compute@a (pid {os.getpid()}, serving)" in runs.check_living(found).seen
-        assert levels(runs.check_instance(named, found)) == {"instance": Level.WARN}
+        assert store_runs.pids_here(found) == [os.getpid()]
+        assert f"compute@a (pid {os.getpid()}, serving)" in store_runs.check_living(found).seen
+        assert levels(store_runs.check_instance(named, found)) == {"instance": Level.WARN}
         directory = used.with_name("store.db-runs")
-        doors = await asyncio.to_thread(lambda: list(runs.check_doors(found, directory)))
+        doors = await asyncio.to_thread(lambda: list(store_runs.check_doors(found, directory)))
         assert levels(doors) == {"doors": Level.OK}
         next(directory.glob("*.sock")).unlink()
-        (closed,) = runs.check_doors(found, directory)
+        (closed,) = store_runs.check_doors(found, directory)
         assert (closed.level, closed.seen.split(":")[0]) == (Level.WARN, "1 without")
-    gone = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
-    assert levels(runs.check_instance(named, gone)) == {"instance": Level.OK}
+    gone = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
+    assert levels(store_runs.check_instance(named, gone)) == {"instance": Level.OK}
 
 
 async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, settings, svc):
@@ -508,8 +510,8 @@ async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, set
     def inner(ctx: Context) -> None: ...
 
     async def lanes() -> list[Finding]:
-        found = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
-        findings = await asyncio.to_thread(lambda: list(runs.check_doors(found, directory)))
+        found = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
+        findings = await asyncio.to_thread(lambda: list(store_runs.check_doors(found, directory)))
         assert one(findings, "doors").level is Level.OK
         return [finding for finding in findings if finding.check == "lanes"]
 
@@ -537,8 +539,8 @@ def test_a_stranger_that_has_the_store_open_is_found(used):
     """
     A shell of sqlite3 left open is named with its pid.
     """
-    found = runs.read_runs(used, schema=SCHEMA)
-    assert runs.check_openers(used, found).level is Level.OK
+    found = store_runs.read_runs(used, schema=SCHEMA)
+    assert store_runs.check_openers(used, found).level is Level.OK
     code = "import sys; f = open(sys.argv[1]); print(0, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(used)], stdin=-1, stdout=-1, text=True
@@ -546,7 +548,7 @@ def test_a_stranger_that_has_the_store_open_is_found(used):
         assert child.stdout is not None
         child.stdout.readline()
 
-        stranger = runs.check_openers(used, found)
+        stranger = store_runs.check_openers(used, found)
 
         child.communicate("\n")
     assert stranger.level is Level.WARN
@@ -571,11 +573,11 @@ def test_dead_letters_and_waiting_messages_are_told(used):
         "x'00')",
     )
 
-    with database.ReadOnlyDatabase(path) as look:
-        assert queues.check_dead_letters(look).level is Level.WARN
+    with store_file.ReadOnlyDatabase(path) as look:
+        assert queue_file.check_dead_letters(look).level is Level.WARN
         assert re.fullmatch(
             r"2 in other \(oldest \d+d\d\dh\), 1 in compute \(oldest \d+d\d\dh\)",
-            queues.check_waiting(look).seen,
+            queue_file.check_waiting(look).seen,
         )
 
 
@@ -584,8 +586,8 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
     What it holds is given to nobody: its reason and the remedy are named.
     """
     path = used.with_name("queues.db")
-    with database.ReadOnlyDatabase(path) as look:
-        (fine,) = queues.check_connections(look)
+    with store_file.ReadOnlyDatabase(path) as look:
+        (fine,) = queue_file.check_connections(look)
     write(
         path,
         "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
@@ -593,8 +595,8 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
         "VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '1:2', '/x/c.wakeup', 0)",
     )
 
-    with database.ReadOnlyDatabase(path) as look:
-        (told,) = queues.check_connections(look)
+    with store_file.ReadOnlyDatabase(path) as look:
+        (told,) = queue_file.check_connections(look)
 
     assert fine.level is Level.OK
     assert told.level is Level.WARN
@@ -604,12 +606,12 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
 
 def readers(settings: Settings, path: Path, service: Service | None) -> list[Finding]:
     store = Path(settings.store_url.removeprefix("sqlite:///"))
-    found = runs.Runs(living=(), doubtful=(), all=())
+    found = store_runs.Runs(living=(), doubtful=(), all=())
     if store.exists():
-        found = runs.read_runs(store, schema=SCHEMA)
-    with database.ReadOnlyDatabase(path) as look:
+        found = store_runs.read_runs(store, schema=SCHEMA)
+    with store_file.ReadOnlyDatabase(path) as look:
         identity = StoreLocation(settings.store_url).identity()
-        return list(queues.check_readers(settings, look, identity, found, service))
+        return list(queue_file.check_readers(settings, look, identity, found, service))
 
 
 async def test_a_foreign_reader_fails_before_any_start(place, used, settings, svc):
@@ -696,8 +698,8 @@ def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start
     asyncio.run(start_once(settings, svc))
     asyncio.run(start_once(settings, svc))
 
-    with database.ReadOnlyDatabase(used) as look:
-        (found,) = runs.check_epoch(look)
+    with store_file.ReadOnlyDatabase(used) as look:
+        (found,) = store_runs.check_epoch(look)
         incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.WARN
@@ -720,8 +722,8 @@ def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
     (place / "copy.db").rename(used)
     asyncio.run(start_once(settings, svc))
 
-    with database.ReadOnlyDatabase(used) as look:
-        (found,) = runs.check_epoch(look)
+    with store_file.ReadOnlyDatabase(used) as look:
+        (found,) = store_runs.check_epoch(look)
         incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.OK

@@ -6,7 +6,7 @@ import pytest
 
 from gracekit.config.settings import Settings
 from gracekit.doctor.finding import Level
-from gracekit.doctor.platform.images import check_dockerfile, read_dockerfile
+from gracekit.doctor.images import check_dockerfile, read_dockerfile
 from tests.doctor.kit import levels
 
 GOOD = """

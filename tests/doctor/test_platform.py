@@ -15,11 +15,11 @@ import pytest
 from gracekit import Settings
 from gracekit.config.loading import load
 from gracekit.doctor.finding import Level
-from gracekit.doctor.platform.checks import check_container, check_systemd
-from gracekit.doctor.platform.grace import compare
-from gracekit.doctor.platform.pods import check_manifest
-from gracekit.doctor.platform.start_command import hides_signals, is_interactive
-from gracekit.doctor.platform.units import check_unit, time_span
+from gracekit.doctor.grace import compare
+from gracekit.doctor.platform import check_container, check_systemd
+from gracekit.doctor.pods import check_manifest
+from gracekit.doctor.start_command import hides_signals, is_interactive
+from gracekit.doctor.units import check_unit, time_span
 from gracekit.errors import ConfigError
 from tests.cli.kit import ROOT
 from tests.doctor.kit import levels, one, process

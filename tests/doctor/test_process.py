@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gracekit import Settings
+from gracekit.doctor import host, proc
 from gracekit.doctor.finding import Level
-from gracekit.doctor.machine import host, proc
-from gracekit.doctor.machine.processes import (
+from gracekit.doctor.processes import (
     check_alarm,
     check_files,
     check_first_process,

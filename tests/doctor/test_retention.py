@@ -10,10 +10,8 @@ import pytest
 
 from gracekit import Settings
 from gracekit.clock import Clock
-from gracekit.doctor.files import disk
-from gracekit.doctor.files.database import ReadOnlyDatabase
-from gracekit.doctor.files.retention import ROW_BYTES, check_retention
 from gracekit.doctor.finding import Finding, Level
+from gracekit.doctor.store_file import ROW_BYTES, ReadOnlyDatabase, check_retention, shown_bytes
 from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 
 HOUR_S: Final = 3600.0
@@ -58,8 +56,8 @@ def test_a_record_that_is_too_short_tells_what_a_rate_would_need(store: Path):
     young = checked(store)
     row_bytes = round(store.stat().st_size / 2_000)
     end(store, 10, over_s=2 * DAY_S)
-    a_second = disk.shown_bytes(7 * DAY_S * ROW_BYTES)
-    as_here = disk.shown_bytes(7 * DAY_S * row_bytes)
+    a_second = shown_bytes(7 * DAY_S * ROW_BYTES)
+    as_here = shown_bytes(7 * DAY_S * row_bytes)
 
     assert (empty.level, young.level) == (Level.OK, Level.OK)
     assert empty.seen.startswith("0 requests ended in the last 0s, which is too little")
@@ -87,9 +85,7 @@ def test_the_rate_on_record_is_set_against_the_retention(store: Path):
         "at the 6,000 requests a day of the last 2d00h, the retention of 10d keeps about "
     )
     size = store.stat().st_size
-    assert f"keeps about {disk.shown_bytes(5 * size)}; the file has {disk.shown_bytes(size)}" in (
-        found.seen
-    )
+    assert f"keeps about {shown_bytes(5 * size)}; the file has {shown_bytes(size)}" in (found.seen)
     assert found.seen.endswith(" free")
 
 

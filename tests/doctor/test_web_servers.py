@@ -9,9 +9,9 @@ import pytest
 
 from gracekit import Settings
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.platform.images import check_dockerfile
-from gracekit.doctor.platform.pods import check_manifest
-from gracekit.doctor.platform.units import check_unit
+from gracekit.doctor.images import check_dockerfile
+from gracekit.doctor.pods import check_manifest
+from gracekit.doctor.units import check_unit
 from tests.doctor.kit import one
 
 UNIT = """[Service]

@@ -34,6 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of another uid 
 AS_OTHER: Final = """
 import os, sys
 from pathlib import Path
+from gracekit.doctor.store_file import check_directory
 from gracekit.errors import GracekitError
 from gracekit.life import LifeLock
 from gracekit.store.files import make_directory, prepare_file

@@ -18,15 +18,16 @@ from aiormq.exceptions import AMQPError
 from pamqp.commands import Queue as QueueFrames
 
 from gracekit.clock import Clock
-from gracekit.doctor.rabbit.answers import (
+from gracekit.doctor.rabbit_entities import (
     EXCHANGE_GUARD,
     QUEUE_GUARD,
     BrokerAnswer,
+    BrokerEntity,
     Fit,
+    Flags,
     read_refusal,
 )
-from gracekit.doctor.rabbit.entities import BrokerEntity, Flags
-from gracekit.doctor.rabbit.versions import is_accepted, read_version
+from gracekit.doctor.rabbit_version import is_accepted, read_version
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.link import Link

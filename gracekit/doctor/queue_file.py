@@ -9,9 +9,9 @@ from typing import Final
 from gracekit.clock import age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import duration
-from gracekit.doctor.files.database import ReadOnlyDatabase
-from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.store_file import ReadOnlyDatabase
+from gracekit.doctor.store_runs import Runs
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows

@@ -20,8 +20,8 @@ import msgspec
 from gracekit.config.settings import Settings, platform_stop_s
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
-from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
-from gracekit.doctor.platform.start_command import (
+from gracekit.doctor.grace import check_promise, compare, doubted, refused
+from gracekit.doctor.start_command import (
     StartCommand,
     check_target,
     check_wait,

@@ -10,11 +10,11 @@ from typing import Final
 
 from gracekit.config.settings import Settings, last_breath_s, platform_stop_s
 from gracekit.config.values import format_duration
+from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, ok, skip, warn
-from gracekit.doctor.machine import proc
-from gracekit.doctor.platform.grace import compare
-from gracekit.doctor.platform.pods import DEFAULT_GRACE_S
-from gracekit.doctor.platform.units import check_directives, show_unit
+from gracekit.doctor.grace import compare
+from gracekit.doctor.pods import DEFAULT_GRACE_S
+from gracekit.doctor.units import check_directives, show_unit
 
 DOCKER_GRACE_S: Final = 10.0  # `docker stop`, `podman stop` and compose, without an option
 _CONTAINERS: Final = MappingProxyType(

@@ -18,7 +18,7 @@ from gracekit.config.settings import (
 )
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
-from gracekit.doctor.platform.start_command import StartCommand
+from gracekit.doctor.start_command import StartCommand
 from gracekit.errors import ConfigError
 
 TIMES: Final = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")

@@ -18,8 +18,8 @@ from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
-from gracekit.doctor.platform.grace import compare, doubted, not_known, refused
-from gracekit.doctor.platform.start_command import (
+from gracekit.doctor.grace import compare, doubted, not_known, refused
+from gracekit.doctor.start_command import (
     check_target,
     check_wait,
     given_by,

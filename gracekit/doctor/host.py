@@ -12,8 +12,8 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
+from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, fail, ok, told, warn
-from gracekit.doctor.machine import proc
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.runtime.loops import UVLOOP_REMEDY, loop_factory, loop_name, why_no_uvloop

@@ -1,27 +1,40 @@
-"""The checks of a transport on RabbitMQ."""
+"""Checks of a transport on RabbitMQ: the connection, and what the broker answers."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shlex
+import socket
+import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from gracekit.config.oslo import DURABLE_OPTIONS
 from gracekit.config.settings import Settings
-from gracekit.doctor.files.queues import judge
-from gracekit.doctor.files.runs import Runs
-from gracekit.doctor.finding import Finding, Level, fail, ok, skip, warn
-from gracekit.doctor.rabbit import reach, versions
-from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
-from gracekit.doctor.rabbit.broker import BrokerReport, inquire
-from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, listed, queue_entity
-from gracekit.doctor.rabbit.fits import check_profile, fitting
-from gracekit.errors import ConfigError
+from gracekit.doctor import rabbit_version
+from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
+from gracekit.doctor.queue_file import judge
+from gracekit.doctor.rabbit_broker import BrokerReport, Node, inquire
+from gracekit.doctor.rabbit_entities import (
+    BrokerAnswer,
+    BrokerEntity,
+    Fit,
+    Topic,
+    check_profile,
+    entities_of,
+    fitting,
+    listed,
+    queue_entity,
+)
+from gracekit.doctor.store_runs import Runs
+from gracekit.errors import ConfigError, GracekitError
 from gracekit.exits import ExitCode
-from gracekit.rpc.amqp.url import Broker, read_url
+from gracekit.rpc.amqp.url import TLS_PORT, Broker, is_loopback, read_url
 from gracekit.rpc.transport import announced_queues, directed_queue
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
@@ -108,15 +121,15 @@ class ConnectionChecks:
                 settings.transport_url, exchange=settings.exchange, profile=settings.declare_profile
             )
         except ConfigError as error:
-            yield from reach.told_with("URL", error)
+            yield from told_with("URL", error)
             return
         yield ok(
             "URL",
             f"{broker.shown}: vhost {broker.vhost}, exchange {broker.exchange}, profile "
             f"{broker.profile.name}",
         )
-        yield reach.check_tls(broker)
-        yield from reach.check_guest(broker)
+        yield check_tls(broker)
+        yield from check_guest(broker)
 
     def check_nodes(self) -> Iterator[Finding]:
         """Connect to each host, and query the first that answers."""
@@ -137,10 +150,10 @@ class ConnectionChecks:
         )
         some = any(node.error is None for node in report.nodes)
         for node in report.nodes:
-            yield from reach.check_node(node, others=some)
+            yield from check_node(node, others=some)
         if some:
             names = [queue.name for topic in self._topics for queue in topic.queues]
-            yield from reach.check_policies(self.broker, names)
+            yield from check_policies(self.broker, names)
             self.checks = BrokerChecks(
                 self._settings, self._service, self.broker, self._topics, report
             )
@@ -173,15 +186,15 @@ class BrokerChecks:
         self._profile = broker.profile
         self._topics = topics
         self._report = report
-        self._version = versions.read_version(report.newest.version)
+        self._version = rabbit_version.read_version(report.newest.version)
 
     def check_versions(self) -> Iterator[Finding]:
         """Check product and version, and whether the broker accepts transient queues."""
         node = self._report.newest
-        found = versions.check_version(node.product, node.version)
+        found = rabbit_version.check_version(node.product, node.version)
         yield found
         if found.level is not Level.SKIP:
-            yield versions.check_transient(
+            yield rabbit_version.check_transient(
                 self._profile,
                 node.version,
                 fitting=fitting(self._report.fits) if self._report.compared else (),
@@ -239,7 +252,7 @@ class BrokerChecks:
             self._profile.name,
             self._report.fits,
             found=self._report.found,
-            accepted=versions.accepted(self._version),
+            accepted=rabbit_version.accepted(self._version),
             in_url=self._in_url,
         )
         if found.level is Level.OK and not self._topics:
@@ -280,13 +293,13 @@ class BrokerChecks:
 
     def check_delivery_limit(self) -> Iterator[Finding]:
         """Check for quorum queues that drop messages after too many deliveries."""
-        return versions.check_delivery_limit(self._profile, self._version)
+        return rabbit_version.check_delivery_limit(self._profile, self._version)
 
     def check_consumer_timeout(self) -> Iterator[Finding]:
         """Check methods that are acked at their end against the broker's consumer_timeout."""
         if self._service is not None:
             methods = self._service.methods
-            yield from versions.check_consumer_timeout(self._profile, self._version, methods)
+            yield from rabbit_version.check_consumer_timeout(self._profile, self._version, methods)
 
     def check_waiting(self) -> Iterator[Finding]:
         """Report the requests that no consumer has taken, also those to other hosts."""
@@ -395,3 +408,93 @@ class BrokerChecks:
             return skip(check, "they were not counted, see above")
         queues = [queue.name for topic in self._topics for queue in topic.announced]
         return judge(self._settings, self._report.foreign, queues, self._service)
+
+
+# -- the connection --------------------------------------------------------------------
+
+UNREACHABLE: Final = (
+    "see that the broker runs there and that host, port and firewall are right; a TLS port "
+    f"({TLS_PORT} by default) wants amqps://"
+)
+MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
+CONTROL_S: Final = 20.0
+"""Seconds that `rabbitmqctl` has to answer."""
+_LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
+
+
+def check_tls(broker: Broker) -> Finding:
+    """Check that the connection cannot be read by others, and that the broker is authenticated."""
+    tls = broker.tls
+    if tls is None:
+        remote = [str(host) for host in broker.hosts if not is_loopback(host.host)]
+        if not remote:
+            return ok("TLS", "none, and none is needed on this machine")
+        return warn(
+            "TLS",
+            f"none to {', '.join(remote)}: others on the network can read password and requests",
+            f"write amqps:// (port {TLS_PORT} by default), and cafile= for your own authority",
+        )
+    if not tls.verify:
+        return warn(
+            "TLS",
+            "verify=none: others on the network can pass for the broker, and get the password",
+            "leave verify= out, and write cafile= for your own authority",
+        )
+    return ok("TLS", f"certificate and host name are checked against {tls.cafile or 'the system'}")
+
+
+def check_guest(broker: Broker) -> Iterator[Finding]:
+    """Warn about user guest; on other machines than the broker's the URL is refused anyway."""
+    if any(host.user == "guest" for host in broker.hosts):
+        yield warn(
+            "guest",
+            "user guest is an administrator, and with its usual password everybody's",
+            "make a user of its own (rabbitmqctl add_user, set_permissions), and delete guest",
+        )
+
+
+def check_node(node: Node, *, others: bool) -> Iterator[Finding]:
+    """Check that *node* accepts the login; only a warning if *others* do."""
+    check = f"broker {node.host}"
+    if node.error is None:
+        yield ok(check, "it lets us in")
+        return
+    for one in told_with(check, node.error):
+        yield warn(one.check, f"{one.seen}; another host answers", one.remedy) if others else one
+
+
+def told_with(check: str, error: GracekitError) -> Iterator[Finding]:
+    """One FAIL for each line of *error*, each with a remedy."""
+    wrong = isinstance(error, ConfigError)
+    code = ExitCode.CONFIG if wrong else ExitCode.DEPENDENCY
+    for one in told(check, error, code):
+        yield fail(check, one.seen, one.remedy or (MEND if wrong else UNREACHABLE), code)
+
+
+def check_policies(broker: Broker, names: Sequence[str]) -> Iterator[Finding]:
+    """Check for policies that expire or limit the queues *names*; AMQP does not report them."""
+    ask = ["rabbitmqctl", "-q", "--formatter", "json", "list_policies", "-p", broker.vhost]
+    try:
+        here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+        if not any(one.host in here for one in broker.hosts):
+            raise OSError("the broker is on another host")  # noqa: TRY301 - one way out
+        env = os.environ | {"ERL_FLAGS": "-start_epmd false"}  # it would leave that daemon behind
+        done = subprocess.run(ask, env=env, capture_output=True, timeout=CONTROL_S, check=True)  # noqa: S603 - no shell
+        policies: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        look = (
+            f"look on its host, as root: rabbitmqctl list_policies -p {shlex.quote(broker.vhost)}"
+        )
+        yield skip("policies", f"AMQP does not report them, nor rabbitmqctl here: {error}", look)
+        return
+    policies.sort(key=lambda one: one["priority"], reverse=True)  # the first that fits counts
+    for name in names:
+        fits = (one for one in policies if re.search(one["pattern"], name))
+        policy = next((one for one in fits if one["apply-to"] != "exchanges"), {"definition": "{}"})
+        if limits := _LIMITS & msgspec.json.decode(policy["definition"]).keys():
+            yield warn(
+                "policies",
+                f"policy {policy['name']!r} sets {', '.join(sorted(limits))} for queue {name}: the "
+                "broker deletes or refuses requests",
+                "let its pattern leave out the service's queues (docs/rabbitmq.md, Policies)",
+            )

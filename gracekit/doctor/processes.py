@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
-from gracekit.doctor.machine import proc
-from gracekit.doctor.platform.start_command import is_interactive, is_shell
+from gracekit.doctor.start_command import is_interactive, is_shell
 from gracekit.exits import ExitCode
 from gracekit.signals import STOP_SIGNALS
 

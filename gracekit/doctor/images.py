@@ -14,14 +14,14 @@ import msgspec
 
 from gracekit.config.settings import Settings
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.platform.start_command import (
+from gracekit.doctor.start_command import (
     check_target,
     check_wait,
     given_by,
     hides_signals,
     split,
 )
-from gracekit.doctor.platform.units import begins_drain, judged_by
+from gracekit.doctor.units import begins_drain, judged_by
 from gracekit.errors import ConfigError
 
 

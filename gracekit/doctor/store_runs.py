@@ -16,9 +16,9 @@ from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import duration, format_duration
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
-from gracekit.doctor.files.database import ReadOnlyDatabase
+from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.machine import proc
+from gracekit.doctor.store_file import ReadOnlyDatabase
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.life import Liveness

@@ -1,1 +1,0 @@
-"""Checks of the files of store and queue: the directory, the contents, the runs on record."""

@@ -1,1 +1,0 @@
-"""Checks of this machine, and of the service's processes on it."""

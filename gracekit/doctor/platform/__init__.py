@@ -1,1 +1,0 @@
-"""Checks of the platform that stops the service: systemd, supervisord, Kubernetes, containers."""
