@@ -52,6 +52,14 @@ MOST_AWAY: Final = 50
 """Of so many other names on record, the newest, the queues are asked about."""
 _UNKNOWN: Final = BrokerAnswer(fit=Fit.UNCLEAR)
 _IN_URL: Final = frozenset({"profile", *DURABLE_OPTIONS})
+UNREACHABLE: Final = (
+    "see that the broker runs there and that host, port and firewall are right; a TLS port "
+    f"({TLS_PORT} by default) wants amqps://"
+)
+MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
+CONTROL_S: Final = 20.0
+"""Seconds that `rabbitmqctl` has to answer."""
+_LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
 
 
 def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[Topic]:
@@ -411,15 +419,6 @@ class BrokerChecks:
 
 
 # -- the connection --------------------------------------------------------------------
-
-UNREACHABLE: Final = (
-    "see that the broker runs there and that host, port and firewall are right; a TLS port "
-    f"({TLS_PORT} by default) wants amqps://"
-)
-MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
-CONTROL_S: Final = 20.0
-"""Seconds that `rabbitmqctl` has to answer."""
-_LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
 
 
 def check_tls(broker: Broker) -> Finding:

@@ -33,6 +33,21 @@ from gracekit.rpc.transport import Queue, directed_queue, shared_queue
 Flags = QueueFlags | ExchangeFlags
 
 SHOWN: Final = 5
+QUEUE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"x-max-age": "1h"})
+"""An argument for streams only; any other queue with it cannot be created."""
+EXCHANGE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"alternate-exchange": 1})
+"""Must be a text; an exchange with a number there cannot be created."""
+_GUARDS: Final = (*QUEUE_GUARD, *EXCHANGE_GUARD)
+_NOT_MADE: Final = re.compile(r"invalid (?:type '[^']*' for )?arg '([^']+)'")
+_DIFFERS: Final = re.compile(r"inequivalent arg '([^']+)'")
+_VALUES: Final = re.compile(r"received (.*) but current is (.*)", re.DOTALL)
+_TYPED: Final = re.compile(r"the value ('.*') of type '\w+'", re.DOTALL)
+_NONE: Final = "none"
+CHECK: Final = "profile"
+_ALIKE: Final = (
+    "have all programs declare alike (docs/oslo.md, Which profile), and delete what differs once "
+    "it is empty and unused; or take another vhost"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +135,6 @@ def listed(entities: Iterable[BrokerEntity], most: int = SHOWN) -> str:
 
 
 # -- the answers of the broker ---------------------------------------------------------
-
-QUEUE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"x-max-age": "1h"})
-"""An argument for streams only; any other queue with it cannot be created."""
-EXCHANGE_GUARD: Final[Mapping[str, Any]] = MappingProxyType({"alternate-exchange": 1})
-"""Must be a text; an exchange with a number there cannot be created."""
-
-_GUARDS: Final = (*QUEUE_GUARD, *EXCHANGE_GUARD)
-_NOT_MADE: Final = re.compile(r"invalid (?:type '[^']*' for )?arg '([^']+)'")
-_DIFFERS: Final = re.compile(r"inequivalent arg '([^']+)'")
-_VALUES: Final = re.compile(r"received (.*) but current is (.*)", re.DOTALL)
-_TYPED: Final = re.compile(r"the value ('.*') of type '\w+'", re.DOTALL)
-_NONE: Final = "none"
 
 
 class Fit(enum.Enum):
@@ -224,11 +227,6 @@ def _plain(value: str) -> str:
 
 # -- which profile fits ----------------------------------------------------------------
 
-CHECK: Final = "profile"
-_ALIKE: Final = (
-    "have all programs declare alike (docs/oslo.md, Which profile), and delete what differs once "
-    "it is empty and unused; or take another vhost"
-)
 
 Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
 """For each existing entity, by profile: how it compares with what the profile declares."""

@@ -31,6 +31,26 @@ from gracekit.store.migrate import is_alone, living_beside, named
 QUICK_CHECK_S: Final = 5.0
 BUSY_TIMEOUT_S: Final = 2.0
 _STEPS: Final = 10_000  # SQLite steps between two checks of the time
+MIB: Final = 1024 * 1024
+TOO_LITTLE: Final = 32 * MIB
+LITTLE: Final = 256 * MIB
+LARGE_WAL: Final = 64 * MIB
+LARGER_DISK: Final = "give the file a path on a larger disk; a full disk ends a run"
+LEAST_REQUESTS: Final = 1000
+LEAST_S: Final = 3600.0
+"""A shorter record, or one of fewer requests, does not tell a rate."""
+LONGEST_S: Final = 7 * 86400.0
+"""The rate is that of so many seconds at most: a week has busy days and others."""
+ROW_BYTES: Final = 330
+"""About so much an ended request with a short result takes, before a record tells it."""
+LEAST_ROWS: Final = 500
+"""So many rows tell what a request takes; in a smaller file empty tables and indexes count more."""
+_DAY_S: Final = 86400.0
+_ENDED: Final = "SELECT count(*), min(finished_at) FROM task WHERE finished_at >= ?"
+_SIZE: Final = """
+SELECT (SELECT count(*) FROM task), page_count * page_size,
+    (page_count - freelist_count) * page_size
+FROM pragma_page_count, pragma_page_size, pragma_freelist_count"""
 
 
 class ReadOnlyDatabase:
@@ -182,12 +202,6 @@ def unreadable(error: GracekitError) -> Finding:
 
 # -- the place of the file -------------------------------------------------------------
 
-MIB: Final = 1024 * 1024
-TOO_LITTLE: Final = 32 * MIB
-LITTLE: Final = 256 * MIB
-LARGE_WAL: Final = 64 * MIB
-LARGER_DISK: Final = "give the file a path on a larger disk; a full disk ends a run"
-
 
 def check_place(path: Path) -> Iterator[Finding]:
     """Check for a local file system, a safe directory, and files of this user with mode 0600."""
@@ -318,22 +332,6 @@ def _size(path: Path, suffix: str) -> int | None:
 
 
 # -- what the retention keeps ----------------------------------------------------------
-
-LEAST_REQUESTS: Final = 1000
-LEAST_S: Final = 3600.0
-"""A shorter record, or one of fewer requests, does not tell a rate."""
-LONGEST_S: Final = 7 * 86400.0
-"""The rate is that of so many seconds at most: a week has busy days and others."""
-ROW_BYTES: Final = 330
-"""About so much an ended request with a short result takes, before a record tells it."""
-LEAST_ROWS: Final = 500
-"""So many rows tell what a request takes; in a smaller file empty tables and indexes count more."""
-_DAY_S: Final = 86400.0
-_ENDED: Final = "SELECT count(*), min(finished_at) FROM task WHERE finished_at >= ?"
-_SIZE: Final = """
-SELECT (SELECT count(*) FROM task), page_count * page_size,
-    (page_count - freelist_count) * page_size
-FROM pragma_page_count, pragma_page_size, pragma_freelist_count"""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
