@@ -7,7 +7,7 @@ read, and FAIL for a bug in the check.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -84,10 +84,8 @@ def examine(examination: Examination) -> Findings:
             yield from _in("application", *_declaration_checks(examination.service))
         yield from _in("process", *_process_checks(examination.pids))
         yield from _in("host", *_host_checks())
-        yield msgspec.structs.replace(
-            skip("settings", "the rest is judged by the settings, which are wrong", "mend them"),
-            area="settings",
-        )
+        wrong = "the rest is judged by the settings, which are wrong"
+        yield from _in("settings", lambda: skip("settings", wrong, "mend them"))
         return
     yield from _with_settings(examination, examination.settings)
 
@@ -106,11 +104,11 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
     yield from _in("process", *_process_checks(pids))
     yield from problems
     if "store_url" in elsewhere:
-        yield _not_named("store", "--store")
+        yield from _in("store", lambda: _not_named("--store"))
     else:
         yield from _store(settings, found)
     if "transport_url" in elsewhere:
-        yield _not_named("transport", "--transport")
+        yield from _in("transport", lambda: _not_named("--transport"))
     else:
         yield from _transport(settings, found, examination.service)
     yield from _in(
@@ -128,14 +126,11 @@ def _elsewhere(examination: Examination, settings: Settings) -> set[str]:
     return {n for n in ("store_url", "transport_url") if settings.origin(n) == "default"}
 
 
-def _not_named(area: str, option: str) -> Finding:
-    return msgspec.structs.replace(
-        skip(
-            "file",
-            "the run of the given file has one of its own, which was not named here",
-            f"to have it examined, give {option} as that run has it, as a user who may read it",
-        ),
-        area=area,
+def _not_named(option: str) -> Finding:
+    return skip(
+        "file",
+        "the run of the given file has one of its own, which was not named here",
+        f"to have it examined, give {option} as that run has it, as a user who may read it",
     )
 
 
@@ -230,19 +225,11 @@ def _run_directory(settings: Settings) -> Path:
 def _store(settings: Settings, found: store_runs.Runs) -> Findings:
     path = StoreLocation(settings.store_url).path
     if path is None:
-        yield _no_file("store", settings.store_url)
-        return
-    yield from _in("store", *_place_checks(path))
-    if not path.is_file():  # opening a pipe would block for ever; check_place reports it
-        yield from _in("store", lambda: store_runs.check_lost(path))
+        yield from _in("store", lambda: _no_file(settings.store_url))
         return
     migrations = load_migrations(MIGRATIONS)
 
     def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: store_file.check_schema(look, migrations, STORE_TABLES)
-        yield lambda: store_file.check_integrity(look)
-        if not set(STORE_TABLES) <= look.tables():
-            return
         yield lambda: store_runs.check_epoch(look)
         if look.schema() == len(migrations):  # what follows reads this one alone
             yield lambda: store_runs.check_living(found)
@@ -257,7 +244,9 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
             yield lambda: store_file.check_retention(look, settings)
             yield lambda: store_runs.check_clock_against(look)
 
-    yield from _inside("store", path, inside)
+    yield from _file("store", path, migrations, STORE_TABLES, inside)
+    if not path.is_file():
+        yield from _in("store", lambda: store_runs.check_lost(path))
 
 
 def _transport(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:
@@ -266,24 +255,19 @@ def _transport(settings: Settings, found: store_runs.Runs, service: Service | No
         return
     path = connect.queue_file(settings.transport_url)
     if path is None:
-        yield _no_file("transport", settings.transport_url)
-        return
-    yield from _in("transport", *_place_checks(path))
-    if not path.is_file():  # opening a pipe would block for ever; check_place reports it
+        yield from _in("transport", lambda: _no_file(settings.transport_url))
         return
     migrations = load_migrations(QUEUES_SCHEMA)
     store = StoreLocation(settings.store_url).identity()
 
     def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: store_file.check_schema(look, migrations, QUEUE_TABLES)
-        yield lambda: store_file.check_integrity(look)
-        if set(QUEUE_TABLES) <= look.tables():
-            yield lambda: queue_file.check_waiting(look)
-            yield lambda: queue_file.check_dead_letters(look)
+        yield lambda: queue_file.check_waiting(look)
+        yield lambda: queue_file.check_dead_letters(look)
+        if look.schema() == len(migrations):
             yield lambda: queue_file.check_connections(look)
             yield lambda: queue_file.check_readers(settings, look, store, found, service)
 
-    yield from _inside("transport", path, inside)
+    yield from _file("transport", path, migrations, QUEUE_TABLES, inside)
 
 
 def _broker(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:
@@ -326,18 +310,31 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
     )
 
 
-def _inside(
-    area: str, path: Path, checks: Callable[[store_file.ReadOnlyDatabase], Iterator[Check]]
+def _file(
+    area: str,
+    path: Path,
+    migrations: Sequence[str],
+    tables: Sequence[str],
+    checks: Callable[[store_file.ReadOnlyDatabase], Iterator[Check]],
 ) -> Findings:
+    yield from _in(area, *_place_checks(path))
+    if not path.is_file():  # opening a pipe would block for ever; check_place reports it
+        return
     try:
         with store_file.ReadOnlyDatabase(path) as look:
-            yield from _in(area, *checks(look))
+            yield from _in(
+                area,
+                lambda: store_file.check_schema(look, migrations, tables),
+                lambda: store_file.check_integrity(look),
+            )
+            if set(tables) <= look.tables():
+                yield from _in(area, *checks(look))
     except GracekitError as error:
         yield msgspec.structs.replace(store_file.unreadable(error), area=area)
 
 
-def _no_file(area: str, url: str) -> Finding:
-    return msgspec.structs.replace(skip("file", f"{url} is the memory of one process"), area=area)
+def _no_file(url: str) -> Finding:
+    return skip("file", f"{url} is the memory of one process")
 
 
 # -- one check --------------------------------------------------------------------
