@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.cli.text import safe
-from gracekit.journal.order_rows import DONE, OrderTarget
-from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
+from gracekit.journal.order_rows import OrderTarget
+from gracekit.tracker.task import DONE, RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
 """Exit status where an order is given and its task has not ended yet."""

@@ -45,8 +45,6 @@ from gracekit.errors import (
     UnknownCommitError,
 )
 from gracekit.journal.order_rows import (
-    DONE,
-    ENDS,
     OrderTarget,
     add_drop_hook,
     add_order,
@@ -66,7 +64,7 @@ from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
-from gracekit.tracker.task import RETRIED, TRANSIENT, Order, TaskState, Verb
+from gracekit.tracker.task import DONE, ENDS, RETRIED, TRANSIENT, Order, TaskState, Verb
 
 OPERATOR: Final = "operator"
 """Stands for the run in incidents of orders that no run has carried out."""

@@ -8,7 +8,7 @@ whether it took effect.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,41 +21,8 @@ from gracekit.journal.rows import Outcome, RowOfTask, from_json, order_from, tak
 from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
-from gracekit.tracker.task import RETRIED, TERMINAL, Lane, Order, TaskState, Verb
+from gracekit.tracker.task import DONE, ENDS, RETRIED, TERMINAL, Lane, Order, TaskState, Verb
 
-# An order to fail makes a running task FAILED. If no handler works on it, it becomes ERRORED, as
-# recovery would mark it, so that its `errored` hook is called.
-ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
-    {
-        Verb.CANCEL: {
-            TaskState.ACCEPTED: TaskState.CANCELLED,
-            TaskState.RUNNING: TaskState.CANCELLED,
-            TaskState.PENDING: TaskState.CANCELLED,
-            TaskState.HANDED_OVER: TaskState.CANCELLED,
-        },
-        Verb.FAIL: {
-            TaskState.ACCEPTED: TaskState.ERRORED,
-            TaskState.RUNNING: TaskState.FAILED,
-            TaskState.PENDING: TaskState.ERRORED,
-            TaskState.HANDED_OVER: TaskState.ERRORED,
-        },
-        Verb.RETRY: {
-            TaskState.PENDING: TaskState.ACCEPTED,
-            TaskState.HANDED_OVER: TaskState.ACCEPTED,
-            TaskState.FAILED: TaskState.ACCEPTED,
-            TaskState.ERRORED: TaskState.ACCEPTED,
-        },
-        Verb.GIVE_UP: {TaskState.PENDING: TaskState.ERRORED},
-    }
-)
-DONE: Final = MappingProxyType(
-    {
-        Verb.CANCEL: "cancelled",
-        Verb.FAIL: "failed",
-        Verb.RETRY: "retried",
-        Verb.GIVE_UP: "given up",
-    }
-)
 _NOT_RETRIED: Final = MappingProxyType(
     {
         TaskState.ACCEPTED: "it has not been started yet, and will be by itself",

@@ -15,13 +15,12 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnserialisableError,
 )
-from gracekit.journal.order_rows import DONE, ENDS
 from gracekit.journal.rows import ERRORED_SENTENCES, Outcome, Parking, TaskRow
 from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import write_result
-from gracekit.tracker.task import NO_CAPACITY, TERMINAL, Order, Reason, TaskState, Verb
+from gracekit.tracker.task import DONE, ENDS, NO_CAPACITY, TERMINAL, Order, Reason, TaskState, Verb
 
 _LONGEST_DETAIL: Final = 1000
 

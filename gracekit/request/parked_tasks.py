@@ -20,13 +20,7 @@ from gracekit.errors import (
     UnknownCommitError,
     UnknownTaskError,
 )
-from gracekit.journal.order_rows import (
-    DONE,
-    OrderTarget,
-    incident_of,
-    state_of,
-    target_named,
-)
+from gracekit.journal.order_rows import OrderTarget, incident_of, state_of, target_named
 from gracekit.journal.outbox import News
 from gracekit.journal.pending import PendingRows, add_parked_order, as_shown, may_show
 from gracekit.journal.tasks import Journal
@@ -40,7 +34,7 @@ from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.store.wakeup import Wakeups
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import TERMINAL, Lane, Order, Reason, TaskState, Verb
+from gracekit.tracker.task import DONE, TERMINAL, Lane, Order, Reason, TaskState, Verb
 
 MOVES: Final = 20
 """How often a task may change under an order, which is tried again, before the order is refused."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -151,6 +152,41 @@ class Verb(enum.Enum):
     FAIL = "fail"
     RETRY = "retry"
     GIVE_UP = "give_up"  # of a task that waits for capacity
+
+
+# An order to fail makes a running task FAILED. If no handler works on it, it becomes ERRORED, as
+# recovery would mark it, so that its `errored` hook is called.
+ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
+    {
+        Verb.CANCEL: {
+            TaskState.ACCEPTED: TaskState.CANCELLED,
+            TaskState.RUNNING: TaskState.CANCELLED,
+            TaskState.PENDING: TaskState.CANCELLED,
+            TaskState.HANDED_OVER: TaskState.CANCELLED,
+        },
+        Verb.FAIL: {
+            TaskState.ACCEPTED: TaskState.ERRORED,
+            TaskState.RUNNING: TaskState.FAILED,
+            TaskState.PENDING: TaskState.ERRORED,
+            TaskState.HANDED_OVER: TaskState.ERRORED,
+        },
+        Verb.RETRY: {
+            TaskState.PENDING: TaskState.ACCEPTED,
+            TaskState.HANDED_OVER: TaskState.ACCEPTED,
+            TaskState.FAILED: TaskState.ACCEPTED,
+            TaskState.ERRORED: TaskState.ACCEPTED,
+        },
+        Verb.GIVE_UP: {TaskState.PENDING: TaskState.ERRORED},
+    }
+)
+DONE: Final = MappingProxyType(
+    {
+        Verb.CANCEL: "cancelled",
+        Verb.FAIL: "failed",
+        Verb.RETRY: "retried",
+        Verb.GIVE_UP: "given up",
+    }
+)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,8 @@ from typing import Final
 import pytest
 
 from gracekit.config.settings import Settings
-from gracekit.journal.order_rows import ENDS
 from gracekit.life import LifeEvidence, Lock, Pid, judge
-from gracekit.tracker.task import TaskState, Verb
+from gracekit.tracker.task import ENDS, TaskState, Verb
 from tests.docs.pages import DOCS, ROOT
 from tests.test_architecture import ENTRANCES, FLOORS, PACKAGE, SAME_FLOOR
 

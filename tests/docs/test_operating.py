@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from gracekit.cli.call import NOT_RUN
 from gracekit.cli.main import cli
 from gracekit.config.choices import RejectReason, choices_of
-from gracekit.journal.order_rows import ENDS
-from gracekit.tracker.task import Reason, TaskState, Verb
+from gracekit.tracker.task import ENDS, Reason, TaskState, Verb
 from tests.cli.kit import Running, Started, write_service
 from tests.docs.pages import Page
 from tests.docs.tables import commands, section, tables

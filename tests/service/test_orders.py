@@ -9,14 +9,7 @@ import pytest
 
 from gracekit import Context, Done, GracekitError, Retry, Service
 from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
-from gracekit.journal.order_rows import (
-    ENDS,
-    add_order,
-    incident_of,
-    refusal_of,
-    state_of,
-    target_named,
-)
+from gracekit.journal.order_rows import add_order, incident_of, refusal_of, state_of, target_named
 from gracekit.journal.outbox import News
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -24,7 +17,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.task import _NEXT, Lane, Order, Verb
+from gracekit.tracker.task import _NEXT, ENDS, Lane, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime
