@@ -39,7 +39,6 @@ TRANSPORT: Final = "sqlite:///gracekit.db"
 STORE: Final = "sqlite:///gracekit-store.db"
 """Default of the store: another file beside it."""
 TRANSPORTS: Final = tuple(_SCHEMES)
-BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKind.BROKER)
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
