@@ -1,6 +1,7 @@
 """`gracekit pending`: tasks that wait for capacity, and an operator's way out for each.
 
-All of it is done in the store, whether a run lives or not: no run owns a parked task.
+It is done in the store, whether a run lives or not: no run owns a parked task. Only a retry with
+other arguments asks a run, which checks them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.replaced_args import read_set
-from gracekit.cli.task_orders import ParkedOnly, carry_out, may_say_why, yes_option
+from gracekit.cli.task_orders import carry_out, may_say_why, yes_option
 from gracekit.cli.text import json_text, requested_words, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.config.values import duration
@@ -120,19 +121,19 @@ def retry(
     If its handler still finds no capacity, it is parked again as the next
     version; its deadline stays.
 
-    --set takes JSON if VALUE reads as JSON, else text. The arguments must fit the
-    method of the newest run of the service, and name the same resource. Names
-    are checked, types are not.
+    --set takes JSON if VALUE reads as JSON, else text. The newest living run of the
+    service checks the arguments: their names must fit the method, and they must
+    name the same resource. Types are not checked. If no run lives, --set is refused.
 
     ID is a request id or the beginning of one, if no other id begins so. At a
     terminal the command asks whether that task was meant; elsewhere a beginning
     needs 4 characters.
 
     Exit status: 0 done; 1 refused, because it is not parked or --set does not
-    fit; 2 usage, 78 configuration.
+    fit; 4 the run that is to check --set does not answer; 2 usage, 78 configuration.
     """
     order = Order(verb=Verb.RETRY, by=who(), reason=reason)
-    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly(given=read_set(words)))
+    carry_out(options, order, task_id, yes=yes, replaced=read_set(words))
 
 
 @pending.command("give-up")
@@ -149,7 +150,7 @@ def give_up(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) 
     because it is not parked; 2 usage, 78 configuration.
     """
     order = Order(verb=Verb.GIVE_UP, by=who(), reason=reason)
-    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly())
+    carry_out(options, order, task_id, yes=yes, replaced={})
 
 
 @pending.command()
@@ -163,7 +164,7 @@ def cancel(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -
     ID and exit status: as for `gracekit pending give-up`.
     """
     order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
-    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly())
+    carry_out(options, order, task_id, yes=yes, replaced={})
 
 
 async def _look(

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Final
 
 import click
-import msgspec
 
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
@@ -32,7 +31,6 @@ from gracekit.cli.order_progress import (
 )
 from gracekit.cli.reach import ControlClient, SilentError, find_task
 from gracekit.cli.records import StoreRecords, doubt
-from gracekit.cli.replaced_args import replaced
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -194,16 +192,6 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
         hint.cancel()
 
 
-class ParkedOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that an order is for parked tasks and no others.
-
-    Attributes:
-        given: Arguments to replace before a retry.
-    """
-
-    given: Mapping[str, Any] = msgspec.field(default_factory=dict)
-
-
 def carry_out(
     options: CommonOptions,
     order: Order,
@@ -211,15 +199,19 @@ def carry_out(
     *,
     yes: bool,
     wait_s: float = 0.0,
-    parked: ParkedOnly | None = None,
+    replaced: Mapping[str, Any] | None = None,
 ) -> None:
-    """Carry an order out, print what became of it, and end the command."""
+    """Carry an order out, print what became of it, and end the command.
+
+    *replaced* are arguments to replace before a retry. It is None if the order is not for parked
+    tasks alone.
+    """
     progress = OrderProgress()
     with StoreRecords(options.settings) as records:
         subject = asyncio.run(find_task(records, word, options.instance))
         _confirm(subject, order.verb, word, yes=yes)
         try:
-            execution = _OrderExecution(records, options.settings, order, wait_s, parked)
+            execution = _OrderExecution(records, options.settings, order, wait_s, replaced)
             asyncio.run(execution.settle(subject, progress))
         except KeyboardInterrupt:
             if progress.asked is None:
@@ -262,12 +254,12 @@ class _OrderExecution:
         settings: Settings,
         order: Order,
         wait_s: float,
-        parked: ParkedOnly | None,
+        replaced: Mapping[str, Any] | None,
     ) -> None:
         self._records = records
         self._settings = settings
         self._order = order
-        self._parked = parked
+        self._replaced = replaced
         self._deadline = time.monotonic() + wait_s
 
     async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
@@ -293,7 +285,7 @@ class _OrderExecution:
         self, control: ControlClient, target: OrderTarget, progress: OrderProgress
     ) -> bool:
         """One look at the row, and one act; whether nothing is left to do."""
-        if self._parked is not None and target.state is not TaskState.PENDING:
+        if self._replaced is not None and target.state is not TaskState.PENDING:
             raise GracekitError(not_parked(target, self._order.verb))
         if progress.asked is not None and self._is_over(target, progress):
             return True
@@ -313,6 +305,8 @@ class _OrderExecution:
             return await self._drop_hook(target, progress)
         if why is not None:
             raise GracekitError(why)
+        if self._replaced:
+            return await self._ask(control, target, await self._newest_run(target), progress)
         if owner is None or dead or state in RETRIED:
             return await self._change(target, state, progress, dead=dead)
         return await self._ask(control, target, owner, progress)
@@ -339,6 +333,16 @@ class _OrderExecution:
         owner = target.owner or ""
         return (await self._records.runs_of({owner})).get(owner)
 
+    async def _newest_run(self, target: OrderTarget) -> Run:
+        """The living run of the task's service that started last: it checks replaced arguments."""
+        living = [run for run in await self._records.living() if run.service == target.service]
+        if not living:
+            raise GracekitError(
+                f"no run of {safe(target.service)} lives, and only a run can check what --set "
+                "gives: start one, or retry the task without --set"
+            )
+        return max(living, key=lambda run: run.started_at)
+
     # -- asked --------------------------------------------------------------------------
 
     async def _ask(
@@ -354,7 +358,8 @@ class _OrderExecution:
             progress.asked = now
             return self._may_wait_no_longer(target.state.value, progress)
         else:
-            progress.end(done_words(self._order, runs_on=True), state=answer.get("state"))
+            words = done_words(self._order, runs_on=True)
+            self._done(target, words, progress, state=answer.get("state"))
             return True
         return False
 
@@ -362,12 +367,14 @@ class _OrderExecution:
         self, control: ControlClient, run: Run, request_id: str, recipient: str
     ) -> dict[str, Any] | None:
         """The run's answer; None if it has died meanwhile."""
-        words = {
+        words: dict[str, Any] = {
             "task_id": request_id,
             "recipient": recipient,
             "by": self._order.by,
             "reason": self._order.reason,
         }
+        if self._replaced:
+            words["args"] = self._replaced
         try:
             return await control.ask(run, self._order.verb.value, words)
         except RunEndedError:
@@ -379,7 +386,9 @@ class _OrderExecution:
             if not judgement.is_alive:
                 raise DependencyError(f"{error}; {doubt(run, judgement)}") from error
             why = await control.why_silent(run) if isinstance(error, SilentError) else ""
-            raise DependencyError(f"{error}{why}; it alone may act on its tasks") from error
+            if not self._replaced:
+                why += "; it alone may act on its tasks"
+            raise DependencyError(f"{error}{why}") from error
 
     def _may_wait_no_longer(self, state: str, progress: OrderProgress) -> bool:
         if time.monotonic() < self._deadline:
@@ -398,7 +407,7 @@ class _OrderExecution:
     ) -> OrderProgress:
         """What a process runs without a row: it alone knows of it."""
         assert subject.run is not None
-        if self._parked is not None:
+        if self._replaced is not None:
             raise GracekitError(f"{subject} does not wait for capacity: it is {subject.state}")
         answer = await self._put(control, subject.run, subject.request_id, subject.recipient)
         if answer is None or not answer.get("asked"):
@@ -447,12 +456,6 @@ class _OrderExecution:
         outcome = None if verb is Verb.RETRY else ordered(str(target), self._order, state)
         was = state_of(target)
         was += f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
-        args = None
-        if self._parked is not None and self._parked.given:
-            args = await replaced(self._records.engine, target, self._parked.given)
-            if args is None:
-                return False
-            was += f"; --set {', '.join(self._parked.given)}"
         incident = incident_of(
             self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
         )
@@ -465,7 +468,7 @@ class _OrderExecution:
                         batch, target.owner, target.request_id, settle_s=target.settle_s
                     )
                 if target.state is TaskState.PENDING:
-                    add_parked_order(batch, target, outcome, incident, news, args=args)
+                    add_parked_order(batch, target, outcome, incident, news)
                 else:
                     add_order(batch, target, outcome, incident, news, dead=dead)
                 await engine.commit(batch)
@@ -479,10 +482,16 @@ class _OrderExecution:
         runs_on = await self._records.wake_living(target.service)
         end = ENDS[verb][state]
         words = done_words(self._order, runs_on=runs_on, end=end, parked=state is TaskState.PENDING)
-        is_overdue = state is TaskState.PENDING and (target.pending_deadline or 0.0) <= clock.wall()
-        notes = [OVERDUE] if verb is Verb.RETRY and is_overdue else []
-        progress.end("; ".join((words, *notes)), state=end.value)
+        self._done(target, words, progress, state=end.value)
         return True
+
+    def _done(
+        self, target: OrderTarget, words: str, progress: OrderProgress, *, state: str | None
+    ) -> None:
+        was_parked, deadline = target.state is TaskState.PENDING, target.pending_deadline or 0.0
+        if self._order.verb is Verb.RETRY and was_parked and deadline <= Clock().wall():
+            words += f"; {OVERDUE}"
+        progress.end(words, state=state)
 
 
 _OPEN: Final = frozenset(ENDS[Verb.CANCEL])

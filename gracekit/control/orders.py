@@ -9,6 +9,7 @@ changed here: the answer is then `moved`, and the caller reads the row again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -71,8 +72,20 @@ class Orders:
         self._trigger = trigger
         self._one_at_a_time = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
-    async def carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
+    async def carry_out(
+        self,
+        request_id: str,
+        recipient: str,
+        order: Order,
+        args: Mapping[str, Any] | None = None,
+    ) -> VerbAnswer:
         """Carry out one order; orders about the same task are carried out one after the other.
+
+        Args:
+            request_id: Request id of the task.
+            recipient: As in its row.
+            order: What to do.
+            args: Arguments to replace before a parked task is retried; other tasks are `moved`.
 
         Returns:
             `{"state": …}`, the state now. With `"asked": True` if the task ends later, when its
@@ -85,6 +98,8 @@ class Orders:
         # Without the lock, two orders at a time would both be recorded, although one is refused.
         lock = self._one_at_a_time.setdefault((request_id, recipient), asyncio.Lock())
         async with lock:
+            if args:
+                return await self._retry_with(args, request_id, recipient, order)
             return await self._carry_out(request_id, recipient, order)
 
     async def _carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
@@ -105,6 +120,15 @@ class Orders:
                 return answer
             await asyncio.sleep(BETWEEN_LOOKS_S)
         raise GracekitError(f"task {request_id} keeps changing its state: try again")
+
+    async def _retry_with(
+        self, args: Mapping[str, Any], request_id: str, recipient: str, order: Order
+    ) -> VerbAnswer:
+        target = await target_named(self._journal.engine, request_id, recipient)
+        if target is None or not self._is_parked_here(target):
+            return {"moved": True, "state": None if target is None else target.state.value}
+        end = await self._parked_tasks.carry_out(target, order, args, source="operator")
+        return {"moved": True, "state": None} if end is None else {"state": end.value}
 
     # -- in flight ----------------------------------------------------------------------
 
@@ -163,7 +187,7 @@ class Orders:
             raise GracekitError(why)
         if target.state in RETRIED:  # no run works on it, even if it has an owner
             return await self._change(target, order)
-        if target.state is TaskState.PENDING and target.service == self._journal.service:
+        if self._is_parked_here(target):
             end = await self._parked_tasks.carry_out(target, order, source="operator")
             return None if end is None else {"state": end.value}
         if target.owner != self._journal.run_id:
@@ -178,6 +202,10 @@ class Orders:
         if order.verb is Verb.RETRY and target.probing:
             raise GracekitError(f"{target} is being settled: its probe is running; try again")
         return await self._change(target, order)
+
+    def _is_parked_here(self, target: OrderTarget) -> bool:
+        """Whether it is a parked task of this service."""
+        return target.state is TaskState.PENDING and target.service == self._journal.service
 
     async def _change(self, target: OrderTarget, order: Order) -> VerbAnswer | None:
         outcome = None

@@ -384,7 +384,13 @@ class Control:
             by=_words(args, "by", LONGEST_WORD),
             reason=_writable(str(args.get("reason", "")))[:LONGEST_REASON],
         )
-        answer = await self._orders.carry_out(task_id, str(args.get("recipient", "")), order)
+        replaced = args.get("args")
+        if not (replaced is None or (isinstance(replaced, dict) and verb is Verb.RETRY)):
+            raise InvalidArgumentsError(
+                "args must be an object, and are for the verb 'retry' alone"
+            )
+        recipient = str(args.get("recipient", ""))
+        answer = await self._orders.carry_out(task_id, recipient, order, replaced)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
 
 

@@ -26,7 +26,6 @@ from gracekit.journal.rows import Outcome, from_json, to_json
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT, REMOVE_CONTENT
 from gracekit.store.batch import Batch
-from gracekit.store.engine import Queries
 from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
 
 
@@ -195,33 +194,6 @@ def may_show(state: TaskState, detail: str | None) -> bool:
 
 def _text_of(wall: float | None) -> str | None:
     return None if wall is None else utc_text(wall)
-
-
-class ParkedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a parked task.
-
-    Attributes:
-        args: A secret of its caller: to be checked and never shown.
-    """
-
-    namespace: str | None
-    method: str
-    version: str
-    args: Mapping[str, Any]
-
-
-async def call_of(engine: Queries, row_id: int) -> ParkedCall | None:
-    """The request of the parked task of that row; None if it is not parked any more."""
-    rows = await engine.query(sql.CALL, row_id)
-    if not rows:
-        return None
-    namespace, method, version, args = rows[0]
-    return ParkedCall(
-        namespace=None if namespace is None else str(namespace),
-        method=str(method),
-        version=str(version),
-        args=from_json(args) or {},
-    )
 
 
 # -- out ------------------------------------------------------------------------------------

@@ -43,9 +43,6 @@ SHOWN: Final = (
     "accepted_at", "finished_at",
 )  # fmt: skip
 SHOWN_COLUMNS: Final = ", ".join(SHOWN).replace("resource_kind, resource_id", SHOWN_RESOURCE)
-CALL: Final = """
-SELECT namespace, method, version, args FROM task JOIN content ON content.row_id = task.id
-WHERE id = ? AND state = 'pending'"""
 _SHOWN: Final = f"SELECT {SHOWN_COLUMNS} FROM task WHERE"
 # Uses the index of open rows, which has those of one owner and state in the order of their ids.
 SHOWN_PAGE: Final = f"""

@@ -112,9 +112,6 @@ FROM task WHERE state = 'pending' GROUP BY service ORDER BY service"""
 # The oldest row is the one with the lowest id; there is no index on `at`.
 UNSENT: Final = "SELECT count(*), (SELECT at FROM outbox ORDER BY id LIMIT 1) FROM outbox"
 
-NEWEST_OFFER: Final = """
-SELECT instance, methods FROM run WHERE service = ? ORDER BY started_at DESC LIMIT 1"""
-
 # -- runs, accounts, holds ------------------------------------------------------------
 
 # Parked rows are left out: they do not wait for a run, and there may be very many.

@@ -205,6 +205,8 @@ class ParkedTasks:
         is_retry = order.verb is Verb.RETRY
         outcome = None if is_retry else ordered(str(target), order, target.state, source=source)
         was = state_of(target)
+        if args and source == Reason.OPERATOR.value:
+            was += f"; --set {', '.join(args)}"
         incident = incident_of(
             order, target.request_id, target.method, was, at=news.at, run=journal.run_id
         )
@@ -238,6 +240,11 @@ class ParkedTasks:
         method = self._methods.resolve(row.namespace, row.method, row.version)
         replaced = {**row.args, **args}
         method.bind(replaced)
+        if method.reads_early is not None:
+            raise InvalidArgumentsError(
+                f"{target} acts on {_named(target.shown_resource)}, which a serializer has found "
+                "in its arguments: they cannot be replaced; send a new request"
+            )
         if (resource := method.resource_of(replaced)) != target.shown_resource:
             raise InvalidArgumentsError(
                 f"{target} acts on {_named(target.shown_resource)}, and these arguments name "

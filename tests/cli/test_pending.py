@@ -180,18 +180,20 @@ def test_orders_about_tasks_of_a_stopped_service_are_carried_out_in_its_store(di
     """
     left_parked(directory, "again", "large", "gone")
 
-    retried = gracekit(directory, "pending", "retry", "again", "--set", "memory_mb=1")
+    replaced = gracekit(directory, "pending", "retry", "again", "--set", "memory_mb=1")
+    retried = gracekit(directory, "pending", "retry", "again")
     given_up = gracekit(directory, "pending", "give-up", "large", *WHY, "--json")
     cancelled = gracekit(directory, "pending", "cancel", "gone", *WHY)
     status = gracekit(directory, "status")
     unsent = rows(directory, "SELECT owner, event_type FROM outbox")
     with running(directory) as run:
         run.wait_line("gave up large gave_up")
-        wait_for(lambda: state(directory, "again") == "succeeded")
+        wait_for(lambda: rows(directory, "SELECT 1 FROM task WHERE parkings = 2"))
         wait_for(lambda: not rows(directory, "SELECT 1 FROM outbox"))
         balanced = gracekit(directory, "status", "--json").json["accounts"]["balanced"]
 
-    assert (retried.code, given_up.code, cancelled.code) == (0, 0, 0)
+    assert "no run of compute lives, and only a run can check what --set gives" in replaced.err
+    assert (replaced.code, retried.code, given_up.code, cancelled.code) == (1, 0, 0, 0)
     assert "the next start runs it" in retried.out
     assert given_up.json["words"] == (
         "given up: it is errored now; the next start sends the notification"
@@ -251,9 +253,9 @@ def test_a_task_that_is_not_parked_is_refused_with_what_it_is(directory):
 @pytest.mark.parametrize(
     ("word", "code", "said"),
     [
-        ("vm=other", 1, "acts on vm:order-1, and --set vm names another resource"),
-        ("vm=", 1, "names another resource"),
-        ("memry_mb=1", 1, "takes vm, memory_mb, key, why, zone, and not memry_mb; did you mean"),
+        ("vm=other", 1, "acts on vm:order-1, and these arguments name vm:other: a retry keeps"),
+        ("vm=", 1, "build() needs a value for 'vm': it names the vm"),
+        ("memry_mb=1", 1, "got an unexpected keyword argument 'memry_mb'; did you mean"),
         ("memory_mb", 2, "--set 'memory_mb' is not NAME=VALUE"),
         ('zone="a\\u0000"', 2, "has a NUL character"),
         ('zone={"k\\u0000": 1}', 2, "has a NUL character"),
@@ -268,10 +270,11 @@ def test_arguments_that_do_not_fit_are_refused(
     """
     With the reason; the task stays parked as it was, and its own arguments are never shown.
     """
-    left_parked(directory, "order-1")
-    before = rows(directory, "SELECT * FROM task")
-
-    answer = gracekit(directory, "pending", "retry", "order-1", "--set", word)
+    with running(directory):
+        park(directory, "order-1")
+        wait_for(lambda: not rows(directory, "SELECT 1 FROM outbox"))
+        before = rows(directory, "SELECT * FROM task")
+        answer = gracekit(directory, "pending", "retry", "order-1", "--set", word)
 
     assert (answer.code, said in answer.err) == (code, True), answer
     assert CANARY not in answer.err + answer.out
@@ -282,24 +285,27 @@ def test_arguments_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("source", "word", "said"),
     [
-        ("'vm.id'", 'vm={"id": "v-2"}', "acts on vm:v-1, and --set vm.id names another resource"),
-        ("'vm.id'", "vm={}", "--set vm.id names another resource"),
+        ("'vm.id'", 'vm={"id": "v-2"}', "acts on vm:v-1, and these arguments name vm:v-2"),
+        ("'vm.id'", "vm={}", "build() needs a value for 'vm.id': it names the vm"),
         ("'vm.id'", 'vm={"id": "v-1", "zone": "b"}', ""),
         ("'vm.id'", "memory_mb=1", ""),
-        ("lambda args: args['vm']['id']", "memory_mb=1", "--set memory_mb may name another"),
+        ("lambda args: args['vm']['id']", "memory_mb=1", ""),
+        ("lambda args: args['vm']['id']", 'vm={"id": "v-2"}', "these arguments name vm:v-2"),
     ],
 )
 def test_arguments_with_the_id_of_the_resource_inside_are_compared(
     directory: Path, source: str, word: str, said: str
 ):
     """
-    By a path; of a function only a run knows what it returns, so nothing is replaced.
+    By a path or a function: the run that checks them has it.
     """
     text = PARKING.replace('resource="vm"', f'resource=("vm", {source})')
     text = text.replace("vm: str,", "vm: dict[str, str],")
-    left_parked(directory, "order-1", text=text, vm='{"id": "v-1"}')
+    write_service(directory, text=text)
 
-    answer = gracekit(directory, "pending", "retry", "order-1", "--set", word)
+    with running(directory):
+        park(directory, "order-1", vm='{"id": "v-1"}')
+        answer = gracekit(directory, "pending", "retry", "order-1", "--set", word)
 
     assert (answer.code, said in answer.err) == (1 if said else 0, True), answer
 
@@ -354,16 +360,17 @@ def test_an_argument_that_is_not_utf8_is_refused(directory):
 
 def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(directory):
     """
-    Nobody can say what it takes, so nothing is replaced.
+    It cannot say what the method takes, so nothing is replaced.
     """
-    left_parked(directory, "order-1")
-    rows(directory, "UPDATE run SET methods = '[]'")
-
-    replaced = gracekit(directory, "pending", "retry", "order-1", "--set", "memory_mb=1")
-    plain = gracekit(directory, "pending", "retry", "order-1")
+    with running(directory, "--instance", "old"):
+        park(directory, "order-1")
+        write_service(directory, text=PARKING.replace("build", "make"))
+        with running(directory, "--instance", "new"):
+            replaced = gracekit(directory, "pending", "retry", "order-1", "--set", "memory_mb=1")
+            plain = gracekit(directory, "pending", "retry", "order-1")
 
     assert (replaced.code, plain.code) == (1, 0)
-    assert "does not serve build version 1.0; retry it without --set" in replaced.err
+    assert "method 'build' is not served" in replaced.err
 
 
 def test_of_two_operators_at_once_one_alone_is_heard(directory):

@@ -407,3 +407,47 @@ async def test_of_different_orders_at_one_moment_one_is_done(world: World, svc: 
         refused = [one for one in answers if isinstance(one, Gone | StaleVersionError)]
         assert (len(done), len(refused)) == (1, 2), answers
         assert len(world.incidents("parked")) >= number + 1
+
+
+# -- arguments that an operator replaces -------------------------------------------------------
+
+
+async def test_an_operator_replaces_arguments_of_a_parked_task_alone(world: World, svc: Service):
+    """
+    The record names them. A task that is not parked any more is not touched.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    builds.free = 2
+
+    for verb, args in (("cancel", {"memory_mb": 1}), ("retry", [1])):
+        with pytest.raises(BAD_ARGUMENTS, match="args must be an object, and are for the verb"):
+            await world.verb(life, verb, task_id="t", args=args)
+    answers = [
+        await world.verb(life, "retry", task_id=task_id, args={"memory_mb": 2})
+        for task_id in ("t", "t", "nowhere")
+    ]
+    await builds.ends("succeeded")
+
+    assert [answer["state"] for answer in answers if "moved" not in answer] == ["accepted"]
+    assert [answer["task_id"] for answer in answers if "moved" in answer] == ["t", "nowhere"]
+    assert len(builds.begun) == 2
+    (note,) = world.incidents("operator_retry")
+    assert note["detail"].endswith("(it was pending (no_capacity); --set memory_mb)")
+
+
+async def test_arguments_in_which_a_serializer_finds_the_resource_stay(world: World, svc: Service):
+    """
+    They are texts that it makes objects of, so nobody can compare the resource.
+    """
+    builds = Builds(world, svc)
+    builds.build.reads_early = lambda _, args: ("vm", args["vm"])
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+
+    with pytest.raises(BAD_ARGUMENTS, match="acts on vm:v, which a serializer has found"):
+        await world.verb(life, "retry", task_id="t", args={"memory_mb": 2})
+    with pytest.raises(BAD_ARGUMENTS, match="cannot be replaced; send a new request"):
+        await builds.order("retry", args={"memory_mb": 2})
+    assert builds.state() == "pending"
