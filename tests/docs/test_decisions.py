@@ -11,87 +11,75 @@ import pytest
 from gracekit.config.settings import Settings
 from gracekit.life import LifeEvidence, Lock, Pid, judge
 from gracekit.tracker.task import ENDS, TaskState, Verb
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT, Page
 from tests.test_architecture import ENTRANCES, FLOORS, PACKAGE, SAME_FLOOR
 
-DIRECTORY: Final = DOCS / "decisions"
-RECORDS: Final = sorted(path.name for path in DIRECTORY.glob("[0-9]*.md"))
-INDEX: Final = (DIRECTORY / "index.md").read_text()
+INDEX: Final = (DOCS / "decisions" / "index.md").read_text()
 ARCHITECTURE: Final = (ROOT / "ARCHITECTURE.md").read_text()
 LONGEST: Final = 250
 """Lines that a new maintainer reads in one go."""
-DAY: Final = r"20\d\d-\d\d-\d\d"
-GROUPS: Final = (
-    "Custody",
-    "Drain",
-    "Recovery",
-    "RabbitMQ and the wire",
-    "Store",
-    "Process",
-    "Operating",
-    "Testing",
-)
+PAGES: Final = {
+    path.name: Page(f"decisions/{path.name}")
+    for path in sorted((DOCS / "decisions").glob("*.md"))
+    if path.name != "index.md"
+}
+"""A page for each group; each decision is a section, and its heading is its number."""
 
 
-def listed() -> dict[str, tuple[str, str, str, str]]:
-    """File names in the index; of each its group, number, title and day as listed there."""
-    found, group = {}, ""
-    for line in INDEX.splitlines():
-        if line.startswith("## "):
-            group = line.removeprefix("## ")
-        if row := re.fullmatch(rf"\| (\d{{4}}) \| \[(.*)\]\((\S+)\) \| ({DAY}) \|", line):
-            number, title, name, day = row.groups()
-            found[name] = group, number, title, day
-    return found
+def decisions() -> dict[tuple[str, str], str]:
+    """Text of each decision by its page and its number."""
+    return {
+        (name, text[:4]): text[4:]
+        for name, page in PAGES.items()
+        for text in re.split(r"^## (?=\d{4}$)", page.text, flags=re.MULTILINE)[1:]
+    }
 
 
-def table(name: str, first: str) -> list[list[str]]:
-    """Cells of the table in that record whose head begins with *first*, without its head."""
-    text = (DIRECTORY / name).read_text()
+DECISIONS: Final = decisions()
+
+
+def table(name: str, number: str, first: str) -> list[list[str]]:
+    """Cells of the table in that decision whose head begins with *first*, without its head."""
+    text = DECISIONS[name, number]
     lines = text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_numbers_of_decisions_are_without_gaps():
+def test_no_number_of_a_decision_is_given_twice():
     """
-    A new decision takes the next number, and none is given twice.
+    On each page they rise.
     """
-    numbers = [int(name.partition("-")[0]) for name in RECORDS]
+    numbers = [number for _, number in DECISIONS]
 
-    assert numbers == list(range(1, len(RECORDS) + 1))
-    assert len(RECORDS) > 40
+    assert len(set(numbers)) == len(numbers) > 40
+    for name in PAGES:
+        there = [number for page, number in DECISIONS if page == name]
+        assert there == sorted(there) != []
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_decision_has_its_parts(name: str):
+@pytest.mark.parametrize(("name", "number"), DECISIONS)
+def test_a_decision_has_its_parts(name: str, number: str):
     """
-    Title, day, group, then context, decision and consequence, none of them empty.
+    Title, day, then context, decision and consequence, none of them empty.
     """
-    text = (DIRECTORY / name).read_text()
-    head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
-
-    assert re.fullmatch(
-        rf"# {name[:4]}\. \S.*\n\n- Date: {DAY}(, last changed {DAY})?\n"
-        rf"- Group: ({'|'.join(GROUPS)})\n\n",
-        head,
+    head, *parts = re.split(
+        r"^\*(Context|Decision|Consequence)\.\*", DECISIONS[name, number], flags=re.MULTILINE
     )
-    assert [part.partition("\n")[0] for part in parts] == ["Context", "Decision", "Consequence"]
-    assert all(len(part.partition("\n")[2].split()) > 5 for part in parts)
+
+    assert re.fullmatch(r"\n\n\*\*\S.*\.\*\* Since 20\d\d-\d\d-\d\d\.\n\n", head)
+    assert parts[::2] == ["Context", "Decision", "Consequence"]
+    assert all(len(part.split()) > 5 for part in parts[1::2])
 
 
 def test_the_index_lists_each_decision_as_its_page_says():
     """
-    Under its group, with its number, its title and the day from which it stands.
+    With its title, its page and its number.
     """
-    said = {}
-    for name in RECORDS:
-        text = (DIRECTORY / name).read_text()
-        head = re.match(rf"# (\d+)\. (.*)\n\n- Date: ({DAY}).*\n- Group: (.*)\n", text)
-        assert head is not None
-        number, title, day, group = head.groups()
-        said[name] = group, number, title, day
+    listed = re.findall(r"^- \[(.*)\]\((.*)#(\d{4})\)$", INDEX, re.MULTILINE)
+    said = {key: text.partition("**")[2].partition(".**")[0] for key, text in DECISIONS.items()}
 
-    assert listed() == said
+    assert {(name, number): title for title, name, number in listed} == said
+    assert len(listed) == len(said)
 
 
 def test_architecture_is_read_in_one_go():
@@ -130,12 +118,18 @@ def test_the_house_shows_every_room_once():
 
 def test_links_of_architecture_lead_somewhere():
     """
-    To decisions and pages that exist.
+    To pages that exist, and to decisions on them.
     """
-    links = re.findall(r"\]\(([^)#\s]+)\)", ARCHITECTURE)
+    links = re.findall(r"\]\(([^)\s]+)\)", ARCHITECTURE)
+    targets = [link.partition("#")[::2] for link in links]
 
     assert len(links) > 15
-    assert [link for link in links if not (ROOT / link).is_file()] == []
+    assert [target for target, _ in targets if not (ROOT / target).is_file()] == []
+    assert [
+        (target, anchor)
+        for target, anchor in targets
+        if anchor and anchor not in Page(f"../{target}").anchors
+    ] == []
 
 
 def test_times_of_a_drain_are_the_defaults():
@@ -175,7 +169,7 @@ def test_the_table_of_liveness_is_the_rule():
     """
     Each sign of a lock with each sign of a process gives the answer that the table shows.
     """
-    rows = table("0023-proof-of-death.md", "| process is there")
+    rows = table("recovery.md", "0023", "| process is there")
     assert [row[0] for row in rows] == list(LOCKS)
 
     for words, *cells in rows:
@@ -190,7 +184,7 @@ def test_the_table_of_orders_is_the_one_that_is_obeyed():
     """
     What an order makes of a task in each state; `refused` where the code has no end.
     """
-    rows = table("0063-orders-about-tasks.md", "| ACCEPTED")
+    rows = table("operating.md", "0063", "| ACCEPTED")
     states = (TaskState.ACCEPTED, TaskState.RUNNING, TaskState.HANDED_OVER)
 
     assert [row[0] for row in rows] == ["`cancel`", "`fail`", "`retry`"]
@@ -206,7 +200,7 @@ def test_statements_with_conditions_that_span_rows_exist():
     """
     The list for authors of engines names statements of the modules where they stand.
     """
-    text = (DIRECTORY / "0048-portable-statements.md").read_text()
+    text = DECISIONS["store.md", "0048"]
     named = re.findall(r"`(\w+_sql)\.(\w+)`", text)
     rooms = {"leases_sql": "leases", "runs_sql": "runs"}
 

@@ -14,7 +14,12 @@ NOTHING_TO_SETTLE = {"startup_reconciliation_wait_seconds": 0.0}
 
 
 def bound(older: int, max_running: int) -> int:
-    """Grants of its lane within which a recovered row begins; docs/decisions/0010-lines.md."""
+    """Grants of its lane within which a recovered row begins that waits only for this lane.
+
+    *older* rows were recovered before it. The two queues of the line take turns: 2 * (older + 1).
+    Recovery claims up to 32 rows in one commit, and at most twice *max_running* requests begin
+    during that commit: the rest. See docs/decisions/custody.md#0010.
+    """
     return 2 * (older + 1) + 2 * max_running + 2 * max_running * older // min(max_running, 32)
 
 
