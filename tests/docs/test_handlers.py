@@ -23,6 +23,7 @@ import anyio.from_thread
 import pytest
 
 from gracekit import (
+    CallTimeoutError,
     Context,
     DeclarationError,
     MethodTimeoutError,
@@ -39,6 +40,7 @@ from gracekit.errors import UnserialisableError
 from gracekit.recovery.decisions import Done, Fail, Retry, Wait
 from gracekit.request.lanes import can_accept
 from gracekit.rpc.method_options import MarkOptions, OpsOptions, RpcOptions, options_from
+from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing import InMemoryService, TaskState, run
 from gracekit.tracker.task import Reason
 from tests.docs.pages import Page, Program, running
@@ -828,3 +830,69 @@ def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url:
         run_python(tmp_path, "produce.py", GRACEKIT_TRANSPORT_URL=rabbit_url)
         program.wait_text("order-1042")
         program.wait_text("task.finished task_id=order-1042")
+
+
+def test_the_keys_of_a_foreign_request_are_read():
+    """
+    The keys that the table names are those that a service reads from bare JSON.
+    """
+    named = re.findall(r"`([a-z_]+)`", PAGE.text.partition("## Other producers")[2])
+    body = (
+        b'{"method": "m", "args": {"a": 1}, "_unique_id": "r", "version": "1.2", '
+        b'"namespace": "n", "_context_user_id": "ann", "_msg_id": "1", "_reply_q": "reply_1"}'
+    )
+    request = decode_request(body)
+
+    for key in re.findall(rb'"([a-z_]+)":', body):
+        assert key.decode() in named or key == b"a"
+    assert (request.request_id, request.version, request.namespace) == ("r", "1.2", "n")
+    assert request.context == {"user_id": "ann"}
+    assert request.reply is not None
+    assert request.reply.queue == "reply_1"
+    assert decode_request(b'{"method": "m"}').reply is None
+
+
+def test_a_failure_of_a_cast_is_got_by_its_id_and_nothing_runs_again():
+    """
+    A call with the id of a FAILED cast raises what its handler raised.
+    """
+    svc, runs = Service("orders"), []
+
+    @svc.rpc(on_interrupt="retry")
+    async def ship(ctx, order: str) -> None:
+        runs.append(order)
+        raise LookupError("no such order")
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            request_id = await one.cast(ship, order="o-1")
+            await one.settled()
+            with pytest.raises(LookupError, match="no such order"):
+                await one.prepare(request_id=request_id).call(ship, order="o-1")
+            assert one.state_of(request_id) is TaskState.FAILED
+
+    run(main())
+    assert runs == ["o-1"]
+
+
+def test_a_call_that_nobody_read_in_time_is_not_run():
+    """
+    Its caller has left; a cast waits for as long as it takes.
+    """
+    svc, runs = Service("shop"), []
+
+    @svc.rpc(on_interrupt="retry")
+    async def note(ctx, who: str) -> None:
+        runs.append(who)
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            await one.drain()
+            with pytest.raises(CallTimeoutError):
+                await one.prepare(timeout=5).call(note, who="caller")
+            await one.cast(note, who="cast")
+            await one.start()
+            await one.settled()
+
+    run(main())
+    assert runs == ["cast"]
