@@ -98,7 +98,7 @@ def test_the_steps_to_go_back_lose_nothing_that_was_accepted(tmp_path: Path):
         assert gracekit(directory, "drain").code == 0
         run.wait()
     exits = gracekit(directory, "status").out
-    _, moves, restore = re.findall(r"^   ```sh\n(.*?)^   ```", PAGE.text, re.MULTILINE | re.DOTALL)
+    moves, restore = re.findall(r"^   ```sh\n(.*?)^   ```", PAGE.text, re.MULTILINE | re.DOTALL)
     for block in (moves, restore.replace("/backups/before.db", str(copy))):
         subprocess.run(["/bin/sh", "-ec", textwrap.dedent(block)], cwd=directory, check=True)
     doctor = gracekit(directory, "doctor").out
