@@ -111,7 +111,7 @@ SETTING_GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ),
     ),
     "Log": (
-        "What the lines look like: [logs.md](logs.md).",
+        "What the lines look like: [observability.md](observability.md#logs).",
         ("log_format", "log_level", "log_failures"),
     ),
 }

@@ -1,4 +1,4 @@
-"""What docs/logs.md shows can be run, and its tables agree with the code."""
+"""What docs/observability.md shows of logs can be run, and its tables agree with the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gracekit.config.choices import LogFailures, LogFormat, LogLevel, choices_of
 from gracekit.telemetry.catalogue import CATALOGUE
 from tests.docs.pages import Page, run
 
-PAGE = Page("logs.md")
+PAGE = Page("observability.md")
 SERVICE = """
 import logging
 import sys
