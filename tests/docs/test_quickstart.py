@@ -131,7 +131,7 @@ def test_crash_loses_no_picture_and_repeats_at_most_two(tmp_path: Path, monkeypa
     """
     PAGE.make_importable(tmp_path, monkeypatch)
     thumbs = importlib.import_module("thumbs")
-    (settle_s,) = map(int, re.findall(r"waits (\d+) s in case", PAGE.text))
+    (settle_s,) = map(int, re.findall(r"waits (\d+) s because", PAGE.text))
     made: list[str] = []
     monkeypatch.setattr(thumbs, "print", lambda line, **_: made.append(line), raising=False)
 
