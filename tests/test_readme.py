@@ -22,13 +22,14 @@ DEFAULT_URL = "sqlite:///gracekit.db"
 @pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
 def test_a_copy_survives_kill_as_the_readme_says(tmp_path: Path, queue, request):
     """
-    The lines are pasted into a shell, also with RabbitMQ's URL; the copy is whole, and its call is
-    answered by another process than the one that took it.
+    The lines are pasted into a shell, also with RabbitMQ's URL; here the kill waits for the first
+    part. The copy is whole, and another process answers the call than the one that took it.
     """
     url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
     PAGE.write_to(tmp_path)
     lines = re.findall(r"^    ((?:\(sleep|gracekit ).*)$", PAGE.text, re.MULTILINE)
-    out = shell(tmp_path, "\n".join([*lines, "wait"]), GRACEKIT_TRANSPORT_URL=url)
+    text = "\n".join([*lines, "wait"]).replace("sleep 5", "until [ -s *.copy ]; do sleep 0.1; done")
+    out = shell(tmp_path, text, GRACEKIT_TRANSPORT_URL=url)
     said = [line for line in out.splitlines() if line.startswith(("attempt", '"'))]
 
     assert len(lines) == 3

@@ -14,7 +14,7 @@ FOREIGN_CANCELLATION: Final = (
 )
 
 
-class Ending:
+class DrainTask:
     """Waits for a stop request, drains, and restores the signal handlers.
 
     Attributes:

@@ -25,7 +25,7 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
 from gracekit.runtime.built import Wired
-from gracekit.runtime.ending import Ending
+from gracekit.runtime.ending import DrainTask
 from gracekit.runtime.ground import lay_ground
 from gracekit.runtime.metrics import label_words
 from gracekit.runtime.opening import open_run
@@ -98,7 +98,7 @@ class Runtime:
             ground.phase, ground.process.notify, ground.settings, ground.telemetry, ground.clock
         )
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
-        self._ending: Ending | None = None
+        self._ending: DrainTask | None = None
 
     # -- life ---------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Runtime:
         self._opening = asyncio.Event()
         try:
             self.wired = await open_run(self.ground, self._starting)
-            self._ending = Ending(self.ground, self.wired)
+            self._ending = DrainTask(self.ground, self.wired)
         finally:
             self._opening.set()
         self.ground.telemetry.watch(self)
@@ -163,7 +163,7 @@ class Runtime:
         """
         return await (await self._opened()).wait()
 
-    async def _opened(self) -> Ending:
+    async def _opened(self) -> DrainTask:
         if self._opening is None:
             raise GracekitError(
                 "this Runtime is not open: nothing would be served; serve inside of "

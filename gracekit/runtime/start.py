@@ -7,7 +7,7 @@ import asyncio
 from gracekit.errors import GracekitError
 from gracekit.exits import exit_code_of
 from gracekit.runtime.built import Ground, Wired
-from gracekit.runtime.ending import Ending
+from gracekit.runtime.ending import DrainTask
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.upkeep import Starting
 
@@ -24,7 +24,7 @@ class Start:
         self._wired = wired
         self._starting = starting
 
-    async def run_unless_stopped(self, ending: Ending) -> None:
+    async def run_unless_stopped(self, ending: DrainTask) -> None:
         """Start, unless a stop was asked for; a stop request meanwhile cuts the start short.
 
         Args:
