@@ -21,6 +21,7 @@ from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.store_file import ReadOnlyDatabase
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
+from gracekit.journal.tasks_sql import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.life import Liveness
 from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.process import Process
@@ -28,7 +29,6 @@ from gracekit.runs.files import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark
-from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.journal.tasks_sql import ROW_COLUMNS
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.journal.tasks_sql import IS_OPEN, ROW_COLUMNS
 
 # -- adoption of a dead run -----------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.journal.tasks_sql import IS_OPEN
 
 NAMES: Final = (
     "id", "kind", "name", "status", "first_seen", "page", "owner", "tries", "waiting_since",

@@ -5,6 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+# The conditions of partial indexes. SQLite uses such an index only for a query that repeats its
+# condition word for word. A query that merely implies it reads the whole table, with its history.
+IS_OPEN: Final = "finished_at IS NULL"
+"""True for rows that are not in a terminal state. It is the condition of the index `task_open`,
+and half of that of `task_open_resource`."""
+IS_UNSUCCESSFUL: Final = "finished_at IS NOT NULL AND state <> 'succeeded'"
+"""True for the ended rows that did not succeed, which are few in a long record. It is the condition
+of the index `task_unsuccessful`."""
 COLUMNS: Final = (
     "id", "request_id", "recipient", "lane", "queue", "route", "target", "namespace", "method",
     "version", "content_hash", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",

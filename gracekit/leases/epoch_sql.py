@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.config.choices import NOT_TWICE
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.journal.tasks_sql import IS_OPEN
 
 LOOK: Final = "SELECT epoch, age, copied_at FROM epoch"
 RISE: Final = "UPDATE epoch SET age = age + 1 RETURNING epoch, age"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.journal.tasks_sql import IS_OPEN
 
 PATIENCE_S: Final = 3.0
 """A waiting request that has not asked for so long no longer keeps younger ones from the lease: its

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.pending_sql import SHOWN_COLUMNS
-from gracekit.journal.tasks_sql import SHOWN_RESOURCE
-from gracekit.store.open_rows import IS_OPEN, IS_UNSUCCESSFUL
+from gracekit.journal.tasks_sql import IS_OPEN, IS_UNSUCCESSFUL, SHOWN_RESOURCE
 from gracekit.tracker.task import TRANSIENT, TaskState
 
 # -- listings of tasks ----------------------------------------------------------------

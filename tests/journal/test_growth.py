@@ -13,10 +13,10 @@ import pytest
 from gracekit.journal.claims import Claims
 from gracekit.journal.holds import Holds
 from gracekit.journal.retention import Retention
+from gracekit.journal.tasks_sql import IS_OPEN
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.store.open_rows import IS_OPEN
 from gracekit.tracker.task import Interruption, TaskState
 from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World

@@ -11,6 +11,7 @@ from typing import Any, Final
 import apsw
 import pytest
 
+from gracekit.journal.tasks_sql import IS_UNSUCCESSFUL
 from gracekit.listings.chosen_task import find
 from gracekit.listings.one_task import read_task
 from gracekit.listings.reports import Reports, RunReport
@@ -20,7 +21,6 @@ from gracekit.listings.tasks import TaskList, TaskQuery, list_tasks
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store import older
-from gracekit.store.open_rows import IS_UNSUCCESSFUL
 from tests.journal.test_tasks import Book
 from tests.service.kit import World
 
