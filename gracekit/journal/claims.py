@@ -16,7 +16,7 @@ from gracekit.journal import claims_sql as sql
 from gracekit.journal import findings_sql, outbox_sql
 from gracekit.journal.rows import Address, TaskRow, address_of, task_row
 from gracekit.journal.tasks import Journal
-from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, REMOVE_CONTENT
+from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE, REMOVE_CONTENT
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row
 from gracekit.tracker.task import Lane, TaskState
@@ -338,3 +338,15 @@ class Claims:
                 yield task_row(row)
             except StoreError as error:
                 self._on_damage(error)
+
+
+def add_restored(batch: Batch, now: float, what: str, reason: str) -> None:
+    """Note that the store is an older one, and doubt its rows; see `leases.epoch`.
+
+    Accepted rows whose policy does not allow a second run become like interrupted ones, because
+    they may have begun after the copy was made.
+    """
+    batch.add(NOTE, now, "", what, None, None, reason)
+    batch.add(sql.NOTE_RESTORED, now)
+    batch.add(sql.NOTE_RESTORED_PARKED, now)
+    batch.add(sql.CUT_RESTORED, now)

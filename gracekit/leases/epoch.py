@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gracekit.clock import Clock
+from gracekit.journal.claims import add_restored
 from gracekit.leases import epoch_sql as sql
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
@@ -82,17 +83,9 @@ class Epoch:
         return mark_of(epoch, age), copied_at is not None
 
     async def _raise(self, known: int, what: str, reason: str) -> None:
-        """Raise the epoch and note why as an incident, in one commit.
-
-        Accepted rows whose policy does not allow a second run become like interrupted ones, because
-        they may have begun after the copy was made.
-        """
-        now = self._clock.wall()
+        """Raise the epoch, note why as an incident, and doubt rows of tasks, in one commit."""
         batch = Batch(Point.JOIN)
-        batch.add(sql.NOTE, now, what, reason)
-        batch.add(sql.NOTE_DOUBT, now)
-        batch.add(sql.NOTE_PARKED, now)
-        batch.add(sql.DOUBT, now)
+        add_restored(batch, self._clock.wall(), what, reason)
         batch.add(
             sql.RAISE,
             known >> EPOCH_BITS,
