@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gracekit.clock import age_s
-from gracekit.control import facts_sql as sql
 from gracekit.control.accounts import METRIC, AccountsCount
 from gracekit.errors import GracekitError, StoreError
+from gracekit.listings import listings_sql as sql
 from gracekit.listings.store_view import StoreView
 from gracekit.rpc.server import RpcServer
 from gracekit.telemetry.readings import StoreNumbers
@@ -97,9 +97,9 @@ class StoreFacts:
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 query = self._view.engine.query
-                rows = await query(sql.UNFINISHED, self._service)
+                rows = await query(sql.UNFINISHED_OF_SERVICE, self._service)
                 ((due,),) = await query(sql.NOTIFICATIONS_DUE, self._service)
-                ((holds,),) = await query(sql.OPEN_HOLDS, self._service, clock.wall())
+                ((holds,),) = await query(sql.OPEN_HOLDS_OF_SERVICE, self._service, clock.wall())
         except (StoreError, TimeoutError):
             return StoreNumbers()
         oldest = min((float(at) for _, _, at in rows if at is not None), default=None)

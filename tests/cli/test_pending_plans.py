@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import apsw
 import pytest
 
-from gracekit.control import facts_sql
 from gracekit.listings import listings_sql
 from gracekit.store.files import open_memory
 from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
@@ -62,7 +61,7 @@ def test_parked_rows_are_counted_by_their_index_and_not_read(database):
     """
     What probes, metrics and the status ask has no step through the table.
     """
-    facts = plan(database, facts_sql.UNFINISHED, "compute")
+    facts = plan(database, listings_sql.UNFINISHED_OF_SERVICE, "compute")
     counts = plan(database, listings_sql.PARKED_COUNTS, 1.0)
     unfinished = plan(database, listings_sql.UNFINISHED)
 
@@ -93,7 +92,7 @@ def test_unsent_notifications_are_counted_by_an_index(database):
     """
     Their payloads are not read; the oldest is the first row.
     """
-    due = plan(database, facts_sql.NOTIFICATIONS_DUE, "compute")
+    due = plan(database, listings_sql.NOTIFICATIONS_DUE, "compute")
     unsent = plan(database, listings_sql.UNSENT)
 
     assert due == [
@@ -111,12 +110,15 @@ def test_beside_parked_tasks_a_look_costs_a_few_steps_for_each(database):
     bare = {
         text: steps(database, text, *params)
         for text, params in (
-            (facts_sql.UNFINISHED, ("compute",)),
+            (listings_sql.UNFINISHED_OF_SERVICE, ("compute",)),
             (listings_sql.UNFINISHED, ()),
         )
     }
     park(database, 3, 2_000)
 
     assert steps(database, listings_sql.UNFINISHED) == bare[listings_sql.UNFINISHED]
-    counted = steps(database, facts_sql.UNFINISHED, "compute") - bare[facts_sql.UNFINISHED]
+    counted = (
+        steps(database, listings_sql.UNFINISHED_OF_SERVICE, "compute")
+        - bare[listings_sql.UNFINISHED_OF_SERVICE]
+    )
     assert counted < 5 * 2_000
