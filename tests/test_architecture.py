@@ -8,6 +8,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -198,6 +199,54 @@ def test_sisters_do_not_know_each_other():
     ]
 
     assert [i.place for i in between] == []
+
+
+# The tables of the store: the rooms that write them, and the other rooms that read them.
+TABLES: Final = {
+    "run": ("runs journal", "leases listings doctor"),  # retention deletes rows
+    "task": ("journal", "leases listings doctor store testing"),  # a backup counts rows
+    "content": ("journal", "listings testing"),
+    "reply": ("journal", "listings doctor"),
+    "outbox": ("journal", "listings testing"),
+    "lease": ("leases", "journal listings"),
+    "epoch": ("leases store", "journal doctor"),  # a backup is marked as a copy
+    "hold": ("journal", "listings doctor"),
+    "finding": ("journal", "leases listings"),
+    "resource_pass": ("journal", "listings"),
+    "broken_kind": ("journal", "listings"),
+    "consumed": ("journal", ""),
+    "tally": ("journal", "listings doctor"),
+    "incident": ("journal", "listings doctor store"),
+}
+_WRITES: Final = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
+_READS: Final = re.compile(r"(?<!DELETE )\b(?:FROM|JOIN) (\w+)")
+
+
+def test_each_table_of_the_store_is_written_in_one_room():
+    """
+    The table above is what the statements do: who writes, and who else reads.
+    """
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path, room in modules():
+        for text in _texts_of(ast.parse(path.read_text())):
+            for what, sign in (("writes", _WRITES), ("reads", _READS)):
+                for name in sign.findall(text):
+                    found[what, name].add(room)
+
+    schema = "".join(path.read_text() for path in PACKAGE.glob("store/migrations/*.sql"))
+    assert set(re.findall(r"CREATE TABLE (\w+)", schema)) == TABLES.keys()
+    for name, (writers, readers) in TABLES.items():
+        assert found["writes", name] == set(writers.split()), name
+        assert found["reads", name] - found["writes", name] == set(readers.split()), name
+
+
+def _texts_of(tree: ast.Module) -> Iterator[str]:
+    """The texts of a module, but for its docstrings."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in docstrings:
+                yield text
 
 
 def test_life_is_judged_in_one_place():
