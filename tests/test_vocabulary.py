@@ -46,7 +46,7 @@ def sources() -> Iterator[tuple[str, str]]:
     """What gracekit and its pages say, by file."""
     paths = [*(ROOT / "gracekit").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     for path in sorted(paths):
-        if path not in {GLOSSARY, ROOT / "CHANGELOG.md"}:  # which tells what older releases said
+        if path != GLOSSARY:
             yield str(path.relative_to(ROOT)), path.read_text()
 
 
