@@ -16,23 +16,19 @@ from weakref import WeakValueDictionary
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import GracekitError
 from gracekit.journal.order_rows import (
-    OrderIncident,
     OrderTarget,
-    add_order,
     add_taken,
     incident_of,
     refusal,
     refusal_of,
-    state_of,
     target_named,
     target_of,
 )
-from gracekit.journal.outbox import News
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
-from gracekit.request.outcomes import ordered
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.request.row_orders import RowOrders
 from gracekit.store.batch import Batch
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import RETRIED, CancelCause, Lane, Order, TaskState, TrackedTask, Verb
@@ -65,6 +61,7 @@ class Orders:
         trigger: RecoveryTrigger,
     ) -> None:
         self._journal = journal
+        self._rows = RowOrders.of_run(journal)
         self._parked_tasks = parked_tasks
         self._tracker = tracker
         self._telemetry = telemetry
@@ -162,7 +159,8 @@ class Orders:
             False if it is not on record: the row has changed meanwhile, or the commit was lost.
         """
         journal = self._journal
-        incident = self._incident(task.request_id, task.method, order, task.state.value)
+        at, was = journal.clock.wall(), task.state.value
+        incident = incident_of(order, task.request_id, task.method, was, at=at, run=journal.run_id)
         batch = Batch(Point.TALLY)
         # A `requeue` task has no row, and the store may have lost one.
         if task.row_id is not None and await target_of(journal.engine, task.row_id) is not None:
@@ -208,25 +206,14 @@ class Orders:
         return target.state is TaskState.PENDING and target.service == self._journal.service
 
     async def _change(self, target: OrderTarget, order: Order) -> VerbAnswer | None:
-        outcome = None
-        if order.verb is not Verb.RETRY:
-            outcome = ordered(str(target), order, target.state)
-        incident = self._incident(target.request_id, target.method, order, state_of(target))
-        batch, news = Batch(Point.SETTLE), News.of(self._journal.clock, sender=None)
-        add_order(batch, target, outcome, incident, news, dead=False)
-        if not await incident.is_committed(self._journal.commit(batch), self._journal.engine):
+        state = await self._rows.carry_out(target, order)
+        if state is None:
             return None
         self._trigger.poke()
-        state = TaskState.ACCEPTED if outcome is None else outcome.state
         self._tell(target, order, state)
         return {"state": state.value}
 
-    # -- record and log -----------------------------------------------------------------
-
-    def _incident(self, request_id: str, method: str, order: Order, was: str) -> OrderIncident:
-        journal = self._journal
-        at = journal.clock.wall()
-        return incident_of(order, request_id, method, was, at=at, run=journal.run_id)
+    # -- log ----------------------------------------------------------------------------
 
     def _tell(self, task: TrackedTask | OrderTarget, order: Order, state: TaskState) -> None:
         self._telemetry.emit(
