@@ -10,19 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.errors import StoreError
-from gracekit.journal.order_rows import (
-    OrderIncident,
-    OrderTarget,
-    add_order,
-    order_of,
-    state_of,
-    targets_ordered,
-)
-from gracekit.journal.outbox import News
-from gracekit.process import Point
+from gracekit.journal.order_rows import OrderTarget, order_of, state_of, targets_ordered
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import ordered
-from gracekit.store.batch import Batch
+from gracekit.request.row_orders import RowOrders
 from gracekit.tracker.task import Reason, TaskState
 
 AT_ONCE: Final = 50
@@ -33,6 +24,7 @@ class LeftOrders:
 
     def __init__(self, shared: Shared) -> None:
         self._journal = shared.journal
+        self._rows = RowOrders.of_run(shared.journal)
         self._trigger = shared.trigger
         self._telemetry = shared.telemetry
 
@@ -48,24 +40,12 @@ class LeftOrders:
 
     async def _end(self, target: OrderTarget) -> bool:
         """End one row; false if it has changed meanwhile, or cannot be ended now."""
-        journal = self._journal
         try:
             order = order_of(target)
             outcome = ordered(str(target), order, target.state)
             why = order.reason or "no reason given"
-            incident = OrderIncident(
-                at=journal.clock.wall(),
-                run_id=journal.run_id,
-                what="order_carried_out",
-                request_id=target.request_id,
-                method=target.method,
-                detail=f"{order.verb.value} of {order.by}: {why} (it was {state_of(target)})"[
-                    :1000
-                ],
-            )
-            batch, news = Batch(Point.SETTLE), News.of(journal.clock, sender=None)
-            add_order(batch, target, outcome, incident, news, dead=False)
-            if not await incident.is_committed(journal.commit(batch), journal.engine):
+            detail = f"{order.verb.value} of {order.by}: {why} (it was {state_of(target)})"
+            if not await self._rows.end(target, outcome, what="order_carried_out", detail=detail):
                 return False
         except StoreError as error:
             self._telemetry.emit("store.error", what="orders", error=str(error))
