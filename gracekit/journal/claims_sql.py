@@ -76,6 +76,24 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
         AND other.on_interrupt <> 'error' AND other.crashes > 0
         AND other.not_before > ?1)"""
 
+# -- rows of an older store, see `leases.epoch` ---------------------------------------
+
+# A task that is accepted in the older store may have begun, and even ended, in the newer one.
+# The `repr` of a tuple of texts is valid SQL.
+_RESTORED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r}"
+NOTE_RESTORED: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
+FROM task WHERE {_RESTORED}"""
+# It is not known whether a parked task has run since; the incident says so to those who retry it.
+NOTE_RESTORED_PARKED: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, '', 'restored', request_id, method, 'parked in an older store: it may have run since'
+FROM task WHERE {IS_OPEN} AND state = 'pending'"""
+CUT_RESTORED: Final = f"""
+UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
+WHERE {_RESTORED}"""
+
 # -- claims ---------------------------------------------------------------------------
 
 # An `error` row is ended without asking its backend, so it need not wait for its settle time. A row
@@ -180,21 +198,3 @@ SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? AND id > ?
 ORDER BY id LIMIT ?"""
 BEGIN_ERRORED: Final = """
 UPDATE task SET calling = 1, alone = ? WHERE id = ? AND owner = ? AND errored_due = 1"""
-
-# -- rows of an older store, see `leases.epoch` ---------------------------------------
-
-# A task that is accepted in the older store may have begun, and even ended, in the newer one.
-# The `repr` of a tuple of texts is valid SQL.
-_RESTORED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r}"
-NOTE_RESTORED: Final = f"""
-INSERT INTO incident (at, run_id, what, request_id, method, detail)
-SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
-FROM task WHERE {_RESTORED}"""
-# It is not known whether a parked task has run since; the incident says so to those who retry it.
-NOTE_RESTORED_PARKED: Final = f"""
-INSERT INTO incident (at, run_id, what, request_id, method, detail)
-SELECT ?, '', 'restored', request_id, method, 'parked in an older store: it may have run since'
-FROM task WHERE {IS_OPEN} AND state = 'pending'"""
-CUT_RESTORED: Final = f"""
-UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
-WHERE {_RESTORED}"""
