@@ -8,13 +8,11 @@ from typing import Final
 
 from gracekit import backoff
 from gracekit.errors import StoreError
-from gracekit.journal.order_rows import OrderIncident, OrderTarget
-from gracekit.journal.outbox import News, utc_text
-from gracekit.journal.pending import add_end
-from gracekit.process import Point
+from gracekit.journal.order_rows import OrderTarget
+from gracekit.journal.outbox import utc_text
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import expired
-from gracekit.store.batch import Batch
+from gracekit.request.row_orders import RowOrders
 from gracekit.tracker.task import Reason, TaskState
 
 AT_ONCE: Final = 50
@@ -24,7 +22,7 @@ class Overdue:
     """Ends overdue parked tasks of a service; each run does so, from its start to its end."""
 
     def __init__(self, shared: Shared) -> None:
-        self._journal = shared.journal
+        self._orders = RowOrders.of_run(shared.journal)
         self._rows = shared.pending
         self._outbox = shared.outbox
         self._trigger = shared.trigger
@@ -73,22 +71,10 @@ class Overdue:
 
     async def _end(self, target: OrderTarget) -> bool:
         """End one task; false if its row has changed meanwhile."""
-        journal = self._journal
-        news = News.of(self._clock, sender=journal.run_id)
         deadline = utc_text(target.pending_deadline or 0.0)
         outcome = expired(str(target), deadline, target.detail or "")
-        incident = OrderIncident(
-            at=news.at,
-            run_id=journal.run_id,
-            what="pending_expired",
-            request_id=target.request_id,
-            method=target.method,
-            detail=f"version {target.parkings}, deadline {deadline}",
-        )
-        batch = Batch(Point.UNPARK)
-        add_end(batch, target, outcome, news)
-        incident.add(batch)
-        if not await incident.is_committed(journal.commit(batch), journal.engine):
+        detail = f"version {target.parkings}, deadline {deadline}"
+        if not await self._orders.end(target, outcome, what="pending_expired", detail=detail):
             return False
         self._tell(target)
         return True
