@@ -13,21 +13,17 @@ from typing import Any, Final
 
 from gracekit.config.values import did_you_mean
 from gracekit.errors import (
-    ConflictError,
     Gone,
     InvalidArgumentsError,
     StaleVersionError,
-    UnknownCommitError,
     UnknownTaskError,
 )
-from gracekit.journal.order_rows import OrderTarget, incident_of, state_of, target_named
-from gracekit.journal.outbox import News
-from gracekit.journal.pending import PendingRows, add_parked_order, as_shown, may_show
+from gracekit.journal.order_rows import OrderTarget, target_named
+from gracekit.journal.pending import PendingRows, as_shown, may_show
 from gracekit.journal.tasks import Journal
-from gracekit.process import Point
 from gracekit.request.outbox import Outbox
-from gracekit.request.outcomes import ordered
 from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.request.row_orders import RowOrders
 from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.method_table import MethodTable
 from gracekit.runs.members import Members
@@ -76,6 +72,7 @@ class ParkedTasks:
         shows_classes: bool,
     ) -> None:
         self._journal = journal
+        self._orders = RowOrders.of_run(journal)
         self._rows = rows
         self._outbox = outbox
         self._methods = methods
@@ -199,36 +196,28 @@ class ParkedTasks:
         Returns:
             The new state; None if the row has changed since *target* was read.
         """
-        journal = self._journal
-        news = News.of(journal.clock, sender=journal.run_id)
         replaced = await self._replaced(target, args) if args else None
-        is_retry = order.verb is Verb.RETRY
-        outcome = None if is_retry else ordered(str(target), order, target.state, source=source)
-        was = state_of(target)
-        if args and source == Reason.OPERATOR.value:
-            was += f"; --set {', '.join(args)}"
-        incident = incident_of(
-            order, target.request_id, target.method, was, at=news.at, run=journal.run_id
+        is_retry, is_started = order.verb is Verb.RETRY, False
+
+        async def commit_retry(batch: Batch) -> None:
+            nonlocal is_started
+            is_started = await self.commit_retry(batch, target.id, target.lane)
+
+        end = await self._orders.carry_out(
+            target,
+            order,
+            source=source,
+            note=f"; --set {', '.join(args)}" if args and source == Reason.OPERATOR.value else "",
+            args=replaced,
+            commit=commit_retry if is_retry else None,
         )
-        batch = Batch(Point.UNPARK)
-        add_parked_order(batch, target, outcome, incident, news, args=replaced)
-        is_started = False
-        try:
-            if outcome is None:
-                is_started = await self.commit_retry(batch, target.id, target.lane)
-            else:
-                await journal.commit(batch)
-        except ConflictError:
+        if end is None:
             return None
-        except UnknownCommitError:
-            if not await incident.stands(journal.engine):
-                return None
-        end = TaskState.ACCEPTED if outcome is None else outcome.state
         self._tell(target, order, end)
         if is_started:
             return end
         self._trigger.go_on()
-        if outcome is None:
+        if is_retry:
             self._wakeups.wake(run.run_id for run in await self._members.others())
         return end
 
