@@ -35,29 +35,13 @@ from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.config.values import parse_duration
-from gracekit.errors import (
-    ConflictError,
-    DependencyError,
-    GracekitError,
-    RunEndedError,
-    UnknownCommitError,
-)
-from gracekit.journal.order_rows import (
-    OrderTarget,
-    add_drop_hook,
-    add_order,
-    incident_of,
-    refusal_of,
-    state_of,
-    target_of,
-)
-from gracekit.journal.outbox import News
-from gracekit.journal.pending import add_parked_order
+from gracekit.errors import DependencyError, GracekitError, RunEndedError
+from gracekit.journal.order_rows import OrderTarget, refusal_of, target_of
 from gracekit.leases.leases import Leases
 from gracekit.listings.chosen_task import ChosenTask
 from gracekit.listings.store_view import label
-from gracekit.process import Point, Process
-from gracekit.request.outcomes import ordered
+from gracekit.process import Process
+from gracekit.request.row_orders import RowOrders
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -308,7 +292,7 @@ class _OrderExecution:
         if self._replaced:
             return await self._ask(control, target, await self._newest_run(target), progress)
         if owner is None or dead or state in RETRIED:
-            return await self._change(target, state, progress, dead=dead)
+            return await self._change(target, progress, dead=dead)
         return await self._ask(control, target, owner, progress)
 
     def _is_over(self, target: OrderTarget, progress: OrderProgress) -> bool:
@@ -427,61 +411,38 @@ class _OrderExecution:
 
     # -- changed ------------------------------------------------------------------------
 
+    def _orders(self, engine: Engine) -> RowOrders:
+        return RowOrders(self._records.engine, Clock(), OPERATOR, engine.commit)
+
     async def _drop_hook(self, target: OrderTarget, progress: OrderProgress) -> bool:
         """The task has ended, but for its errored hook; false if that was called meanwhile."""
-        incident = incident_of(
-            self._order,
-            target.request_id,
-            target.method,
-            f"{target.state.value}, its errored hook due",
-            at=Clock().wall(),
-            run=OPERATOR,
-        )
-        batch = Batch(Point.ERRORED_DONE)
-        add_drop_hook(batch, target, incident, keep=self._settings.keep_failed_arguments)
+        keep = self._settings.keep_failed_arguments
         async with open_writing(self._settings) as engine:
-            try:
-                await engine.commit(batch)
-            except ConflictError:
+            if not await self._orders(engine).drop_hook(target, self._order, keep=keep):
                 return False
         words = f"it stays {target.state.value}; its errored hook is not called any more"
         progress.end(words, state=target.state.value)
         return True
 
-    async def _change(
-        self, target: OrderTarget, state: TaskState, progress: OrderProgress, *, dead: bool
-    ) -> bool:
+    async def _change(self, target: OrderTarget, progress: OrderProgress, *, dead: bool) -> bool:
         """Compare and set; false if somebody else was quicker, or it was not done."""
-        verb, clock = self._order.verb, Clock()
-        outcome = None if verb is Verb.RETRY else ordered(str(target), self._order, state)
-        was = state_of(target)
-        was += f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
-        incident = incident_of(
-            self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
-        )
-        batch, news = Batch(Point.SETTLE), News.of(clock, sender=None)
+
+        def take_lease_away(batch: Batch, engine: Engine) -> None:
+            if dead and target.owner is not None and target.acted:
+                Leases(engine, Clock(), run_id=OPERATOR).add_take_away_one(
+                    batch, target.owner, target.request_id, settle_s=target.settle_s
+                )
+
         async with open_writing(self._settings) as engine:
-            try:
-                if dead and target.owner is not None and target.acted:
-                    leases = Leases(engine, clock, run_id=OPERATOR)
-                    leases.add_take_away_one(
-                        batch, target.owner, target.request_id, settle_s=target.settle_s
-                    )
-                if target.state is TaskState.PENDING:
-                    add_parked_order(batch, target, outcome, incident, news)
-                else:
-                    add_order(batch, target, outcome, incident, news, dead=dead)
-                await engine.commit(batch)
-            except ConflictError:
-                self._count_move(progress)
-                return False
-            except UnknownCommitError:
-                if not await incident.stands(self._records.engine):
-                    self._count_move(progress)
-                    return False
+            end = await self._orders(engine).carry_out(
+                target, self._order, dead=dead, also=partial(take_lease_away, engine=engine)
+            )
+        if end is None:
+            self._count_move(progress)
+            return False
         runs_on = await self._records.wake_living(target.service)
-        end = ENDS[verb][state]
-        words = done_words(self._order, runs_on=runs_on, end=end, parked=state is TaskState.PENDING)
+        was_parked = target.state is TaskState.PENDING
+        words = done_words(self._order, runs_on=runs_on, end=end, parked=was_parked)
         self._done(target, words, progress, state=end.value)
         return True
 

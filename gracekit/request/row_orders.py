@@ -14,6 +14,7 @@ from gracekit.clock import Clock
 from gracekit.journal.order_rows import (
     OrderIncident,
     OrderTarget,
+    add_drop_hook,
     add_order,
     incident_of,
     state_of,
@@ -88,11 +89,7 @@ class RowOrders:
         is_retry = order.verb is Verb.RETRY
         outcome = None if is_retry else ordered(str(target), order, state, source=source)
         gone = f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
-        incident = incident_of(
-            *(order, target.request_id, target.method, f"{state_of(target)}{gone}{note}"),
-            at=self._clock.wall(),
-            run=self._run_id,
-        )
+        incident = self._incident_of(target, order, f"{state_of(target)}{gone}{note}")
         batch = self._batch(target, outcome, incident, also=also, dead=dead, args=args)
         if not await incident.is_committed((commit or self._commit)(batch), self._engine):
             return None
@@ -114,6 +111,22 @@ class RowOrders:
         )
         batch = self._batch(target, outcome, incident)
         return await incident.is_committed(self._commit(batch), self._engine)
+
+    async def drop_hook(self, target: OrderTarget, order: Order, *, keep: bool) -> bool:
+        """Cancel the errored hook of an ended task; *keep* says whether its arguments stay.
+
+        Returns:
+            False if the hook was called since the row was read.
+        """
+        was = f"{target.state.value}, its errored hook due"
+        incident = self._incident_of(target, order, was)
+        batch = Batch(Point.ERRORED_DONE)
+        add_drop_hook(batch, target, incident, keep=keep)
+        return await incident.is_committed(self._commit(batch), self._engine)
+
+    def _incident_of(self, target: OrderTarget, order: Order, was: str) -> OrderIncident:
+        at = self._clock.wall()
+        return incident_of(order, target.request_id, target.method, was, at=at, run=self._run_id)
 
     def _batch(
         self,
