@@ -16,7 +16,7 @@ from gracekit.errors import (
     RemoteError,
     StoreError,
 )
-from gracekit.recovery.resources.rule_context import NoCallerError
+from gracekit.recovery.resources.rule_calls import NoCallerError
 
 CIRCLE: list[object] = []
 CIRCLE.append(CIRCLE)

@@ -13,8 +13,7 @@ from gracekit.exits import Verdict
 from gracekit.journal.rows import TaskRow
 from gracekit.life import Liveness
 from gracekit.process import Point
-from gracekit.recovery.shared import Shared
-from gracekit.recovery.side_tasks import SideTasks
+from gracekit.recovery.shared import Shared, SideTasks
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.runs.run import Run, acted_until
 from gracekit.store.batch import Batch

@@ -1,12 +1,15 @@
 """Calls the application's code for recovery: probes, `errored` hooks, and the rules of resources.
 
-A call has a timeout, and its failure is returned as a value, so that recovery goes on.
+A call has a timeout, and its failure is logged and returned as a value, so that recovery goes on. A
+call for a task or a hold is recorded before it begins: one during which processes died is made
+alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from types import MappingProxyType
@@ -15,11 +18,19 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.callables import is_async
+from gracekit.errors import DependencyError, RpcError
+from gracekit.journal.holds import Hold
+from gracekit.journal.rows import TaskRow
+from gracekit.leases.leases import Guard
 from gracekit.process import Threads
+from gracekit.recovery.decisions import Done, Fail, ProbeAnswer, Retry, Wait, probe_pause_s
+from gracekit.recovery.shared import Shared
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
-from gracekit.rpc.failures import words_of
-from gracekit.tracker.task import TrackedTask
+from gracekit.rpc.failures import traceback_lines, words_of
+from gracekit.rpc.methods import Method
+from gracekit.telemetry.safe_text import masked
+from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 END_S: Final = 1.0
 """A hook that has not ended so many seconds after its cancellation is overdue."""
@@ -142,3 +153,197 @@ def _value(calling: asyncio.Future[Any]) -> Any:
     if not calling.done() or calling.cancelled() or calling.exception() is not None:
         return None
     return calling.result()
+
+
+class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook is called about: an unfinished task, or a hold.
+
+    Attributes:
+        task: The task that the hook's context shows.
+        args: Arguments of the request, as sent; a hook also gets the defaults of its method.
+        caller: Context of the request.
+        waiting_since: Wall time at which its probe first answered Wait; None before that.
+    """
+
+    task: TrackedTask
+    args: Mapping[str, Any]
+    caller: Mapping[str, Any]
+    waiting_since: float | None
+
+    def masked(self, text: str) -> str:
+        """*text*, which came from the application, with the values of the request masked."""
+        known = "" if self.task.shown_resource is None else self.task.shown_resource[1]
+        return masked(text, self.caller, self.args, known=known, who=str(self.task))
+
+
+class MethodHooks:
+    """Calls the hooks of one run's methods."""
+
+    def __init__(self, shared: Shared, calls: HookCalls) -> None:
+        self._services = shared.services
+        self._arrivals = shared.arrivals
+        self._calls = calls
+        self._methods = shared.methods
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
+        self._asking: set[asyncio.Task[Any]] = set()
+
+    @property
+    def asking(self) -> set[asyncio.Task[Any]]:
+        """The asyncio tasks that wait for a probe now; a drain does not cancel them."""
+        return self._asking
+
+    def method_of(self, of: TaskRow | Hold) -> Method[Any, Any] | None:
+        """The method of a row or hold; None if this version does not serve it."""
+        try:
+            return self._methods.resolve(of.namespace, of.method, of.version)
+        except RpcError:
+            return None
+
+    def cap_of(self, method: Method[Any, Any]) -> int:
+        """After how many crashes a task of *method*, or one of its hooks, may be given up."""
+        return method.options.max_attempts or self._settings.max_attempts
+
+    def of_row(self, row: TaskRow, method: Method[Any, Any]) -> HookSubject:
+        """The subject of the hooks of a task."""
+        return HookSubject(
+            task=self._arrivals.task_of(row, method),
+            args=row.args or {},
+            caller=row.context or {},
+            waiting_since=row.waiting_since,
+        )
+
+    def of_hold(self, hold: Hold) -> HookSubject:
+        """The subject of the hooks of a hold: the request that opened it."""
+        task = TrackedTask(
+            request_id=f"hold {hold.name} {hold.key}",
+            method=hold.method,
+            lane=Lane.REQUESTS,
+            on_interrupt="probe",
+            tracked_at=self._clock.loop(),
+            attempt=1,
+            state=TaskState.HANDED_OVER,
+        )
+        return HookSubject(task=task, args=hold.args, caller={}, waiting_since=None)
+
+    # -- a probe ------------------------------------------------------------------------
+
+    async def ask(
+        self, subject: HookSubject, method: Method[Any, Any], guard: Guard | None = None
+    ) -> ProbeAnswer | None:
+        """The probe's answer; None if the probe raises NotImplementedError.
+
+        A probe that raises anything else, or is too slow, counts as Wait with back-off.
+        """
+        assert method.probe_hook is not None
+        subject.task.token = guard.token if guard else None
+        limit_s = method.options.probe_timeout_s or self._settings.probe_timeout_s
+        with self._asking_now(), self._at_work("probe", subject) as work:
+            end = await self._call("probe", method.probe_hook, subject, method, limit_s, work)
+        if end.is_unwritten:
+            return None
+        error = end.fault
+        if not error:
+            if isinstance(answer := end.value, Done | Retry | Fail | Wait):
+                return answer
+            said = words_of(answer)
+            error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
+        self._tell(f"{subject.task.method}.probe", subject, error, end.raised)
+        return Wait(probe_pause_s(subject.waiting_since, self._clock.wall()))
+
+    @contextlib.contextmanager
+    def _asking_now(self) -> Iterator[None]:
+        """While a probe runs, a drain waits for it instead of releasing the row."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            yield
+        finally:
+            self._asking.discard(task)
+
+    # -- an errored hook ----------------------------------------------------------------
+
+    async def call_errored(
+        self, subject: HookSubject, method: Method[Any, Any], reason: str
+    ) -> str:
+        """Call the hook with the reason; if it raises or takes too long, that is logged.
+
+        Returns:
+            Why it has failed, for the record; empty if it has not.
+
+        Raises:
+            DependencyError: there was no thread for it, so it was not called.
+        """
+        assert method.errored_hook is not None
+        limit_s = self._settings.probe_timeout_s
+        hook = f"{subject.task.method}.errored"
+        with self._at_work("errored hook", subject) as work:
+            try:
+                end = await self._call(
+                    "errored", method.errored_hook, subject, method, limit_s, work, reason=reason
+                )
+            except asyncio.CancelledError:
+                if (cause := work.cancel_cause) is not None:
+                    error = f"cancelled ({cause.value}); the next run calls it again"
+                    self._tell(hook, subject, error, None)
+                raise
+        if not end.has_begun:
+            raise DependencyError(end.fault)
+        if end.fault:  # it is not called again: whether it did its work is for the application
+            self._tell(hook, subject, end.fault, end.raised)
+        return subject.masked(end.fault)
+
+    def give_up(self, hook: str, crashes: int) -> str:
+        """Log that *hook* is not called any more; returns the sentence for the record."""
+        why = f"not called any more: {crashes} processes ended while it ran"
+        self._telemetry.emit("hook.failed", hook=hook, error=why)
+        return why
+
+    # -- either -------------------------------------------------------------------------
+
+    def _at_work(
+        self, what: str, subject: HookSubject
+    ) -> contextlib.AbstractContextManager[TrackedTask]:
+        name, about = f"{what} of {subject.task.method}", subject.task.request_id
+        return self._services.tracker.background(name, self._clock, about=about)
+
+    async def _call(
+        self,
+        what: str,
+        hook: Callable[..., Any],
+        subject: HookSubject,
+        method: Method[Any, Any],
+        limit_s: float,
+        work: TrackedTask,
+        **extra: Any,
+    ) -> HookEnd:
+        ctx = Context(
+            subject.task,
+            self._services,
+            args=subject.args,
+            caller=subject.caller,
+            method=(method.namespace, method.name, method.version),
+            expires_at=None,
+        )
+        traced = self._telemetry.tracing.hook(
+            what, subject.caller, method=method.name, message_id=subject.task.request_id
+        )
+        args = {**method.hook_arguments(hook, subject.args), **extra}
+        return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced, tracked=work)
+
+    def _tell(
+        self, hook: str, subject: HookSubject, error: str, raised: BaseException | None
+    ) -> None:
+        # The traceback's last line is the error again, so it is masked as a whole.
+        trace = "" if raised is None else subject.masked("".join(traceback_lines(raised)))
+        self._telemetry.emit(
+            "hook.failed",
+            trace=trace,
+            hook=hook,
+            task_id=subject.task.request_id,
+            method=subject.task.method,
+            context=subject.task.shown_context,
+            error=subject.masked(error),
+        )

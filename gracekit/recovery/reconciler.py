@@ -1,8 +1,8 @@
 """The reconciler: takes over the rows of dead runs, and settles them in the background.
 
-It makes a pass at start, when it is poked, and every 30 s. All its writes are
-compare-and-set, so several reconcilers may work on one store. In a drain it
-claims nothing. It never touches a row whose owner may still live.
+It makes a pass at start, when it is poked, when an operator asks, and every 30 s. All its writes
+are compare-and-set, so several reconcilers may work on one store. In a drain it claims nothing. It
+never touches a row whose owner may still live.
 """
 
 from __future__ import annotations
@@ -25,20 +25,15 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
-from gracekit.recovery.by_hand import PassesByHand
-from gracekit.recovery.duties import Duties
-from gracekit.recovery.ends import Ends
-from gracekit.recovery.gates import Gates
-from gracekit.recovery.hook_calls import HookCalls
-from gracekit.recovery.left_holds import LeftHolds
-from gracekit.recovery.left_orders import LeftOrders
-from gracekit.recovery.method_hooks import MethodHooks
-from gracekit.recovery.overdue import Overdue
+from gracekit.recovery.ends import Ends, Gates
+from gracekit.recovery.hook_calls import HookCalls, MethodHooks
+from gracekit.recovery.left_work import Duties, LeftHolds, LeftOrders, Overdue
+from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.results import PassReport
 from gracekit.recovery.resources.schedule import Resources
 from gracekit.recovery.settling import Settling
-from gracekit.recovery.shared import Shared
-from gracekit.recovery.side_tasks import SideTasks
+from gracekit.recovery.shared import Shared, SideTasks
 from gracekit.recovery.starts import Starts
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.server import RpcServer
@@ -303,3 +298,54 @@ class Reconciler:
     async def count_unfinished(self) -> int:
         """Rows of the store that this run, or its next start, could settle."""
         return await self._adoption.count_unfinished()
+
+
+class PassesByHand:
+    """Makes such passes, each in the asyncio task of its caller.
+
+    Attributes:
+        tasks: The tasks of the callers; a stop of recovery cancels them.
+    """
+
+    def __init__(
+        self, shared: Shared, *, adoption: Adoption, settling: Settling, resources: Resources
+    ) -> None:
+        self._settings = shared.settings
+        self._adoption = adoption
+        self._settling = settling
+        self._resources = resources
+        self.tasks: list[asyncio.Task[object]] = []  # a list: a simulation needs a fixed order
+
+    async def make(self, request: PassRequest, report: PassReport) -> None:
+        """Settle what an operator asks for.
+
+        Args:
+            request: What to settle.
+            report: Filled in while the pass is made.
+
+        Raises:
+            GracekitError: it cannot be done now; the message says why.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.append(task)
+        try:
+            await self._make(request, report)
+        except asyncio.CancelledError:
+            report.interrupted = True
+            raise
+        finally:
+            self.tasks.remove(task)
+
+    async def _make(self, request: PassRequest, report: PassReport) -> None:
+        settles = self._settings.startup_reconciliation_enabled
+        if request.is_of_all and not settles and self._resources.may_begin():
+            if request.dry_run:
+                report.tasks = await self._settling.count_due()
+            else:
+                await self._adoption.adopt_dead_runs()
+                report.tasks = await self._settling.settle_all()
+            if not self._resources.may_begin():
+                report.interrupted = True  # not an error, as the pass has begun
+                return
+        await self._resources.make_by_hand(request, report)

@@ -19,9 +19,8 @@ from gracekit.recovery.decisions import (
     policy_of,
     probe_pause_s,
 )
-from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
-from gracekit.recovery.gates import Gates
-from gracekit.recovery.method_hooks import MethodHooks
+from gracekit.recovery.ends import Ends, Gates, errored_row, failed_row, unservable
+from gracekit.recovery.hook_calls import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.request.outcomes import succeeded

@@ -1,11 +1,14 @@
-"""The objects that all modules of recovery use."""
+"""The objects that all modules of recovery use, and work that its passes do not wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import msgspec
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.dispatcher import Dispatcher
@@ -25,6 +28,7 @@ from gracekit.request.lanes import LaneGate
 from gracekit.request.outbox import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
+from gracekit.rpc.failures import words_of
 from gracekit.rpc.method_table import MethodTable
 from gracekit.runs.members import Members
 from gracekit.telemetry.telemetry import Telemetry
@@ -87,3 +91,40 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     def clock(self) -> Clock:
         """Wall time and loop time."""
         return self.services.clock
+
+
+class SideTasks:
+    """Runs work beside the passes, because the application or a full lane may delay it for long.
+
+    Of each name one work runs at a time. If it is asked for meanwhile, a pass is made at its end.
+    """
+
+    def __init__(self, trigger: RecoveryTrigger, telemetry: Telemetry) -> None:
+        self._trigger = trigger
+        self._telemetry = telemetry
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._asked_again: set[str] = set()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The work under way."""
+        return list(self._tasks.values())
+
+    def do(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin *work*; if one of that name is under way, ask for a pass at its end."""
+        if name in self._tasks:
+            self._asked_again.add(name)
+            return
+        task = asyncio.create_task(work())
+        self._tasks[name] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            del self._tasks[name]
+            if name in self._asked_again:
+                self._asked_again.discard(name)
+                self._trigger.go_on()
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._telemetry.emit("store.error", what=name, error=words_of(error))
+                asyncio.get_running_loop().call_later(backoff.RECOVERY_S, self._trigger.poke)
+
+        task.add_done_callback(ended)

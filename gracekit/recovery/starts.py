@@ -9,9 +9,8 @@ from gracekit.errors import StoreError, UnknownCommitError
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Resource
 from gracekit.process import Point
-from gracekit.recovery.ends import Ends, unservable
-from gracekit.recovery.gates import Gates
-from gracekit.recovery.method_hooks import MethodHooks
+from gracekit.recovery.ends import Ends, Gates, unservable
+from gracekit.recovery.hook_calls import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import Lane, TaskState

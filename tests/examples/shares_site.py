@@ -12,7 +12,7 @@ from examples.shares import manager
 from examples.shares.database import Record
 from examples.shares.driver import DummyDriver
 from gracekit import ResourceKind
-from gracekit.recovery.resources.rules import How
+from gracekit.recovery.resources.kinds import How
 
 HOST = "vm-0"
 

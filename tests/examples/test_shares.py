@@ -12,7 +12,7 @@ from examples.shares import manager
 from examples.shares.database import TRANSIENT, Database, Record
 from examples.shares.driver import BackendError, Driver, DummyDriver, Fault, Thing
 from gracekit import Absent, DeclarationError, Found, ResourceKind, Service, Settled, Wait
-from gracekit.recovery.resources.rules import How
+from gracekit.recovery.resources.kinds import How
 from tests.examples.shares_site import ASKED, DELETED, ROWS, Row, kind_of, log_of, record
 
 # -- the table --------------------------------------------------------------------------

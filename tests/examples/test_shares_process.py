@@ -21,7 +21,7 @@ from examples.shares.api import Api
 from examples.shares.database import TRANSIENT, Database, Record
 from examples.shares.driver import DummyDriver, Fault, Thing
 from examples.shares.manager import svc
-from gracekit.recovery.resources.rules import How
+from gracekit.recovery.resources.kinds import How
 from tests.examples.shares_site import HOST, README, ROWS, Row
 from tests.loops import without_settings
 from tests.process.helpers import ROOT, WAIT_S, ServiceProcess, Site, until

@@ -17,7 +17,7 @@ import sys
 import time
 
 from gracekit import Absent, Context, Found, Service, Settled
-from gracekit.recovery.resources.queue_wait import QueueWait
+from gracekit.recovery.resources.schedule import QueueWait
 from gracekit.telemetry.logs import configure_logging
 from tests.process.served import GO, effect
 from tests.process.volumes import BACKEND, VolumeRecords

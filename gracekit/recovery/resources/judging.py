@@ -14,11 +14,10 @@ from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kind_table import KindTable
-from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.kinds import How, ResourceKind
 from gracekit.recovery.resources.reading import Page, Reader
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import Case
-from gracekit.recovery.resources.rules import How
 
 _SKEW_S: Final = 60.0
 """The clocks of two hosts may differ by so much."""

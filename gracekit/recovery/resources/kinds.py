@@ -7,19 +7,255 @@ A kind has the same name as in `@svc.rpc(resource="share")`: rules and handlers 
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Never, TypeVar
+from typing import Any, Final, Never, NoReturn, TypeVar
 
+import msgspec
+
+from gracekit.callables import check_call, is_async, name_of
 from gracekit.config.choices import NeedsFailed, choices_of
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
-from gracekit.recovery.resources.declaring import NoDecorator, check_called, marked_statuses
 from gracekit.recovery.resources.found import Found, TruthAnswer, status_of
-from gracekit.recovery.resources.rules import How, KindHook, StatusRule, check_ends
 from gracekit.rpc.argument_paths import need_resource_id
+from gracekit.rpc.failures import words_of
+
+
+class NoDecorator:
+    """Returned by `mark` and `leave`; raises an error if one of them is used as a decorator."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __repr__(self) -> str:
+        return f"<{self._mark} is declared>"
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to decorate.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise DeclarationError(
+            f"{self._mark} calls no function, so it is no decorator: write it as a statement of "
+            "its own; @probe and @delete mark functions"
+        )
+
+
+def check_called(
+    kind: str, mark: str, statuses: tuple[object, ...], ends: Mapping[str, object]
+) -> None:
+    """Check the arguments of a decorator.
+
+    Args:
+        kind: Name of the kind.
+        mark: Name of the decorator.
+        statuses: The statuses that it settles.
+        ends: The statuses that it writes, by the name of their argument.
+
+    Raises:
+        DeclarationError: something is missing.
+    """
+    if statuses and not isinstance(statuses[0], str) and isinstance(statuses[0], Iterable):
+        each = ", ".join(map(repr, statuses[0]))
+        raise DeclarationError(
+            f"@{kind}.{mark}({words_of(statuses[0])}) takes its statuses one by one, and not as "
+            f"one value: write @{kind}.{mark}({each}, ...)"
+        )
+    if not statuses or not all(isinstance(status, str) for status in statuses):
+        options = ", ".join(f"{name}='...'" for name in ends)
+        raise DeclarationError(
+            f"@{kind}.{mark} needs the statuses that it settles: write "
+            f"@{kind}.{mark}('creating', {options})"
+        )
+    for name, status in ends.items():
+        if not status:
+            raise DeclarationError(
+                f"@{kind}.{mark}({', '.join(map(repr, statuses))}) needs {name}=, the "
+                "status that is written then"
+            )
+
+
+def marked_statuses(
+    kind: str, given: tuple[object, ...], more: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The statuses that `mark` writes, each by the status that it replaces.
+
+    Args:
+        kind: Name of the kind.
+        given: Arguments by position: a mapping, if any.
+        more: Arguments by name.
+
+    Raises:
+        DeclarationError: *given* is something else, or nothing is named.
+    """
+    by_status: Mapping[str, str] = {}
+    match [one for one in given if one is not None]:
+        case []:
+            pass
+        case [Mapping() as by_status]:
+            pass
+        case [str() as status, *rest]:
+            written = rest[0] if len(rest) == 1 and isinstance(rest[0], str) else "error"
+            raise DeclarationError(
+                f"{kind}.mark() takes the status to write as the value of the one that is found: "
+                f"write {_mark_of(kind, status, written)}"
+            )
+        case [*wrong]:
+            words = ", ".join(map(words_of, wrong))
+            raise DeclarationError(
+                f"{kind}.mark() takes one mapping of statuses, and not ({words}): write "
+                f"{_mark_of(kind, 'in-restore', 'error')}"
+            )
+    if not by_status and not more:
+        raise DeclarationError(
+            f"{kind}.mark() names no status: write {_mark_of(kind, 'restoring', 'error')}"
+        )
+    return {**by_status, **more}
+
+
+def _mark_of(kind: str, status: str, written: str) -> str:
+    """A call that marks *status*; a status that is no Python identifier needs a mapping."""
+    if status.isidentifier():
+        return f"{kind}.mark({status}={written!r})"
+    return f"{kind}.mark({{{status!r}: {written!r}}})"
+
+
+_MEANT: Final = {"Context": "ctx", "Found": "found"}
+"""Which argument a type belongs to, however it is called."""
+
+
+class How(enum.Enum):
+    """The ways in which a rule settles a resource."""
+
+    PROBE = "probe"  # the backend is asked for the truth
+    DELETE = "delete"  # the resource is deleted again
+    MARK = "mark"  # the failed status is written; no backend is asked
+    LEAVE = "leave"  # nothing is done: the application itself goes on with it
+
+
+class KindHook:
+    """A function of the application that a kind calls.
+
+    If it is a method of a class, it is called on the object that `Service.include` serves.
+
+    Attributes:
+        name: Name of the function.
+        owner: Name of the class in whose body it is defined; None for a plain function.
+    """
+
+    def __init__(self, function: Callable[..., Any], what: str, written: str) -> None:
+        """Check and keep *function*.
+
+        Args:
+            function: A plain or async function.
+            what: What it was declared as, for errors.
+            written: The arguments that it must take, as source text.
+
+        Raises:
+            DeclarationError: it cannot be called with these arguments.
+        """
+        self.function = function
+        self.name = name_of(function)
+        self.owner = _class_of(function)
+        self._target: Callable[..., Any] | None = None if self.owner else function
+        _check(function, what, written, has_self=self.owner is not None)
+
+    @property
+    def target(self) -> Callable[..., Any] | None:
+        """What is called; None for a method as long as no object of its class is served."""
+        return self._target
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it runs in a worker thread, where it cannot be stopped."""
+        return self._target is None or not is_async(self._target)
+
+    def bind(self, target: Callable[..., Any]) -> None:
+        """Call *target*, the method of an object."""
+        self._target = target
+
+
+class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
+    """How the resources of one kind in one status are settled.
+
+    Attributes:
+        how: The way.
+        hook: The function to call; None for MARK and LEAVE.
+        done: Status to write after a delete; empty for all others.
+        failed: Status to write if the truth is bad or cannot be known, or the delete has failed.
+        why: Why it is left, for LEAVE.
+        needs_failed: Whether *failed* is written without a call if a needed resource has failed.
+    """
+
+    how: How
+    hook: KindHook | None = None
+    done: str = ""
+    failed: str = ""
+    why: str = ""
+    needs_failed: NeedsFailed = "fail"
+
+    @property
+    def name(self) -> str:
+        """Its name in records and logs: the name of its function, else the value of `how`."""
+        return self.how.value if self.hook is None else self.hook.name
+
+
+def check_ends(kind: str, rules: Mapping[str, StatusRule], status: str, rule: StatusRule) -> None:
+    """Refuse *rule* for *status* if what it writes leads back to *status* by other rules.
+
+    Each pass would write the next status of the round, and none would be the last.
+
+    Raises:
+        DeclarationError: it does; the message shows the round.
+    """
+    ways = [[(status, rule, end)] for end in _ends(rule)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        _, _, end = way[-1]
+        if end == status:
+            shown = ", then ".join(
+                f"{rule.name} writes {written!r} for {found!r}" for found, rule, written in way
+            )
+            raise DeclarationError(
+                f"rules of kind {kind} go round for ever: {shown}: let one of them write a status "
+                "that has no rule"
+            )
+        if end in rules and end not in seen:
+            seen.add(end)
+            ways.extend([*way, (end, rules[end], further)] for further in _ends(rules[end]))
+
+
+def _ends(rule: StatusRule) -> list[str]:
+    """The statuses that *rule* may write, but for those that its probe answers."""
+    return [end for end in (rule.done, rule.failed) if end]
+
+
+def _class_of(function: Callable[..., Any]) -> str | None:
+    """The class in whose body *function* was defined; None if it is a plain function."""
+    parts = str(getattr(function, "__qualname__", "")).split(".")
+    is_method = len(parts) > 1 and parts[-2] != "<locals>" and not hasattr(function, "__self__")
+    return parts[-2] if is_method else None
+
+
+def _check(function: Callable[..., Any], what: str, written: str, *, has_self: bool) -> None:
+    """Refuse other arguments, also by their order: their names or annotations show it."""
+    expected = ["self"] * has_self + written.partition(", *")[0].split(", ")
+    for place, parameter in enumerate(check_call(function, what, written, has_self=has_self)):
+        kind = str(getattr(parameter.annotation, "__name__", parameter.annotation))
+        meant = _MEANT.get(kind.rpartition(".")[2], parameter.name)
+        if meant in expected and expected.index(meant) != place < len(expected):
+            name, own = name_of(function), "self, " * has_self
+            raise DeclarationError(
+                f"{what} {name}() is called with ({written}), and has {parameter} in another "
+                f"place: write def {name}({own}{written})"
+            )
+
 
 FindT = TypeVar("FindT", bound=Callable[..., Awaitable[Iterable[Found]] | Iterable[Found]])
 WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])

@@ -9,10 +9,9 @@ from typing import Any, Final
 from gracekit.errors import GracekitError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found
-from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
-from gracekit.recovery.resources.rule_context import RuleContext
+from gracekit.recovery.resources.rule_calls import KindCalls, RuleContext
 from gracekit.recovery.shared import Shared
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 

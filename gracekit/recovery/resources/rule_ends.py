@@ -15,8 +15,7 @@ from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
 from gracekit.recovery.decisions import probe_pause_s
 from gracekit.recovery.resources.found import Found
-from gracekit.recovery.resources.kind_calls import KindCalls
-from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.kinds import How, KindHook, ResourceKind, StatusRule
 from gracekit.recovery.resources.reading import FindError, Page
 from gracekit.recovery.resources.results import (
     LONGEST_REASON,
@@ -24,9 +23,7 @@ from gracekit.recovery.resources.results import (
     Result,
     short_facts,
 )
-from gracekit.recovery.resources.rule_context import RuleContext
-from gracekit.recovery.resources.rules import How, KindHook, StatusRule
-from gracekit.recovery.resources.unended import InterimResult
+from gracekit.recovery.resources.rule_calls import InterimResult, KindCalls, RuleContext
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch

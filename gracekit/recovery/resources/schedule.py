@@ -1,30 +1,35 @@
-"""Schedules passes over resources: after a start, at an interval, on request; one run a host."""
+"""Schedules passes over resources: after a start, at an interval, on request; one run a host.
+
+A pass waits until all requests that were in this host's queues have been read. An application
+writes `creating`, then sends the request. A service that was down sees the record before it reads
+the request. If it settled the record first, the request would then meet a resource that was marked
+as failed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from gracekit import backoff
+from gracekit.clock import Clock
 from gracekit.errors import GracekitError, StoreError
 from gracekit.journal.findings import FindingRows, UnaskedPass
 from gracekit.leases.leases import Guard
 from gracekit.phase import ServiceState
 from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.acting import Acting
-from gracekit.recovery.resources.asking_again import AskingAgain
 from gracekit.recovery.resources.judging import PassRequest
-from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kind_table import KindTable
-from gracekit.recovery.resources.pass_events import PassEvents
-from gracekit.recovery.resources.passes import ResourcePass
-from gracekit.recovery.resources.queue_wait import QueueWait
+from gracekit.recovery.resources.passes import AskingAgain, ResourcePass
 from gracekit.recovery.resources.reading import Reader
-from gracekit.recovery.resources.results import PassReport, Result
-from gracekit.recovery.resources.unended import UnendedRules
+from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result
+from gracekit.recovery.resources.rule_calls import KindCalls, UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.server import RpcServer
+from gracekit.rpc.transport import Queue
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
 LEASE_KIND: Final = "gracekit reconciliation"
@@ -272,3 +277,154 @@ class Resources:
             self._known = record.unasked or self._known
         events.finished()
         await self._again.note_next()
+
+
+LOOK_S: Final = 1.0
+LOOKS: Final = 2
+"""A queue must be found empty so many times in a row: a delivery on its way is neither in the queue
+nor here, and RabbitMQ reports 0 messages for a quorum queue without a leader."""
+LONGEST_S: Final = 3600.0
+"""After so many seconds an event reports that the wait is too long; the wait goes on."""
+
+
+class QueueWait:
+    """Waits for the queues that the servers of one run read."""
+
+    def __init__(self, shared: Shared, servers: Collection[RpcServer]) -> None:
+        self._servers = tuple(servers)
+        self._clock = shared.clock
+        self._telemetry = shared.telemetry
+        self._members = shared.members
+        self._is_local = shared.is_local  # then a queue's depth includes unaccepted deliveries
+        self._accept_wait_s = shared.settings.accept_wait_s
+        self._report = PassReport(keeps=False)
+        self._began = 0.0
+        self._is_reported = False
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def wait_for(self, report: PassReport) -> bool:
+        """Wait, and show the number of requests in *report*; false if `pause` ended the wait."""
+        self._report, self._is_reported, self._began = report, False, self._clock.loop()
+        task = self._waiting = asyncio.create_task(self.wait_read())
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            self._waiting = None
+            report.waits_for = 0
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+    def pause(self) -> None:
+        """End the wait."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def wait_read(self) -> None:
+        """Wait for the requests that are in the queues now.
+
+        A queue is done when it is empty, or when as many fresh deliveries have come from it as
+        were in it. A delivery for which the lane has no place yet does not count as read.
+        """
+        marks = {server: await self._marks(server) for server in self._servers}
+        looks = 0
+        while looks < LOOKS:
+            left = [await self._left(server, of_queues) for server, of_queues in marks.items()]
+            looks = 0 if any(left) else looks + 1
+            self._note(sum(left))
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(await self._siblings_s())
+
+    async def _siblings_s(self) -> float:
+        """Seconds for which a sibling may keep a delivery for which it has no place.
+
+        A local queue counts it until it is accepted; a broker counts only what it has not sent.
+        """
+        if self._is_local or not await self._members.siblings():
+            return 0.0
+        return self._accept_wait_s
+
+    def _note(self, requests: int) -> None:
+        self._report.waits_for = requests
+        waited_s = self._clock.loop() - self._began
+        if waited_s >= LONGEST_S and not self._is_reported:
+            self._is_reported = True
+            self._telemetry.emit(
+                "reconciliation.waits", requests=requests, waited_s=round(waited_s, 1)
+            )
+
+    async def _depth(self, server: RpcServer, queue: Queue) -> int:
+        """How many requests in a queue are not read yet; raises GracekitError."""
+        depth = await server.depth(queue)
+        return max(0, depth - server.kept[queue.name]) if self._is_local else depth
+
+    async def _marks(self, server: RpcServer) -> Mapping[Queue, int]:
+        """For each queue, how many fresh deliveries must have come when it is done."""
+        return {queue: await self._mark(server, queue) for queue in server.queues}
+
+    async def _mark(self, server: RpcServer, queue: Queue) -> int:
+        while True:
+            fresh = server.fresh[queue.name]
+            try:
+                return fresh + await self._depth(server, queue)
+            except GracekitError:  # the broker is away, and nothing is read either
+                self._note(1)
+                await asyncio.sleep(LOOK_S)
+
+    async def _left(self, server: RpcServer, marks: Mapping[Queue, int]) -> int:
+        """How many requests are still to be read; 0 if all queues are done."""
+        left = sum([await self._left_in(server, queue, mark) for queue, mark in marks.items()])
+        return max(1, left) if server.has_waiting or server.failure is not None else left
+
+    async def _left_in(self, server: RpcServer, queue: Queue, mark: int) -> int:
+        missing = mark - server.fresh[queue.name]
+        if missing <= 0:
+            return 0
+        try:
+            return min(missing, await self._depth(server, queue))
+        except GracekitError:
+            return missing
+
+
+class PassEvents:
+    """The events of one pass; making this object emits the first."""
+
+    def __init__(self, one: ResourcePass, telemetry: Telemetry, clock: Clock) -> None:
+        self._pass = one
+        self._telemetry = telemetry
+        self._clock = clock
+        self._began = clock.loop()
+        telemetry.emit(
+            "reconciliation.started", by_hand=one.request.by_hand, dry_run=one.request.dry_run
+        )
+
+    async def tell_progress(self, every_s: float) -> None:
+        """Emit the progress each *every_s* seconds until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            numbers = self._pass.numbers
+            self._telemetry.emit(
+                "reconciliation.progress",
+                settled=numbers[ResourceOutcome.SETTLED],
+                failed=numbers[ResourceOutcome.FAILED],
+                waiting=numbers[ResourceOutcome.WAITING],
+                left=numbers[ResourceOutcome.LEFT],
+                waits_for=self._pass.report.waits_for,
+            )
+
+    def finished(self) -> None:
+        """Emit that the pass has ended."""
+        numbers, report = self._pass.numbers, self._pass.report
+        self._telemetry.emit(
+            "reconciliation.finished",
+            settled=numbers[ResourceOutcome.SETTLED],
+            failed=numbers[ResourceOutcome.FAILED],
+            waiting=numbers[ResourceOutcome.WAITING],
+            left=numbers[ResourceOutcome.LEFT],
+            broken=sorted(report.broken),
+            interrupted=report.interrupted,
+            dry_run=self._pass.request.dry_run,
+            took_s=round(self._clock.loop() - self._began, 3),
+        )
