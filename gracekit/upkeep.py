@@ -26,7 +26,7 @@ from gracekit.runs.members import BEAT_WRITTEN_S, Members
 from gracekit.runs.own import OwnSeat
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
-from gracekit.store.status import StoreState, StoreStatus
+from gracekit.store.state import StoreState, StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane, TaskState
 from gracekit.tracker.tracker import Tracker

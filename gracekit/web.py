@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gracekit.admin.access import access_of
 from gracekit.errors import ConfigError
 from gracekit.runtime.face import Runtime
-from gracekit.runtime.metrics import count_metrics
+from gracekit.runtime.ground import count_metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from gracekit import Service
 from gracekit.phase import ServiceState
 from gracekit.recovery.resources.results import ResourceOutcome
-from gracekit.runtime.metrics import label_words
+from gracekit.runtime.ground import label_words
 from gracekit.store.commit_times import RECENT_S, CommitTimes
 from gracekit.telemetry.catalogue import CATALOGUE
 from gracekit.telemetry.instruments import Instruments

@@ -32,7 +32,7 @@ from gracekit.config.values import (
 )
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.rpc.failures import failure_of, rebuild
-from gracekit.runtime.metrics import label_words
+from gracekit.runtime.ground import label_words
 from gracekit.service import Service
 from gracekit.telemetry.catalogue import GROUPS as EVENTS
 from gracekit.telemetry.catalogue import Event

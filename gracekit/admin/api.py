@@ -19,13 +19,11 @@ from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
 from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.listings.chosen_task import ChosenTask, find
-from gracekit.listings.incidents import list_incidents
 from gracekit.listings.one_task import read_task
-from gracekit.listings.pending import list_parked
-from gracekit.listings.reports import Reports, RunReport
-from gracekit.listings.status import exit_as_json, list_exits, look
-from gracekit.listings.store_view import StoreView
-from gracekit.listings.tasks import TaskQuery, list_tasks
+from gracekit.listings.parked_list import list_parked
+from gracekit.listings.run_list import exit_as_json, list_exits, look
+from gracekit.listings.store_view import Reports, RunReport, StoreView, list_incidents
+from gracekit.listings.task_list import TaskQuery, list_tasks
 from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 

@@ -16,8 +16,8 @@ from gracekit.admin.api import AdminApi
 from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
-from gracekit.listings.status import GONE_SHOWN
-from gracekit.listings.tasks import ALL_STATES, TaskQuery
+from gracekit.listings.run_list import GONE_SHOWN
+from gracekit.listings.task_list import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState
 
 MOST_LISTED: Final = 1000

@@ -31,8 +31,7 @@ from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
 from gracekit.listings import listings_sql as sql
-from gracekit.listings.reports import RunAnswer, RunReport
-from gracekit.listings.store_view import label, verdict_of
+from gracekit.listings.store_view import RunAnswer, RunReport, label, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run

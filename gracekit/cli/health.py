@@ -21,8 +21,7 @@ from gracekit.cli.text import json_text, safe
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import ConfigError, DependencyError, GracekitError, RunEndedError
 from gracekit.runs.files import DOOR_SUFFIX
-from gracekit.store.access import check_readable
-from gracekit.store.place import StorePlace
+from gracekit.store.place import StorePlace, check_readable
 
 PATIENCE_S: Final = 5.0
 CONNECT_S: Final = 0.5

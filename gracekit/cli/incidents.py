@@ -13,8 +13,8 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import did_you_mean, duration
-from gracekit.listings.incidents import list_incidents
 from gracekit.listings.listed_task import short_id
+from gracekit.listings.store_view import list_incidents
 from gracekit.recovery.resources.results import ResourceOutcome
 from gracekit.store.older import LOST, OLDER
 from gracekit.tracker.task import Verb

@@ -28,7 +28,7 @@ from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_
 from gracekit.config.urls import absolute, file_url, holds_password
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
-from gracekit.store.access import check_readable
+from gracekit.store.place import check_readable
 
 P = ParamSpec("P")
 R = TypeVar("R")

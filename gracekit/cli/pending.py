@@ -30,7 +30,7 @@ from gracekit.cli.text import json_text, requested_words, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import short_id
-from gracekit.listings.pending import ParkedEntry, ParkedList, deadline_words, list_parked
+from gracekit.listings.parked_list import ParkedEntry, ParkedList, deadline_words, list_parked
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.pages import list_services
 from gracekit.tracker.task import Order, TaskState, Verb

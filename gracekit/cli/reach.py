@@ -26,8 +26,7 @@ from gracekit.errors import (
     StoreError,
 )
 from gracekit.listings.chosen_task import ChosenTask, find
-from gracekit.listings.reports import RunAnswer, RunReport
-from gracekit.listings.store_view import StoreView, label
+from gracekit.listings.store_view import RunAnswer, RunReport, StoreView, label
 from gracekit.runs.files import door_name
 from gracekit.runs.run import Run
 

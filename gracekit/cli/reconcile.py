@@ -18,8 +18,7 @@ from gracekit.cli.text import LONGEST_WHY, json_text, plural, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
-from gracekit.listings.reports import RunAnswer
-from gracekit.listings.store_view import label
+from gracekit.listings.store_view import RunAnswer, label
 from gracekit.runs.run import Run
 
 WAITING: Final = 3

@@ -18,11 +18,10 @@ from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.life import Alive
-from gracekit.listings.pending import PendingStatus, UnsentNotifications, deadline_words, rough
-from gracekit.listings.reports import RunAnswer
+from gracekit.listings.parked_list import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.resources import ResourceStatus
-from gracekit.listings.status import GONE_SHOWN, LAST_EXITS, RunStatus, StatusReport, look
-from gracekit.listings.store_view import verdict_of
+from gracekit.listings.run_list import GONE_SHOWN, LAST_EXITS, RunStatus, StatusReport, look
+from gracekit.listings.store_view import RunAnswer, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 

@@ -24,8 +24,8 @@ from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import resource_in
 from gracekit.listings.one_task import TaskRecord, read_task
-from gracekit.listings.pending import deadline_words
-from gracekit.listings.reports import RunReport
+from gracekit.listings.parked_list import deadline_words
+from gracekit.listings.store_view import RunReport
 from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import context_words
 from gracekit.tracker.task import TaskState

@@ -28,8 +28,8 @@ from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import ListedTask, short_id
-from gracekit.listings.pending import deadline_words
-from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
+from gracekit.listings.parked_list import deadline_words
+from gracekit.listings.task_list import ALL_STATES, TaskList, TaskQuery, list_tasks
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.telemetry.safe_text import context_words
 from gracekit.tracker.task import Lane, TaskState

@@ -20,7 +20,7 @@ from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.server import RpcServer
 from gracekit.store.engine import Engine
-from gracekit.store.status import StoreState
+from gracekit.store.state import StoreState
 from gracekit.tracker.task import Lane
 
 LONG_UNFINISHED_S: Final = 3600.0

@@ -59,7 +59,7 @@ from gracekit.journal.tasks_sql import (
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
-from gracekit.store.status import StoreState
+from gracekit.store.state import StoreState
 from gracekit.tracker.task import (
     RETRIED,
     Interruption,

@@ -9,8 +9,7 @@ import msgspec
 
 from gracekit.errors import GracekitError
 from gracekit.journal.order_rows import OrderTarget, targets_between, targets_of
-from gracekit.listings.reports import Reports, RunAnswer
-from gracekit.listings.store_view import StoreView, label
+from gracekit.listings.store_view import Reports, RunAnswer, StoreView, label
 from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 from gracekit.tracker.task import TaskState

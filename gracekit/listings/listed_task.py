@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.clock import age_s
-from gracekit.listings.reports import RunAnswer
+from gracekit.listings.store_view import RunAnswer
 from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TRANSIENT, TaskState
 

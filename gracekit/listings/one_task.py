@@ -14,8 +14,7 @@ from gracekit.errors import GracekitError
 from gracekit.journal.rows import from_json
 from gracekit.listings import listings_sql as sql
 from gracekit.listings.chosen_task import ChosenTask
-from gracekit.listings.reports import RunReport
-from gracekit.listings.store_view import API_VERSION, StoreView
+from gracekit.listings.store_view import API_VERSION, RunReport, StoreView
 from gracekit.request.outcomes import failure_from
 from gracekit.runs.run import Run
 

@@ -1,4 +1,4 @@
-"""Reads a store without asking any run: its runs, their unfinished tasks, and the accounts.
+"""Reads a store: its runs and their reports, their unfinished tasks, the accounts, the incidents.
 
 Whether a run is alive is judged in the same way as services judge each other (`gracekit.life`);
 the columns `phase` and `beat_at` are only for display.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from gracekit.clock import Clock
 from gracekit.exits import Verdict, classify
 from gracekit.life import Liveness
 from gracekit.listings import listings_sql as sql
+from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.runs import pages
 from gracekit.runs.run import Run, evidence_of, judge_run
@@ -25,6 +26,44 @@ from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
 from gracekit.store.older import copied_at
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
+
+RunAnswer = dict[str, Any]
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of a run.
+
+    Attributes:
+        answer: Its status; None without an answer.
+        tasks: Its tasks in flight, if they were requested.
+        brief: Why the answer or some tasks are missing, in a few words; otherwise empty.
+        why: The same as a full sentence; empty if *brief* is enough.
+    """
+
+    answer: RunAnswer | None = None
+    tasks: Sequence[RunAnswer] = ()
+    brief: str = ""
+    why: str = ""
+
+
+Reports = Mapping[str, RunReport]
+"""Reports by run id."""
+
+NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
+"""Stands for the report of a run that began after the reports were collected."""
+
+
+async def list_incidents(view: StoreView, kind: str, *, limit: int) -> list[dict[str, Any]]:
+    """The last incidents, newest first, as plain data.
+
+    Args:
+        view: The store.
+        kind: Only kinds that begin with this text, such as `operator`; empty for all.
+        limit: How many at most.
+    """
+    rows = await view.engine.query(sql.LAST_INCIDENTS, kind, limit)
+    return [dict(zip(sql.INCIDENT_NAMES, row, strict=True)) for row in rows]
+
 
 API_VERSION: Final = "1.0"
 """Of the JSON in which tasks are shown."""

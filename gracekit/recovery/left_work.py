@@ -1,4 +1,4 @@
-"""What dead runs and passed deadlines have left: holds, orders, duties to ended tasks, parked tasks.
+"""What dead runs and passed deadlines leave: holds, orders, duties to ended tasks, parked tasks.
 
 A run records an order about a task of its own before it cancels the handler. If the process ends
 before the handler has returned, the row is handed over with the order. Nobody claims such a row:

@@ -25,7 +25,7 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
 from gracekit.request.lanes import LaneGate
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of

@@ -5,6 +5,9 @@ The end is judged first by what gracekit did to the task, and only then by what
 the handler returned or raised, as a handler can swallow, wrap or replace any
 exception. A thread cannot be stopped, so an attempt in a thread ends when the
 thread has returned, even if the coroutine that waits for it is cancelled.
+
+A caller without `pending=True` gets the same class of failure whether a task that raised NoCapacity
+was parked or not. So the text of the failure says why it was not.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.errors import NoCapacity, Parked, checked_request
 from gracekit.journal.rows import Outcome
 from gracekit.process import NoThreadError, Threads
 from gracekit.request.answers import Answers
@@ -27,7 +31,6 @@ from gracekit.request.current import enter, leave
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, Scheduler
-from gracekit.request.no_capacity import SETTING_OFF, requested_by, why_not_parked
 from gracekit.request.outcomes import (
     failed,
     failure_from,
@@ -38,7 +41,7 @@ from gracekit.request.outcomes import (
     timeout_error,
 )
 from gracekit.request.tracked import TrackedCall
-from gracekit.rpc.failures import is_expected, words_of
+from gracekit.rpc.failures import is_expected, is_foreign, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
@@ -441,3 +444,61 @@ CALLERS: Final = frozenset(
 )
 """The functions that call code of the application. In a dump of stacks, the frames that they call
 are the application's."""
+
+
+SETTING_OFF: Final = "GRACEKIT_USE_PENDING_STATE is off"
+_LONGEST_WORDS: Final = 200
+
+
+def requested_by(error: BaseException) -> Mapping[str, Any] | None:
+    """The missing capacity that a handler named in NoCapacity; None if it raised no new one.
+
+    A subclass may have its own `__init__`, and `requested` may have been changed since. The result
+    is empty if it cannot be recorded.
+    """
+    if not isinstance(error, NoCapacity) or is_foreign(error):
+        return None
+    try:
+        return checked_request(error.requested)
+    except Exception:  # noqa: BLE001 - the attribute is the application's
+        return {}
+
+
+def why_not_parked(error: BaseException, task: TrackedTask) -> str:
+    """Why *task*, whose handler raised *error*, may not be parked.
+
+    Returns:
+        What follows on "the task is not parked, because". Empty if it may be parked, or if *error*
+        has nothing to do with capacity.
+    """
+    inside = error if isinstance(error, NoCapacity | Parked) else _in_group(error)
+    if inside is None:
+        return ""
+    if task.on_interrupt == "requeue":  # a redelivered one has a row, but the same answer
+        return f"{task.method}() has on_interrupt='requeue', and so no record that could wait"
+    if task.recipient:
+        return "it is a copy of a fanout, which is meant for one instance"
+    if inside is not error:
+        return (
+            f"{words_of(inside)[:_LONGEST_WORDS]} is in a group of exceptions: catch it with "
+            "`except* NoCapacity`, and raise one by itself"
+        )
+    if is_foreign(error):
+        return (
+            "its handler has passed on an error of a service that it called, and only a NoCapacity "
+            "of its own parks it"
+        )
+    return ""
+
+
+def _in_group(error: BaseException) -> BaseException | None:
+    """The first NoCapacity in a group of exceptions; None if there is none. Never raises."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    try:
+        found: Any = error.subgroup(NoCapacity)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+    except BaseException:  # noqa: BLE001 - the class of the group may be the application's
+        return None
+    return found if isinstance(found, NoCapacity) else None

@@ -1,7 +1,8 @@
 """What a handler gets: its request, its deadline, its safe points, its lease.
 
-A `Context` belongs to one attempt of one task. Everything that must survive a
-crash goes to the tracker and the journal; the Context keeps no such state.
+A `Context` belongs to one attempt of one task. Everything that must survive a crash goes to the
+tracker and the journal; the Context keeps no such state. Periodic jobs and the rules of resources
+get a `WorkContext`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from gracekit.callables import is_async, name_of
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
-from gracekit.errors import LeaseHeld, StoreError
+from gracekit.errors import DeclarationError, LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
@@ -490,3 +491,64 @@ def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
         case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
             return {"kind": kind, "id": resource_id, "token": token}
     return None
+
+
+class WorkContext(Context):
+    """The Context of work that answers no request.
+
+    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` work as in a
+    handler. There is no caller, so the mapping is empty. Attributes that belong to a request
+    raise DeclarationError.
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, task: TrackedTask, services: Services, *, what: str) -> None:
+        """Show *task*; *what* names the work in errors, such as `periodic job refresh`."""
+        name = (None, task.method, "1.0")
+        super().__init__(task, services, args={}, caller={}, method=name, expires_at=None)
+        self._what = what
+
+    def __repr__(self) -> str:
+        return f"<Context of {self._what}>"
+
+    @property
+    def request_id(self) -> str:
+        """Not available: this work has no sender.
+
+        Raises:
+            DeclarationError: always; use `task_id`, the id in the log.
+        """
+        raise self._no_request("request_id", "ctx.task_id is what the log has")
+
+    @property
+    def attempt(self) -> int:
+        """Not available: after a failure the work is not tried again; its next run is a new one.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("attempt", "its next run comes by itself")
+
+    @property
+    def version(self) -> str:
+        """Not available: the work has no caller that asks for a version.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("version", "it has no caller that asks for one")
+
+    # The arguments are those of Context.hold.
+    async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
+        """Not available: a hold that is left open is settled by the probe of a method.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("hold()", "open the hold in the method whose probe can settle it")
+
+    def _no_request(self, missing: str, remedy: str) -> DeclarationError:
+        return DeclarationError(
+            f"{self._what} answers no request, so it has no ctx.{missing}: {remedy}"
+        )

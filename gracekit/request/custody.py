@@ -26,7 +26,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.outcomes import failed
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row

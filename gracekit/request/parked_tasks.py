@@ -21,7 +21,7 @@ from gracekit.errors import (
 from gracekit.journal.order_rows import OrderTarget, target_named
 from gracekit.journal.pending import PendingRows, as_shown, may_show
 from gracekit.journal.tasks import Journal
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.row_orders import RowOrders
 from gracekit.rpc.argument_paths import need_resource_id

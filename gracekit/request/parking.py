@@ -30,7 +30,7 @@ from gracekit.journal.tasks_sql import REPLIES
 from gracekit.process import Point
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.outcomes import not_parked, ordered, parked
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch

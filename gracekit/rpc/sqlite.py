@@ -42,7 +42,7 @@ from gracekit.rpc.transport import (
 )
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
-from gracekit.store.status import StoreStatus
+from gracekit.store.state import StoreStatus
 from gracekit.store.wakeup import Wakeup, wakeups_directory
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import LOCAL_QUEUES

@@ -1,20 +1,27 @@
-"""The objects of one run, as frozen values: `ground` makes the first, `wiring` the others."""
+"""The objects of one run, as frozen values: `ground` makes the first, `wiring` the others.
+
+A program may ask for a stop before there is a coordinator: such a request is kept here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
+from gracekit.config.choices import StopSource, choices_of
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
+from gracekit.config.values import did_you_mean
 from gracekit.control.gauges import Gauges
 from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.drain.report import StopRequest
+from gracekit.errors import ConfigError
 from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
@@ -28,7 +35,7 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
 from gracekit.request.lanes import LaneGate
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
@@ -36,7 +43,6 @@ from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
-from gracekit.runtime.stops import Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
@@ -140,3 +146,51 @@ class Wired(msgspec.Struct, frozen=True, kw_only=True):
     admin: AdminApi
     gauges: Gauges
     parts: PartList
+
+
+class Stops:
+    """Passes the program's stop requests to the coordinator, and keeps them until there is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._coordinator: ShutdownCoordinator | None = None
+        self._kept: list[Callable[[ShutdownCoordinator], None]] = []
+
+    def ask(self, *, source: StopSource, by: str, reason: str, final: bool = True) -> None:
+        """Ask for a drain; see `Runtime.request_stop`.
+
+        Raises:
+            ConfigError: there is no such source, or *by* or *reason* is no text.
+        """
+        sources = choices_of(StopSource)
+        if source not in sources:
+            hint = did_you_mean(str(source), sources)
+            raise ConfigError(f"source={source!r} is none of {', '.join(sources)}{hint}")
+        for name, text in (("by", by), ("reason", reason)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}={text!r} is no text; say in words who asks, and why")
+
+        def ask(coordinator: ShutdownCoordinator) -> None:
+            at = self._clock.loop()  # a kept request counts from the opening, with its whole time
+            coordinator.request_stop(
+                StopRequest(source=source, by=by, reason=reason, final=final, at=at)
+            )
+
+        self._pass_on(ask)
+
+    def fail(self, reason: str) -> None:
+        """Note that the end is not in order; see `ShutdownCoordinator.fail`."""
+        self._pass_on(lambda coordinator: coordinator.fail(reason))
+
+    def _pass_on(self, step: Callable[[ShutdownCoordinator], None]) -> None:
+        if self._coordinator is None:
+            self._kept.append(step)
+        else:
+            step(self._coordinator)
+
+    def hand_to(self, coordinator: ShutdownCoordinator) -> None:
+        """Pass the kept requests to *coordinator*, in order, and later ones at once."""
+        self._coordinator = coordinator
+        kept, self._kept = self._kept, []
+        for step in kept:
+            step(coordinator)

@@ -25,11 +25,9 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
 from gracekit.runtime.built import Wired
-from gracekit.runtime.ending import DrainTask
-from gracekit.runtime.ground import lay_ground
-from gracekit.runtime.metrics import label_words
+from gracekit.runtime.ground import label_words, lay_ground
 from gracekit.runtime.opening import open_run
-from gracekit.runtime.start import Start
+from gracekit.runtime.serving import DrainTask, Start
 from gracekit.service import Service
 from gracekit.store.engine import Engine
 from gracekit.telemetry.metrics import LabelWords

@@ -1,30 +1,71 @@
-"""Makes what one run needs before it opens anything, from settings and ports."""
+"""Makes what one run needs before it opens anything, from settings and ports; and its metrics."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import partial
+from typing import Final
 
 from gracekit.clock import Clock
+from gracekit.config.choices import RejectReason, choices_of
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
 from gracekit.config.settings import ALARM_AFTER_HARD_LIMIT_S, Settings
-from gracekit.phase import Phase
+from gracekit.periodic import JobOutcome
+from gracekit.phase import Phase, ServiceState
 from gracekit.process import Process, refuse_patched_threads
+from gracekit.recovery.decisions import Step
+from gracekit.recovery.resources.results import ResourceOutcome
 from gracekit.request.attempt import CALLERS
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
 from gracekit.runs.own import OwnSeat
-from gracekit.runtime.built import Ground
-from gracekit.runtime.stops import Stops
+from gracekit.runtime.built import Ground, Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
+from gracekit.telemetry.metrics import LabelWords
+from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.stacks import StackDump
+from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane, TaskState
 from gracekit.tracker.tracker import Tracker
+from gracekit.version import VERSION
+
+_ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED})
+
+
+def label_words(service: Service) -> LabelWords:
+    """Every value that a label of the service's metrics may have."""
+    methods = frozenset(method.name for method in service.methods)
+    jobs = frozenset(job.name for job in service.jobs)
+    return LabelWords(
+        methods=methods,
+        jobs=jobs,
+        handlers=methods | jobs,
+        lanes=frozenset(lane.value for lane in Lane),
+        outcomes=_ENDS,
+        decisions=_ENDS | {Step.RUN_AGAIN.value},
+        reasons=frozenset(choices_of(RejectReason)),
+        states=frozenset(state.value for state in TRANSIENT),
+        job_outcomes=frozenset(outcome.value for outcome in JobOutcome),
+        kinds=frozenset(kind.name for kind in service.kinds),
+        resource_outcomes=frozenset(outcome.value for outcome in ResourceOutcome),
+        phases=frozenset(state.value for state in ServiceState),
+        versions=frozenset({VERSION}),
+    )
+
+
+def count_metrics(service: Service, telemetry: Telemetry) -> RunMetrics | None:
+    """Begin to count for `/metrics`; None if `prometheus_client` is not installed."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        return None
+    counted = RunMetrics(label_words(service))
+    telemetry.count_into(counted)
+    return counted
 
 
 def lay_ground(

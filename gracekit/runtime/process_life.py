@@ -25,9 +25,9 @@ from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of, explained
 from gracekit.process import NoThreadError, leave_at_once
 from gracekit.runtime.built import Ground
-from gracekit.runtime.ending import FOREIGN_CANCELLATION
 from gracekit.runtime.face import Runtime
 from gracekit.runtime.loops import LoopFactory, loop_factory
+from gracekit.runtime.serving import FOREIGN_CANCELLATION
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.telemetry.catalogue import LOGGER

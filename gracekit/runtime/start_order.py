@@ -25,14 +25,14 @@ from gracekit.leases.epoch import Epoch
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
-from gracekit.request.outbox import Outbox
+from gracekit.request.outbox_sender import Outbox
 from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import announced_queues, shared_queue
 from gracekit.runs.files import door_name
 from gracekit.runs.members import Members
 from gracekit.runtime.built import Ground, Records, Requests
-from gracekit.runtime.metrics import count_metrics
+from gracekit.runtime.ground import count_metrics
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
 from gracekit.upkeep import LifeSigns, RunWatch, StatusLine, Tidying, Watchdog

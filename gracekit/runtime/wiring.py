@@ -41,11 +41,10 @@ from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.shared import Shared
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
-from gracekit.request.lanes import MAX_ACCEPTED, LaneGate, Scheduler, can_accept
-from gracekit.request.outbox import Outbox
+from gracekit.request.lanes import MAX_ACCEPTED, ClaimLimit, LaneGate, Scheduler, can_accept
+from gracekit.request.outbox_sender import Outbox
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.parking import ParkingPlace
 from gracekit.request.recovery_trigger import RecoveryTrigger

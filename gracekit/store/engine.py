@@ -25,17 +25,17 @@ from gracekit.store.commit_times import CommitTimes
 from gracekit.store.files import Synchronous
 from gracekit.store.group import BatchOutcome, GroupCommit
 from gracekit.store.migrate import migrate
-from gracekit.store.status import OnStatus, StatusSource, StoreStatus
+from gracekit.store.state import OnStatus, StatusSource, StoreStatus
 from gracekit.store.threads import (
     Query,
     ReadHandler,
+    Worker,
     WriteHandler,
     limit_pages,
     open_reader,
     open_writer,
     read,
 )
-from gracekit.store.worker import Worker
 from gracekit.store.writer_lock import WriterLock
 
 Rows = list[list[Row]]

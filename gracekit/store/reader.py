@@ -17,12 +17,12 @@ import apsw
 from gracekit.config.urls import file_url
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
-from gracekit.store.access import check_readable
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
 from gracekit.store.group import broken_by, is_full
-from gracekit.store.status import OnStatus, StoreStatus
+from gracekit.store.place import check_readable
+from gracekit.store.state import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
 ASK_STEPS: Final = 100_000

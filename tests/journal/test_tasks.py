@@ -18,7 +18,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.store.status import StoreState
+from gracekit.store.state import StoreState
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
 from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask

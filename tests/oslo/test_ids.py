@@ -12,7 +12,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.listings.store_view import StoreView
-from gracekit.listings.tasks import TaskQuery, list_tasks
+from gracekit.listings.task_list import TaskQuery, list_tasks
 from gracekit.telemetry import RequestFilter
 from tests.oslo.kit import PATIENCE_S, oslo_client
 from tests.oslo.meeting import serving

@@ -15,7 +15,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Point
-from gracekit.request.claim_limit import ClaimLimit
+from gracekit.request.lanes import ClaimLimit
 from tests.service.kit import Doors, Fault, World
 
 pytestmark = pytest.mark.looptime

@@ -14,10 +14,9 @@ import pytest
 from gracekit.journal.tasks_sql import IS_UNSUCCESSFUL
 from gracekit.listings.chosen_task import find
 from gracekit.listings.one_task import read_task
-from gracekit.listings.reports import Reports, RunReport
-from gracekit.listings.status import list_exits, look
-from gracekit.listings.store_view import StoreView
-from gracekit.listings.tasks import TaskList, TaskQuery, list_tasks
+from gracekit.listings.run_list import list_exits, look
+from gracekit.listings.store_view import Reports, RunReport, StoreView
+from gracekit.listings.task_list import TaskList, TaskQuery, list_tasks
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store import older

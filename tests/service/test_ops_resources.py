@@ -10,9 +10,8 @@ from gracekit import Context, NoCapacity, Service
 from gracekit.journal.tasks_sql import ROW_COLUMNS
 from gracekit.listings.chosen_task import find
 from gracekit.listings.one_task import read_task
-from gracekit.listings.reports import Reports, RunReport
-from gracekit.listings.store_view import StoreView
-from gracekit.listings.tasks import TaskQuery, list_tasks
+from gracekit.listings.store_view import Reports, RunReport, StoreView
+from gracekit.listings.task_list import TaskQuery, list_tasks
 from gracekit.request.attempt import CALLERS
 from gracekit.runs.run import Run
 from gracekit.tracker.stacks import dump

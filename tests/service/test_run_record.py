@@ -16,7 +16,7 @@ from gracekit.errors import (
     UnknownCommitError,
 )
 from gracekit.exits import Verdict
-from gracekit.listings.status import list_exits, look
+from gracekit.listings.run_list import list_exits, look
 from gracekit.listings.store_view import StoreView, verdict_of
 from gracekit.process import Point
 from gracekit.runs.run import Run

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from gracekit import Context, Service
-from gracekit.listings.reports import RunReport
-from gracekit.listings.store_view import StoreView
-from gracekit.listings.tasks import TaskList, TaskQuery, list_tasks
+from gracekit.listings.store_view import RunReport, StoreView
+from gracekit.listings.task_list import TaskList, TaskQuery, list_tasks
 from gracekit.process import Point
 from tests.service.kit import Doors, Fault, Life, World
 

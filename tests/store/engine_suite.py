@@ -22,7 +22,7 @@ from gracekit.errors import (
 from gracekit.process import Point, Process, Side
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
-from gracekit.store.status import StoreState, StoreStatus
+from gracekit.store.state import StoreState, StoreStatus
 
 SCHEMA: Final = ("CREATE TABLE kv (key BIGINT PRIMARY KEY, value TEXT)",)
 PATIENCE_S: Final = 30.0

@@ -8,7 +8,7 @@ from gracekit.errors import StoreFencedError, StoreUnreachableError
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.group import BatchOutcome
-from gracekit.store.status import StoreState
+from gracekit.store.state import StoreState
 from gracekit.testing.ports import PlayedEngine
 
 

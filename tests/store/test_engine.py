@@ -29,7 +29,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import ALONE, load_migrations
-from gracekit.store.status import StoreState, StoreStatus
+from gracekit.store.state import StoreState, StoreStatus
 from tests.store.engine_suite import EngineSuite
 
 SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"

@@ -36,8 +36,8 @@ from gracekit.store.files import (
     open_memory,
     prepare_file,
 )
-from gracekit.store.status import StoreState, StoreStatus
-from gracekit.store.worker import Worker
+from gracekit.store.state import StoreState, StoreStatus
+from gracekit.store.threads import Worker
 from gracekit.store.writer_lock import WriterLock
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"

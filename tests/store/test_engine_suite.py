@@ -12,7 +12,7 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, MemoryEngine
-from gracekit.store.status import OnStatus, StoreState, StoreStatus
+from gracekit.store.state import OnStatus, StoreState, StoreStatus
 from tests.store.engine_suite import EngineSuite, SharedEngineSuite
 from tests.store.remote import RemoteEngine
 

@@ -1,24 +1,27 @@
 """Lists tasks: rows of the journal, joined with the reports of living processes.
 
 Arguments, context, result and failure are left out, because they may hold secrets.
+
+For `--stuck`, a running task is stuck if it is slow compared with the history of its method,
+measured since its last safe point or its start. Without a history, or if no run works on it, a
+fixed time decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.journal.rows import from_json
 from gracekit.journal.tasks_sql import SHOWN_ID, SHOWN_KIND
 from gracekit.life import Alive, Liveness
 from gracekit.listings import listings_sql as sql
-from gracekit.listings import stuck
 from gracekit.listings.listed_task import ListedTask, short_id
-from gracekit.listings.reports import Reports
-from gracekit.listings.store_view import API_VERSION, StoreView, label
+from gracekit.listings.store_view import API_VERSION, Reports, StoreView, label
 from gracekit.runs.pages import is_known, named
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
@@ -39,7 +42,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
         name: INSTANCE or SERVICE@INSTANCE that owns them; None for all tasks.
         resource: `kind:id`, or only the id, or `kind:` for each of a kind; None for any.
         states: Values of `TaskState`, or `ALL_STATES`; empty for tasks that have not ended.
-        stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
+        stuck: Whether to list only tasks that count as stuck (`why_stuck`).
         limit: How many at most.
     """
 
@@ -132,10 +135,10 @@ class _Listing:
             self._judged |= {run_id: self._view.judge(run) for run_id, run in found.items()}
 
     async def _stuck(self, entries: Sequence[ListedTask]) -> list[ListedTask]:
-        since = self._now - stuck.UNTOUCHED_S
+        since = self._now - UNTOUCHED_S
         lately = await self._view.engine.query(sql.HANDED_OVER_SINCE, since)
         recent = {str(request_id) for (request_id,) in lately}
-        judged = ((entry, stuck.why_stuck(entry, recent=recent)) for entry in entries)
+        judged = ((entry, why_stuck(entry, recent=recent)) for entry in entries)
         return [
             msgspec.structs.replace(entry, why_listed=why)
             for entry, why in judged
@@ -304,3 +307,76 @@ def _apart(columns: Mapping[str, Any], apart: Mapping[str, str]) -> str:
         return f"waits to run apart: {died}"
     other = apart.get(str(columns["owner"]))
     return f"waits: {short_id(other)} runs apart" if other else ""
+
+
+TIMES_P95: Final = 3.0
+"""A running task is stuck after this many times the p95 of its method."""
+SHORTEST_S: Final = 1.0
+"""A task with a history is not stuck before this many seconds, as it would end before you look."""
+UNTOUCHED_S: Final = 600.0
+"""Seconds after which a task is stuck that runs without a history, or that no run takes."""
+_NOBODY: Final = "not taken by any run"
+
+
+def why_stuck(task: ListedTask, *, recent: Collection[str]) -> str | None:
+    """Why *task* counts as stuck; None if it does not.
+
+    Args:
+        task: Any task.
+        recent: Request ids of tasks that were handed over less than `UNTOUCHED_S` ago.
+    """
+    if not task.is_transient or task.is_parked:  # a parked task has its own deadline
+        return None
+    state = TaskState(task.columns["state"])
+    if state is TaskState.RUNNING and not task.orphaned:
+        why = _running(task)
+    elif state is TaskState.HANDED_OVER:
+        why = _handed_over(task, recent)
+    else:
+        why = _waiting(task)
+    if why is None or task.waits_for is None:
+        return why
+    return f"{why}; waits for {task.waits_for}"
+
+
+def _running(task: ListedTask) -> str | None:
+    since_safe_point = task.safe_point_age_s
+    idle_s = task.age_s if since_safe_point is None else min(task.age_s, since_safe_point)
+    p95_s = task.said("p95_s")
+    if p95_s is not None and idle_s >= max(SHORTEST_S, TIMES_P95 * p95_s):
+        why = f"{idle_s / max(p95_s, 0.001):.1f}x its p95 of {_short(p95_s)}"
+    elif p95_s is None and idle_s >= UNTOUCHED_S:
+        known = "no history" if task.live else "no report from its process"
+        why = f"{known}, running {duration(task.age_s)}"
+    else:
+        return None
+    return why if since_safe_point is None else f"{why}, no safe point since {duration(idle_s)}"
+
+
+def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
+    columns = task.columns
+    if columns["owner"] is not None and not task.orphaned:
+        return None  # a living run settles it
+    if columns["request_id"] in recent or task.age_s < UNTOUCHED_S:
+        return None
+    # In its settle time, or after a probe answered `Wait`, recovery checks the task again at `due`.
+    due = max(columns["not_before"] or 0.0, columns["next_check"] or 0.0)
+    if age_s(task.now, due) < UNTOUCHED_S:
+        return None
+    return f"handed over, {_NOBODY} for {duration(UNTOUCHED_S)} or more"
+
+
+def _waiting(task: ListedTask) -> str | None:
+    """Why a task is stuck that is accepted, or whose process is gone."""
+    if task.age_s < UNTOUCHED_S:
+        return None
+    if task.orphaned:
+        return f"its process is gone, {_NOBODY}"
+    if task.columns["owner"] is None:
+        return f"{task.columns['state']} {duration(task.age_s)} ago, {_NOBODY}"
+    return f"not begun for {duration(task.age_s)}"
+
+
+def _short(seconds: float) -> str:
+    """Like `duration`, but with milliseconds below a second."""
+    return f"{seconds * 1000:.0f}ms" if seconds < 1 else duration(seconds)

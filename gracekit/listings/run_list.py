@@ -9,16 +9,19 @@ import msgspec
 
 from gracekit.clock import age_s
 from gracekit.life import Alive, Liveness
-from gracekit.listings.pending import (
+from gracekit.listings.parked_list import (
     PendingStatus,
     UnsentNotifications,
     count_parked,
     count_unsent,
 )
-from gracekit.listings.reports import NO_REPORT, Reports, RunAnswer, RunReport
 from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.listings.store_view import (
+    NO_REPORT,
     Accounts,
+    Reports,
+    RunAnswer,
+    RunReport,
     StoreView,
     UnfinishedCounts,
     gone_at,
