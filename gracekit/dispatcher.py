@@ -34,8 +34,16 @@ from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.history import History
-from gracekit.tracker.task import Awaited, Interruption, Lane, Order, Reason, TaskState, TrackedTask
+from gracekit.tracker.task import (
+    Awaited,
+    History,
+    Interruption,
+    Lane,
+    Order,
+    Reason,
+    TaskState,
+    TrackedTask,
+)
 
 
 class Dispatcher:

@@ -86,7 +86,7 @@ NOT_NEEDED: Final = (
     "tempfile",
     "tomllib",
     "zipfile",
-    "gracekit.admin.server",
+    "gracekit.admin.endpoint",
     "gracekit.config.oslo",
     "gracekit.doctor",
 )

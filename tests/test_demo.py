@@ -17,8 +17,7 @@ import apsw
 import pytest
 
 from gracekit import Runtime, Settings
-from gracekit.demo.judge import judge, read_rows, reader_of
-from gracekit.demo.service import (
+from gracekit.demo.app import (
     CONFIRMED,
     DONE,
     EFFECTS,
@@ -29,6 +28,7 @@ from gracekit.demo.service import (
     entries,
     svc,
 )
+from gracekit.demo.judge import judge, read_rows, reader_of
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = {"label": "copy d", "method": "copy", "items": [0, 1, 2]}

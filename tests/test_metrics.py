@@ -28,9 +28,8 @@ from gracekit.telemetry.metrics import (
     Metric,
     MetricKind,
 )
-from gracekit.telemetry.readings import Readings, StoreNumbers
+from gracekit.telemetry.readings import Readings, StoreNumbers, gauge_samples
 from gracekit.telemetry.run_metrics import RunMetrics
-from gracekit.telemetry.samples import gauge_samples
 from gracekit.version import VERSION
 
 WORDS: Final = LabelWords(

@@ -18,9 +18,9 @@ from starlette.types import Scope
 
 from gracekit.admin.access import KEY_LIFE_S, Access, Asking, Need, RefusedError
 from gracekit.admin.api import AdminApi, NoSuchTaskError
-from gracekit.admin.events import EventStream, Feed
+from gracekit.admin.live_events import EventStream, Feed
 from gracekit.admin.openapi import describe
-from gracekit.admin.operations import (
+from gracekit.admin.routes import (
     ACTIONS,
     LISTINGS,
     LONGEST_ID,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gracekit.admin.access import Need
-from gracekit.admin.operations import (
+from gracekit.admin.routes import (
     ACTIONS,
     LISTINGS,
     LONGEST_ID,

@@ -20,7 +20,7 @@ from gracekit.cli.options import CommonOptions, common, living_instance_argument
 from gracekit.cli.text import json_text, safe
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import ConfigError, DependencyError, GracekitError, RunEndedError
-from gracekit.runs.files import DOOR_SUFFIX
+from gracekit.runs.names import DOOR_SUFFIX
 from gracekit.store.place import StorePlace, check_readable
 
 PATIENCE_S: Final = 5.0

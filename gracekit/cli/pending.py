@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from gracekit.cli.call import arguments
 from gracekit.cli.completion import task_ids
 from gracekit.cli.options import (
     CommonOptions,
@@ -24,14 +25,15 @@ from gracekit.cli.options import (
     who,
 )
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.replaced_args import read_set
 from gracekit.cli.task_orders import carry_out, may_say_why, yes_option
 from gracekit.cli.text import json_text, requested_words, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.config.values import duration
+from gracekit.errors import UnserialisableError
 from gracekit.listings.listed_task import short_id
 from gracekit.listings.parked_list import ParkedEntry, ParkedList, deadline_words, list_parked
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.rpc.plain import plain
 from gracekit.runs.pages import list_services
 from gracekit.tracker.task import Order, TaskState, Verb
 
@@ -209,3 +211,29 @@ def _row(entry: ParkedEntry, known: Mapping[str, int]) -> tuple[object, ...]:
         safe(requested_words(columns["requested"] or {}), longest=_LONGEST_REQUESTED),
         safe(columns["detail"], longest=_LONGEST_REASON),
     )
+
+
+def read_set(words: tuple[str, ...]) -> Mapping[str, Any]:
+    """The values of `--set name=value`, each JSON or text as `gracekit call` reads it.
+
+    Raises:
+        click.UsageError: a word is no `name=value`, or no message could carry it.
+    """
+    try:
+        given: dict[str, Any] = plain(arguments(words, None, option="--set"), "--set")
+    except UnserialisableError as error:
+        raise click.UsageError(safe(error)) from None
+    if _has_nul(given):
+        raise click.UsageError("--set has a NUL character, which no store takes")
+    return given
+
+
+def _has_nul(value: object) -> bool:
+    match value:
+        case str():
+            return "\0" in value
+        case Mapping():
+            return any(_has_nul(part) for pair in value.items() for part in pair)
+        case list():
+            return any(map(_has_nul, value))
+    return False

@@ -24,7 +24,7 @@ from gracekit.listings.store_view import gone_at
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
-from gracekit.runs.files import instance_lock_name
+from gracekit.runs.names import instance_lock_name
 from gracekit.runs.pages import Place, list_places, list_seen_since
 from gracekit.runs.run import Run
 

@@ -27,7 +27,7 @@ from gracekit.errors import (
 )
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.store_view import RunAnswer, RunReport, StoreView, label
-from gracekit.runs.files import door_name
+from gracekit.runs.names import door_name
 from gracekit.runs.run import Run
 
 STATUS_TIMEOUT_S: Final = 2.0

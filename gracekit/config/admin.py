@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gracekit.config.problems import Problem, problem
+from gracekit.config.values import Problem, problem
 from gracekit.errors import ConfigError
 
 OFF: Final = "off"

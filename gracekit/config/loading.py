@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from gracekit.config.problems import Problem
 from gracekit.config.settings import (
     BY_OPTION,
     BY_VARIABLE,
@@ -23,7 +22,7 @@ from gracekit.config.settings import (
     variable_name,
 )
 from gracekit.config.urls import holds_password
-from gracekit.config.values import PREFIX, did_you_mean, nearest
+from gracekit.config.values import PREFIX, Problem, did_you_mean, nearest
 from gracekit.errors import ConfigError
 
 LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})

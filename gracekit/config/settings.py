@@ -26,7 +26,6 @@ from gracekit.config.choices import (
     LoopName,
     choices_of,
 )
-from gracekit.config.problems import Problem, problem
 from gracekit.config.urls import (
     STORE,
     STORES,
@@ -48,6 +47,7 @@ from gracekit.config.values import (
     PATTERN_SAID,
     PREFIX,
     TOPIC,
+    Problem,
     check_topic,
     did_you_mean,
     format_duration,
@@ -61,6 +61,7 @@ from gracekit.config.values import (
     parse_truth,
     parse_word,
     parse_words,
+    problem,
 )
 from gracekit.errors import ConfigError
 

@@ -1,4 +1,8 @@
-"""Parsing and formatting of single values: durations, names, numbers."""
+"""Single values: durations, names, numbers are parsed and formatted; and the problems of settings.
+
+If a setting could not be read, the rules that compare it with others are skipped. Otherwise they
+would check its default, and complain about a value that the user never wrote.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gracekit.errors import ConfigError
 
@@ -205,3 +209,20 @@ def parse_truth(value: object) -> bool:
     if isinstance(value, str) and value.strip().lower() in _TRUTH:
         return _TRUTH[value.strip().lower()]
     raise ConfigError(f"{value!r} is neither true nor false")
+
+
+class Problem(NamedTuple):
+    """One problem.
+
+    Attributes:
+        text: The values, the rule and the remedy, as one sentence.
+        about: The fields of `Settings` whose values cause it.
+    """
+
+    text: str
+    about: frozenset[str]
+
+
+def problem(text: str, *about: str) -> Problem:
+    """A Problem of the fields *about*."""
+    return Problem(text, frozenset(about))

@@ -17,9 +17,9 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.dumps import Dumps
+from gracekit.control.hand_passes import HandPasses
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import BETWEEN_LOOKS_S, Orders, VerbAnswer
-from gracekit.control.reconcile import HandPasses
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
 from gracekit.errors import (
@@ -33,8 +33,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase, ServiceState
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
-from gracekit.tracker.tracker import Tracker
-from gracekit.tracker.waiting import Waiting
+from gracekit.tracker.tracker import Tracker, Waiting
 
 LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500

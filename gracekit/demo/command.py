@@ -14,8 +14,8 @@ import click
 
 from gracekit.config.loading import load
 from gracekit.config.urls import UrlKind, kind_of, shown_url
+from gracekit.demo.app import PINGS, entries
 from gracekit.demo.judge import Judgement, judge
-from gracekit.demo.service import PINGS, entries
 from gracekit.demo.story import Story, View
 from gracekit.demo.view import PlainView, TableView, can_draw
 from gracekit.errors import GracekitError

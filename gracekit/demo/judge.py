@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gracekit.config.urls import file_url
-from gracekit.demo.service import (
+from gracekit.demo.app import (
     CONFIRMED,
     EFFECTS,
     PROCESSES,

@@ -23,8 +23,7 @@ import msgspec
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.values import PREFIX
-from gracekit.demo.judge import ENDED, STORE, read_rows, reader_of
-from gracekit.demo.service import (
+from gracekit.demo.app import (
     ATTACHED,
     CONFIRMED,
     DONE,
@@ -40,6 +39,7 @@ from gracekit.demo.service import (
     append,
     entries,
 )
+from gracekit.demo.judge import ENDED, STORE, read_rows, reader_of
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.process import Process as ThisProcess
@@ -302,12 +302,12 @@ class Story(msgspec.Struct):
 
     async def _start_service(self, name: str) -> None:
         self.view.say(f"start of {name}")
-        child = await self._start(name, "gracekit", "run", "gracekit.demo.service:svc")
+        child = await self._start(name, "gracekit", "run", "gracekit.demo.app:svc")
         self._services[name] = child
         await self._until(lambda snapshot: snapshot.phases[name] == "serving", f"{name} to serve")
 
     async def _start_client(self, name: str, verb: str) -> None:
-        await self._start(name, "gracekit.demo.service", verb)
+        await self._start(name, "gracekit.demo.app", verb)
 
     async def _start(self, name: str, *arguments: str) -> _Child:
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -382,7 +382,7 @@ class Story(msgspec.Struct):
 
 async def _remove_queues(url: str, topic: str) -> None:
     """Delete the queues from the user's broker; marks and reply queues expire by themselves."""
-    from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415 - most have no broker
+    from gracekit.rpc.amqp.amqp_transport import AmqpTransport  # noqa: PLC0415 - most have no broker
 
     transport = open_transport(url, process=ThisProcess(), clock=Clock())
     assert isinstance(transport, AmqpTransport)

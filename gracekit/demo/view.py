@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gracekit.demo.service import Entry
+from gracekit.demo.app import Entry
 from gracekit.demo.story import DRAIN_S, Snapshot
 from gracekit.tracker.task import TaskState
 

@@ -29,10 +29,10 @@ from gracekit.doctor.rabbit_entities import (
 )
 from gracekit.doctor.rabbit_version import is_accepted, read_version
 from gracekit.errors import ConfigError, DependencyError, GracekitError
+from gracekit.rpc.amqp.amqp_transport import find_foreign
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES, ExchangeFlags, Profile
-from gracekit.rpc.amqp.transport import find_foreign
 from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import Queue

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.doctor.finding import Finding, fail, ok, skip
+from gracekit.rpc.amqp.amqp_transport import marks_of
 from gracekit.rpc.amqp.profiles import (
     PROFILES,
     ExchangeFlags,
@@ -27,7 +28,6 @@ from gracekit.rpc.amqp.profiles import (
     dead_letter_queue,
     fanout_exchange,
 )
-from gracekit.rpc.amqp.transport import marks_of
 from gracekit.rpc.transport import Queue, directed_queue, shared_queue
 
 Flags = QueueFlags | ExchangeFlags

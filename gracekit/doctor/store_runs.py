@@ -25,7 +25,7 @@ from gracekit.journal.tasks_sql import IS_OPEN, IS_UNSUCCESSFUL
 from gracekit.life import Liveness
 from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.process import Process
-from gracekit.runs.files import door_name
+from gracekit.runs.names import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark

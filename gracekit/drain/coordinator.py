@@ -14,11 +14,10 @@ from typing import Any, Final, TypeVar
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
+from gracekit.drain.bounded import BoundedSteps, DrainParts
 from gracekit.drain.hand_over import HandOver
-from gracekit.drain.parts import DrainParts
 from gracekit.drain.progress import DrainProgress, Forecast
 from gracekit.drain.report import DrainReport, StopRequest
-from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.drain.parts import DrainParts
+from gracekit.drain.bounded import BoundedSteps, DrainParts
 from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport, list_first
-from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.journal.rows import TaskRow
 from gracekit.telemetry.telemetry import Telemetry

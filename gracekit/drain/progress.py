@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.drain.parts import DrainParts
+from gracekit.drain.bounded import BoundedSteps, DrainParts
 from gracekit.drain.report import DrainReport, StopRequest, list_first
-from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import Times
 from gracekit.errors import StoreError
 from gracekit.journal.holds import Hold

@@ -26,7 +26,7 @@ from gracekit.runs.pages import is_known, named
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
 from gracekit.tracker.task import SUSPECTED, TRANSIENT, TaskState
-from gracekit.tracker.waiting import ELSEWHERE
+from gracekit.tracker.tracker import ELSEWHERE
 
 ALL_STATES: Final = "all"
 _ALL: Final = 1_000_000

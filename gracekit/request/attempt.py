@@ -44,10 +44,10 @@ from gracekit.request.tracked import TrackedCall
 from gracekit.rpc.failures import is_expected, is_foreign, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.history import History
 from gracekit.tracker.task import (
     OUT_OF_TIME,
     CancelCause,
+    History,
     Interruption,
     Order,
     TaskState,

@@ -21,9 +21,8 @@ from gracekit.request.context import Context, parked_tasks_of
 from gracekit.request.parked_tasks import MAX_PAGE
 from gracekit.rpc.failures import expect
 from gracekit.rpc.message import TASKS_NAMESPACE
-from gracekit.rpc.method_options import MethodOptions
+from gracekit.rpc.method_options import MethodOptions, serves
 from gracekit.rpc.methods import Method
-from gracekit.rpc.versions import serves
 from gracekit.tracker.task import Order, Verb
 
 VERSION: Final = "1.1"

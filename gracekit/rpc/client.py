@@ -28,12 +28,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.rpc.ahead import check_open
-from gracekit.rpc.client_life import ClientLife
-from gracekit.rpc.connect import given_or_opened
-from gracekit.rpc.failures import rebuild
-from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
-from gracekit.rpc.methods import Method
-from gracekit.rpc.options import (
+from gracekit.rpc.call_options import (
     CALL_TIMEOUT_S,
     NAMED,
     AnyMethod,
@@ -41,13 +36,19 @@ from gracekit.rpc.options import (
     PrepareOptions,
     Sent,
     add_id,
+    name_of,
     no_reply,
+    request_of,
     too_late,
 )
+from gracekit.rpc.client_life import ClientLife
+from gracekit.rpc.connect import given_or_opened
+from gracekit.rpc.failures import rebuild
+from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
+from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.plain import is_too_long
 from gracekit.rpc.replies import Replies
-from gracekit.rpc.requests import name_of, request_of
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.telemetry.logs import running
 from gracekit.tracing.carrier import outgoing, stamped

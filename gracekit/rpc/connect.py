@@ -66,7 +66,7 @@ def open_transport(
             return _memory(url, process, broker)
         case UrlKind.BROKER:
             # Imported here: the AMQP client takes 0.1 s to load, and most programs do not need it.
-            from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
+            from gracekit.rpc.amqp.amqp_transport import AmqpTransport  # noqa: PLC0415
             from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415
 
             return AmqpTransport(

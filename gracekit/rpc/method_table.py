@@ -13,8 +13,8 @@ from gracekit.errors import (
     UnsupportedVersionError,
 )
 from gracekit.rpc.message import TASKS_NAMESPACE
+from gracekit.rpc.method_options import major, serves
 from gracekit.rpc.methods import Method, cut, named, nearest
-from gracekit.rpc.versions import major, serves
 
 
 class MethodTable(msgspec.Struct):

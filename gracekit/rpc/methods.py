@@ -21,8 +21,7 @@ from gracekit.callables import check, is_async, name_of, shown_name
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.rpc.argument_paths import RESOURCE_ID, check_path, resource_id_of, value_of
-from gracekit.rpc.method_options import MethodOptions
-from gracekit.rpc.versions import major
+from gracekit.rpc.method_options import MethodOptions, major
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from gracekit.rpc.argument_paths import resource_id_of, value_of
+from gracekit.rpc.method_options import serves
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import Method
-from gracekit.rpc.versions import serves
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import BadMessageError, DependencyError, HeartbeatTimeoutError, RpcError
+from gracekit.rpc.call_options import NAMED
 from gracekit.rpc.message import Reply, ReplyAddress
-from gracekit.rpc.options import NAMED
 from gracekit.rpc.oslo_wire import check_size, decode_reply
 from gracekit.rpc.transport import REPLY, Consumer, Delivery, Queue, Transport, reply_queue
 

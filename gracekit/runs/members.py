@@ -18,7 +18,7 @@ from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
-from gracekit.runs.files import door_name, lock_name
+from gracekit.runs.names import door_name, lock_name
 from gracekit.runs.run import Run, evidence_of, judge_run, list_open, run_of
 from gracekit.runs.seat import Seat
 from gracekit.store.batch import Batch

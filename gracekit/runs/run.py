@@ -17,7 +17,7 @@ from gracekit.exits import ExitEvidence, Verdict
 from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
-from gracekit.runs.files import lock_name
+from gracekit.runs.names import lock_name
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, Queries
 

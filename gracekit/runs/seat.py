@@ -9,7 +9,7 @@ from typing import Final
 from gracekit.errors import AlreadyRunningError
 from gracekit.life import Identity, LifeLock
 from gracekit.process import Process
-from gracekit.runs.files import instance_lock_name, lock_name
+from gracekit.runs.names import instance_lock_name, lock_name
 from gracekit.runs.run import ENDED, STOPPING, judge_run, list_open
 from gracekit.store.engine import Engine
 from gracekit.store.files import make_directory

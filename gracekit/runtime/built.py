@@ -49,9 +49,8 @@ from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.history import History
 from gracekit.tracker.stacks import StackDump
-from gracekit.tracker.task import Lane
+from gracekit.tracker.task import History, Lane
 from gracekit.tracker.tracker import Tracker
 
 

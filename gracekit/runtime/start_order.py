@@ -15,8 +15,8 @@ from gracekit.config.admin import OFF
 from gracekit.control.door import Door
 from gracekit.control.facts import StoreFacts
 from gracekit.control.verbs import Control
+from gracekit.drain.bounded import DrainParts
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
-from gracekit.drain.parts import DrainParts
 from gracekit.drain.untracked import Untracked
 from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
@@ -29,12 +29,11 @@ from gracekit.request.outbox_sender import Outbox
 from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import announced_queues, shared_queue
-from gracekit.runs.files import door_name
 from gracekit.runs.members import Members
+from gracekit.runs.names import door_name
 from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.runtime.ground import count_metrics
-from gracekit.tracker.history import History
-from gracekit.tracker.task import Lane
+from gracekit.tracker.task import History, Lane
 from gracekit.upkeep import LifeSigns, RunWatch, StatusLine, Tidying, Watchdog
 
 
@@ -180,7 +179,7 @@ def _endpoint(ground: Ground, admin: AdminApi) -> Part:
     if ground.settings.admin == OFF:
         return StepPart()
     try:
-        from gracekit.admin.server import AdminServer  # noqa: PLC0415 - an extra
+        from gracekit.admin.endpoint import AdminServer  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
             f"admin = {ground.settings.admin} needs a package that is not installed ({error}): "

@@ -16,15 +16,15 @@ from gracekit.control.accounts import AccountsCount
 from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
+from gracekit.control.hand_passes import HandPasses
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
-from gracekit.control.reconcile import HandPasses
 from gracekit.control.reload import Reload
 from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
+from gracekit.drain.bounded import DrainParts
 from gracekit.drain.coordinator import ShutdownCoordinator
-from gracekit.drain.parts import DrainParts
 from gracekit.drain.report import DrainReport
 from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
@@ -59,8 +59,7 @@ from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.runtime.built import Ground, Records, Requests, Wired
 from gracekit.runtime.start_order import in_order
-from gracekit.tracker.history import History
-from gracekit.tracker.task import Lane
+from gracekit.tracker.task import History, Lane
 from gracekit.version import VERSION
 
 

@@ -21,8 +21,7 @@ from gracekit.telemetry.metrics import (
     MetricKind,
     Together,
 )
-from gracekit.telemetry.readings import Watched
-from gracekit.telemetry.samples import Add, Feeds, LabelValues, gauge_samples
+from gracekit.telemetry.readings import Add, Feeds, LabelValues, Watched, gauge_samples
 from gracekit.tracing.conventions import SCHEMA_URL
 
 _TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gracekit.errors import ConfigError
 from gracekit.telemetry.metrics import METRICS, Metric, MetricKind
-from gracekit.telemetry.readings import Readings
+from gracekit.telemetry.readings import LabelValues, Readings, gauge_samples
 from gracekit.telemetry.run_metrics import Histogram, RunMetrics
-from gracekit.telemetry.samples import LabelValues, gauge_samples
 
 try:
     from prometheus_client.core import (

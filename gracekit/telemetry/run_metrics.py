@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.telemetry.metrics import METRICS, STORE_COMMIT, LabelWords, Metric, MetricKind
-from gracekit.telemetry.samples import Add, Feeds, LabelValues
+from gracekit.telemetry.readings import Add, Feeds, LabelValues
 
 
 class Histogram(msgspec.Struct, frozen=True):

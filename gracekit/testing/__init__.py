@@ -5,7 +5,7 @@ Start with `InMemoryService` and `run`; docs/testing.md explains the rest.
 
 from gracekit.process import Point
 from gracekit.recovery.resources.results import ResourceOutcome, Result
-from gracekit.testing.calls import Caller, Pending
+from gracekit.testing.callers import Caller, Pending
 from gracekit.testing.faults import Fault
 from gracekit.testing.kit import InMemoryService, ServiceFaultError
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, run

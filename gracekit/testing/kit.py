@@ -27,7 +27,7 @@ from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.telemetry.catalogue import CATALOGUE, UnknownEventError
-from gracekit.testing.calls import Caller, Pending
+from gracekit.testing.callers import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.given import (
     check_condition,
@@ -38,10 +38,10 @@ from gracekit.testing.given import (
     check_where,
 )
 from gracekit.testing.instance import InstanceLife, InstanceMachine
+from gracekit.testing.kind_passes import ByHand
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
 from gracekit.testing.machine import EmittedEvent
 from gracekit.testing.parked import ParkedSight
-from gracekit.testing.passes import ByHand
 from gracekit.testing.ports import COMMIT_FAULTS, WIRE_STEPS, VirtualClock
 from gracekit.testing.traps import Blow, Trap
 from gracekit.tracker.task import TaskState

@@ -2,7 +2,8 @@
 
 It has each task from before its acceptance is submitted until its reply is sent.
 Adding, removing and counting are O(1). Code that needs a condition, such as no
-running task, waits for changes with `wait_change`.
+running task, waits for changes with `wait_change`. `Waiting` says to operators what a task waits
+for.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.telemetry.logs import Running
-from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
+from gracekit.tracker.task import TERMINAL, Awaited, Interruption, Lane, TaskState, TrackedTask
 
 FOLLOWING_WAIT_S: Final = 60.0
 """Timeout of one wait for the task in flight with the same key; the wait is repeated."""
@@ -279,3 +281,53 @@ class Tracker:
                     raise
             finally:
                 del self._parents[task]
+
+
+_WORDS: Final = {
+    Awaited.METHOD: "a task of its method to end: as many as its max_running run",
+    Awaited.THREAD: "a free thread",
+    Awaited.LANE: "a task of its lane to end: as many as max_running run",
+    Awaited.APART: "nothing else to run here: a task runs apart after crashes",
+    Awaited.SAME_ID: "the task in flight with the same id to end",
+    Awaited.STORE: "the store to take its outcome",
+}
+ANSWER: Final = "its answer to reach the caller"
+ELSEWHERE: Final = "held by another run"
+_Resource = tuple[str, str]
+
+
+class Waiting:
+    """What the tasks of one process wait for.
+
+    Args:
+        tasks: All in flight; read once, and only if one waits for a lease.
+    """
+
+    def __init__(self, tasks: Iterable[TrackedTask]) -> None:
+        self._tasks = tasks
+
+    @cached_property
+    def _holders(self) -> Mapping[_Resource, str]:
+        return {
+            task.resource: task.request_id
+            for task in self._tasks
+            if task.resource is not None and task.running
+        }
+
+    def of(self, task: TrackedTask) -> str | None:
+        """`lease vm:12 held by task order-1`; None if it waits for nothing."""
+        match task.waits_for:
+            case None:
+                return ANSWER if task.state in TERMINAL else None
+            case Awaited.RESOURCE | Awaited.LEASE as wait:
+                return self._for_lease(task, wait)
+            case other:
+                return _WORDS[other]
+
+    def _for_lease(self, task: TrackedTask, wait: Awaited) -> str:
+        assert task.resource is not None
+        lease = f"lease {':'.join(task.resource)}"
+        if wait is Awaited.LEASE:
+            return f"{lease} {ELSEWHERE}"
+        holder = self._holders.get(task.resource)
+        return f"{lease}, behind others" if holder is None else f"{lease} held by task {holder}"

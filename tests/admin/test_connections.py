@@ -18,7 +18,7 @@ import pytest
 from uvloop.loop import SSLProtocol as OfUvloop
 
 from gracekit import Service
-from gracekit.admin import server
+from gracekit.admin import endpoint
 from tests.admin.kit import LIVEZ, PATIENCE_S, Site, end_of, raw
 from tests.loops import LOOPS
 from tests.rabbit.certificates import Certificates
@@ -40,9 +40,9 @@ async def test_beyond_the_limit_a_connection_takes_the_place_of_the_idlest(
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limited_by == "number":
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+        monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 3)
     else:
-        monkeypatch.setattr(server, "DESCRIPTORS_PART", soft // 3)
+        monkeypatch.setattr(endpoint, "DESCRIPTORS_PART", soft // 3)
     async with Site(tmp_path, Service("s")) as site:
         silent = [await raw(site) for _ in range(3)]
         for _ in range(2):
@@ -63,7 +63,7 @@ async def test_a_request_in_progress_keeps_its_connection(
     """
     If all connections are at work, further ones are closed at once.
     """
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 2)
     async with Site(tmp_path, Service("s")) as site:
         reading = [await raw(site) for _ in range(2)]
         for reader, writer in reading:
@@ -81,11 +81,11 @@ async def test_clients_that_begin_no_handshake_are_counted(
     """
     With TLS a connection takes a descriptor before its first request can come. The oldest is cut.
     """
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 3)
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
         silent = [await raw(site) for _ in range(3)]
         _, extra = await raw(site)
-        async with asyncio.timeout(server.CLIENT_TIMEOUT_S / 2):
+        async with asyncio.timeout(endpoint.CLIENT_TIMEOUT_S / 2):
             assert await end_of(silent[0][0]) == b""
         for writer in (extra, *(writer for _, writer in silent)):
             writer.close()
@@ -97,7 +97,7 @@ async def test_a_client_that_begins_no_handshake_is_cut(
     """
     In the time that it has for a request; asyncio alone would wait for a minute.
     """
-    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
         reader, writer = await raw(site)
         async with asyncio.timeout(4):
@@ -163,7 +163,7 @@ async def test_clients_that_have_begun_tls_are_limited_apart(
     """
     One more takes the place of the idlest of them; clients that have sent nothing stay.
     """
-    monkeypatch.setattr(server, "MAX_TLS_CONNECTIONS", 3)
+    monkeypatch.setattr(endpoint, "MAX_TLS_CONNECTIONS", 3)
     gc.collect()  # buffers in cycles that earlier tests have left would be counted
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
         silent, _ = quiet = await raw(site)
@@ -171,7 +171,7 @@ async def test_clients_that_have_begun_tls_are_limited_apart(
         for number, (_, writer) in enumerate(begun):
             writer.write(b"\x16")
             await wait_tls_states(min(number + 1, 3))
-        async with asyncio.timeout(server.CLIENT_TIMEOUT_S / 2):
+        async with asyncio.timeout(endpoint.CLIENT_TIMEOUT_S / 2):
             assert await end_of(begun[0][0]) == b""
             assert await ask_by_tls(site) == 200
         assert not silent.at_eof()
@@ -206,8 +206,8 @@ async def test_what_a_client_took_that_was_cut_is_free_at_once(
     """
     Also if it was cut in its handshake, because it took too long or another one needed the room.
     """
-    monkeypatch.setattr(server, "MAX_TLS_CONNECTIONS", 3)
-    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(endpoint, "MAX_TLS_CONNECTIONS", 3)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.5)
     with without_collections():
         async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
             begun = [await raw(site) for _ in range(6)]
@@ -233,7 +233,7 @@ def test_a_flood_of_silent_connections_never_takes_the_last_descriptor(
     Connections that are being closed count until their descriptors are free, so that accepting
     finds one each time, and probes are answered during the flood and after it.
     """
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 8)
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         most = runner.run(flood(tmp_path))
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gracekit import Service
-from gracekit.admin import application, binding, events, server
+from gracekit.admin import application, binding, endpoint, live_events
 from gracekit.config.admin import AdminAddress
 from gracekit.control import accounts, facts, verbs
 from gracekit.errors import ConfigError
@@ -127,7 +127,7 @@ async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
     """
     The message names the extra; a service without an endpoint does not need it.
     """
-    monkeypatch.delitem(sys.modules, "gracekit.admin.server")
+    monkeypatch.delitem(sys.modules, "gracekit.admin.endpoint")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 
     assert "pip install 'gracekit[web]'" in await refusal(Site(tmp_path, Service("s")))
@@ -209,7 +209,7 @@ async def test_a_connection_that_asks_nothing_is_closed(
     """
     Otherwise each would keep a descriptor of the service for ever.
     """
-    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
         assert await end_of(reader) == b""
@@ -227,7 +227,7 @@ async def test_a_connection_that_stops_after_an_answer_is_closed(
     """
     Whatever the client has begun to send, and whether or not it reads.
     """
-    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     path, loop = tmp_path / "admin.sock", asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
@@ -275,7 +275,7 @@ async def test_readers_beyond_the_limit_are_refused(
     """
     When a reader leaves, another one can come.
     """
-    monkeypatch.setattr(events, "MAX_READERS", 1)
+    monkeypatch.setattr(live_events, "MAX_READERS", 1)
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
         writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -300,7 +300,7 @@ async def test_a_reader_that_never_reads_is_dropped():
     """
     Nothing is queued for it, and after five seconds another reader can come.
     """
-    feed = events.Feed(lambda: None)
+    feed = live_events.Feed(lambda: None)
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -312,7 +312,7 @@ async def test_a_reader_that_never_reads_is_dropped():
             await asyncio.Event().wait()
 
     began_at = asyncio.get_running_loop().time()
-    await events.EventStream(feed)({"type": "http"}, receive, send)
+    await live_events.EventStream(feed)({"type": "http"}, receive, send)
 
     assert asyncio.get_running_loop().time() - began_at == pytest.approx(6, abs=0.1)
     assert feed.readers == 0
@@ -332,10 +332,10 @@ async def test_a_thousand_readers_at_once_are_bounded_and_the_service_goes_on(tm
             writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         firsts = await asyncio.gather(*(first_line(reader) for reader, _ in readers))
 
-        assert firsts.count(b"HTTP/1.1 200 OK\r\n") == events.MAX_READERS
+        assert firsts.count(b"HTTP/1.1 200 OK\r\n") == live_events.MAX_READERS
         refused = firsts.count(b"HTTP/1.1 503 Service Unavailable\r\n")
-        assert firsts.count(b"") == len(firsts) - events.MAX_READERS - refused
-        assert len(asyncio.all_tasks()) - before < 3 * server.MAX_CONNECTIONS
+        assert firsts.count(b"") == len(firsts) - live_events.MAX_READERS - refused
+        assert len(asyncio.all_tasks()) - before < 3 * endpoint.MAX_CONNECTIONS
 
         for _, writer in readers:
             writer.transport.abort()

@@ -151,14 +151,14 @@ async def test_a_server_that_fails_keeps_neither_the_service_nor_its_drain(
     """
     One line is logged; the service goes on without an endpoint.
     """
-    from gracekit.admin import server
+    from gracekit.admin import endpoint
 
     async def fail(_: object, **__: object) -> None:
         if what == "hang":
             await asyncio.Event().wait()
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(server._Server, "shutdown" if what == "hang" else "main_loop", fail)
+    monkeypatch.setattr(endpoint._Server, "shutdown" if what == "hang" else "main_loop", fail)
     site = Site(tmp_path, Service("s"))
     async with asyncio.timeout(10), site:
         await asyncio.sleep(0)

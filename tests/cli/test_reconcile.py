@@ -25,7 +25,7 @@ from pathlib import Path
 import asyncio
 
 from gracekit import Absent, Context, Found, Service, Settled, Wait
-from gracekit.control.reconcile import NEWS_WITHIN_S
+from gracekit.control.hand_passes import NEWS_WITHIN_S
 
 svc = Service("shares")
 go = asyncio.Event()

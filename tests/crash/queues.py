@@ -15,8 +15,8 @@ import apsw
 
 from gracekit.clock import Clock
 from gracekit.process import Process
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.profiles import dead_letter_queue
-from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Message, Queue

@@ -28,9 +28,9 @@ from gracekit.doctor.store_runs import Runs
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import Process
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES
-from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import Broker as Address
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import directed_queue, shared_queue

@@ -22,7 +22,7 @@ from gracekit.doctor.finding import Finding, Level
 from gracekit.exits import ExitCode
 from gracekit.life import LifeLock
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
-from gracekit.runs.files import instance_lock_name
+from gracekit.runs.names import instance_lock_name
 from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import ALONE, MIGRATIONS, load_migrations
 from tests.doctor.kit import levels, one

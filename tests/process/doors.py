@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
-from gracekit.runs.files import door_name
+from gracekit.runs.names import door_name
 
 
 async def ask_by_door(store: Path, run_id: str, verb: str, **args: Any) -> Any:

@@ -12,10 +12,10 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError
 from gracekit.process import Process
-from gracekit.rpc.amqp import transport as amqp_transport
+from gracekit.rpc.amqp import amqp_transport
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.bounds import CLOSE_S
 from gracekit.rpc.amqp.profiles import PROFILES
-from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Queue, directed_queue, shared_queue
 from gracekit.telemetry.telemetry import Telemetry

@@ -13,10 +13,10 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError
 from gracekit.process import Process
+from gracekit.rpc.amqp import amqp_transport
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as amqp_intake
-from gracekit.rpc.amqp import transport as amqp_transport
-from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, directed_queue, shared_queue

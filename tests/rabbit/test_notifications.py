@@ -15,8 +15,8 @@ from gracekit import Notification, NotificationListener
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, Undeliverable
 from gracekit.process import Process
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.profiles import PROFILES
-from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.notifications import encode_notification
 from gracekit.rpc.transport import Message, notification_queue, shared_queue

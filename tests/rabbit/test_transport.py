@@ -25,11 +25,11 @@ from gracekit.errors import (
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as intakes
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link
-from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.message import Reply

@@ -12,7 +12,7 @@ from aiormq.abc import DeliveredMessage
 
 from gracekit.clock import Clock
 from gracekit.process import Process
-from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.sqlite import SqliteTransport

@@ -12,7 +12,7 @@ import pytest
 
 from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
-from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gracekit import Context, Service
-from gracekit.rpc.options import CallOptions, PrepareOptions
+from gracekit.rpc.call_options import CallOptions, PrepareOptions
 from gracekit.testing import InMemoryService
 from gracekit.testing import run as play
 from tests.docs.pages import Page, run

@@ -29,7 +29,7 @@ from gracekit.control.door_wire import (
 from gracekit.errors import BadMessageError, GracekitError, NoSuchMethodError, RunEndedError
 from gracekit.journal.tasks import Journal
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.runs.files import door_name
+from gracekit.runs.names import door_name
 from gracekit.telemetry.telemetry import Telemetry
 
 PATIENCE_S = 300.0

@@ -8,7 +8,7 @@ import pytest
 
 from gracekit import Context, RpcClient, Runtime, Service, Settings
 from gracekit.errors import ConfigError
-from gracekit.runs.files import instance_lock_name
+from gracekit.runs.names import instance_lock_name
 
 
 @pytest.fixture

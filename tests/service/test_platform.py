@@ -7,12 +7,11 @@ import asyncio
 import pytest
 
 from gracekit import Context, Service
+from gracekit.drain.bounded import BoundedSteps
 from gracekit.drain.progress import Movement
 from gracekit.drain.report import DrainReport
-from gracekit.drain.steps import BoundedSteps
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.history import FEWEST
-from gracekit.tracker.task import Lane, TrackedTask
+from gracekit.tracker.task import FEWEST, Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 from tests.service.kit import Doors, Life, Systemd, World, now
 

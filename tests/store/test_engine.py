@@ -23,7 +23,7 @@ from gracekit.errors import (
 )
 from gracekit.life import LifeLock
 from gracekit.process import Point, Process, Side
-from gracekit.runs.files import instance_lock_name
+from gracekit.runs.names import instance_lock_name
 from gracekit.store import files
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine

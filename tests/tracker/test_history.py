@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracekit.tracker.history import FEWEST, KEPT, Durations
+from gracekit.tracker.task import FEWEST, KEPT, Durations
 
 
 def durations(*seconds: float) -> Durations:

@@ -22,10 +22,9 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
 from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded
-from gracekit.rpc.amqp.connection import CUT_AFTER_S
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.existing import ExistingEntities
-from gracekit.rpc.amqp.link import CUT_SILENT_AFTER_S, Link
+from gracekit.rpc.amqp.link import CUT_AFTER_S, CUT_SILENT_AFTER_S, Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker

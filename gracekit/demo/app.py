@@ -1,6 +1,6 @@
 """The service of the demonstration, its callers, and the files in which they record what they do.
 
-The service has five methods of different policies. `python -m gracekit.demo.service send|ping` is a
+The service has five methods of different policies. `python -m gracekit.demo.app send|ping` is a
 caller. All of them write into files of the working directory, one JSON object on each line, so that
 one can check afterwards what was done, how often, and by which process. A line is written by one
 `write` to a file opened for appending. So lines of several processes never mix, and a killed

@@ -1,12 +1,51 @@
-"""The steps of a drain: each has a timeout, and if one fails, the next one is still taken."""
+"""The steps of a drain, each with a timeout, and the objects on which they act.
+
+If a step fails, the next one is still taken. For the parts of a service see `parts`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
+import msgspec
+
+from gracekit.dispatcher import Dispatcher
+from gracekit.hooks import ServiceHooks
+from gracekit.journal.holds import Holds
+from gracekit.periodic import PeriodicJobs
+from gracekit.process import Process
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.rpc.server import RpcServer
+from gracekit.runs.own import OwnRecord, OwnSeat
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import Lane
+from gracekit.tracker.tracker import Tracker
+
+
+class DrainParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects on which a drain acts.
+
+    Attributes:
+        servers: The RPC server of each lane.
+        alarm: Whether the kernel alarm may be armed: only if the Runtime owns the signals.
+        ends_process: Whether the process ends with the service.
+    """
+
+    tracker: Tracker
+    dispatcher: Dispatcher
+    servers: Mapping[Lane, RpcServer]
+    jobs: PeriodicJobs
+    reconciler: Reconciler
+    holds: Holds
+    hooks: ServiceHooks
+    seat: OwnSeat
+    record: OwnRecord
+    process: Process
+    alarm: bool
+    ends_process: bool
+
 
 SLOW_STEP_S: Final = 1.0
 """If a step takes longer, that is logged while it goes on."""

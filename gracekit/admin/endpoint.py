@@ -1,7 +1,8 @@
 """Serves the HTTP endpoint with uvicorn, on a socket that is bound here; handles no signals.
 
 It is the first part of a run to start and the last to stop: it answers probes before the run is
-recorded in the store, and until the stop is recorded.
+recorded in the store, and until the stop is recorded. Its TLS certificate is loaded again when its
+files change, so that it can be renewed while the service runs; later handshakes use the new one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import math
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Final
 
 from uvicorn import Config, Server
@@ -25,7 +27,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gracekit.admin.access import Access, access_of
 from gracekit.admin.application import BY_SOCKET, AdminApplication, Find
 from gracekit.admin.binding import bind, name_of
-from gracekit.admin.certificate import Certificate
 from gracekit.config.admin import admin_address, files_of
 from gracekit.config.settings import Settings
 from gracekit.control.door import Asker
@@ -33,6 +34,56 @@ from gracekit.errors import ConfigError
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
+
+
+class Certificate:
+    """A certificate and its key, used by an SSL context.
+
+    Args:
+        context: The context, which has loaded them.
+        files: PEM files of certificate and key.
+        report: Called with None after new files were loaded. Called with the error if the changed
+            files cannot be used, once for each change; the old certificate stays in use.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        files: Sequence[str],
+        report: Callable[[Exception | None], object],
+    ) -> None:
+        self._context = context
+        self._files = files
+        self._report = report
+        self._seen = self._state()
+
+    def read_changed(self) -> None:
+        """Load the files if they have changed."""
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            # Try them in a separate context first: if only the certificate was new, the load would
+            # fail but leave it in our context.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
+            self._context.load_cert_chain(*self._files)
+        except (OSError, ssl.SSLError) as error:
+            self._report(error)
+        else:
+            self._report(None)
+
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_state_of, self._files))
+
+
+def _state_of(file: str) -> tuple[int, int, int] | None:
+    try:
+        status = Path(file).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
 
 MAX_CONNECTIONS: Final = 512
 """Upper limit of connections; see `_most_connections`."""
