@@ -37,9 +37,9 @@ from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.runtime.process_life import calm_collector
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import Synchronous
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 
 QUEUES_OF_A_LANE: Final = 3
 """Shared, directed and fanout: gracekit divides its prefetch among them."""

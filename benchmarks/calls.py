@@ -21,7 +21,7 @@ from benchmarks.served import TOPIC, read, svc, work
 from gracekit import RpcClient
 from gracekit.clock import Clock
 from gracekit.process import Process as ProcessPort
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, shared_queue
 
 NAME: Final = "calls"

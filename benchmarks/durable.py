@@ -20,8 +20,8 @@ from gracekit.journal.rows import Acceptance, content_hash, to_json
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from gracekit.tracker.task import Lane
 
 NAME: Final = "durable"

@@ -15,7 +15,7 @@ from pathlib import Path
 from gracekit import Context, Service
 from gracekit.clock import Clock
 from gracekit.process import Process
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Delivery, Message, reply_queue, shared_queue
 
 TOPIC = "bench"

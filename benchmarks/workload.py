@@ -17,7 +17,7 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Request
 from gracekit.rpc.oslo_wire import encode_request
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Message, Transport, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.tracker.task import TrackedTask

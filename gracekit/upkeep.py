@@ -209,7 +209,7 @@ class Watchdog:
             await self._clock.wait_tick(self._every_s)
 
 
-class Starting:
+class StartProgress:
     """While the context is open, shows systemd how far a start is and asks it for more time.
 
     Attributes:

@@ -55,8 +55,8 @@ from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
 from gracekit.rpc.transport import Message, reply_queue, shared_queue
 from gracekit.runtime.process_life import run_service
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from tests.rpc.kit import Inbox
 from tests.scale import scale
 from tests.service.kit import Life, PlayedProcess, World

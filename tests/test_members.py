@@ -8,8 +8,8 @@ from gracekit.clock import Clock
 from gracekit.process import Point, Process
 from gracekit.runs.members import BEAT_WRITTEN_S, Members
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 
 
 class CountingEngine(MemoryEngine):

@@ -17,7 +17,7 @@ import pytest
 from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON, Point, Process, Side
 from gracekit.rpc.transport import Delivery, Settlement, shared_queue
 from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "gracekit"

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.testing.ports import PlayedEngine
 
 MODULES: Final = (

@@ -16,7 +16,7 @@ from gracekit.errors import GracekitError, StoreError
 from gracekit.listings import listings_sql as sql
 from gracekit.listings.store_view import Accounts, StoreView
 from gracekit.process import Threads
-from gracekit.store.reader import StoreReader
+from gracekit.store.location import ReadOnlyStore
 
 
 class Freshness(NamedTuple):
@@ -54,7 +54,7 @@ class AccountsCount:
         last: The last count, however old; None before the first.
     """
 
-    def __init__(self, view: StoreView, file: StoreReader | None, threads: Threads) -> None:
+    def __init__(self, view: StoreView, file: ReadOnlyStore | None, threads: Threads) -> None:
         self._view = view
         self._file = file
         self._threads = threads
@@ -124,7 +124,7 @@ class AccountsCount:
             self._took_s = self._ended_at - began_at
             self._pending = None
 
-    def _read(self, file: StoreReader) -> Accounts:
+    def _read(self, file: ReadOnlyStore) -> Accounts:
         """Count; runs in the thread, and only there the connection is used."""
         with contextlib.closing(file):
             file.open(given_up=lambda: self._is_stopped)

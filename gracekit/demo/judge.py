@@ -27,8 +27,7 @@ from gracekit.exits import ExitCode
 from gracekit.journal.rows import from_json
 from gracekit.listings import listings_sql as sql
 from gracekit.store.batch import Row
-from gracekit.store.location import StoreLocation
-from gracekit.store.reader import StoreReader
+from gracekit.store.location import ReadOnlyStore, StoreLocation
 from gracekit.tracker.task import TERMINAL, TaskState
 
 STORE: Final = "gracekit-store.db"
@@ -97,14 +96,14 @@ async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
         await reader.stop()
 
 
-def reader_of(directory: Path) -> StoreReader:
+def reader_of(directory: Path) -> ReadOnlyStore:
     """A reader of the demonstration's store, not opened yet."""
     reader = StoreLocation(file_url(directory / STORE)).reader()
     assert reader is not None  # it is a file
     return reader
 
 
-async def read_rows(reader: StoreReader, names: Mapping[int, str]) -> dict[str, Entry]:
+async def read_rows(reader: ReadOnlyStore, names: Mapping[int, str]) -> dict[str, Entry]:
     """The journal by request id, in order of acceptance.
 
     Args:

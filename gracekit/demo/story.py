@@ -46,7 +46,7 @@ from gracekit.process import Process as ThisProcess
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runs.run import list_runs
-from gracekit.store.reader import StoreReader
+from gracekit.store.location import ReadOnlyStore
 
 TICK_S: Final = 0.2
 PATIENCE_S: Final = 40.0
@@ -138,7 +138,7 @@ class Story(msgspec.Struct):
     _clock: Clock = msgspec.field(default_factory=Clock)
     _children: dict[str, _Child] = msgspec.field(default_factory=dict)
     _services: dict[str, _Child] = msgspec.field(default_factory=dict)
-    _reader: StoreReader | None = None
+    _reader: ReadOnlyStore | None = None
     _began: float = 0.0
     _topic: str = msgspec.field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
 

@@ -33,7 +33,7 @@ from gracekit.doctor.finding import Finding, fail, skip, told
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc import connect
-from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.rpc.sqlite.sqlite_transport import QUEUES_SCHEMA
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import MIGRATIONS, load_migrations

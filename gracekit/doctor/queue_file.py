@@ -14,7 +14,6 @@ from gracekit.doctor.store_file import ReadOnlyDatabase
 from gracekit.doctor.store_runs import Runs
 from gracekit.life import Liveness
 from gracekit.process import Process
-from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.foreign_readers import (
     FOREIGN_REMEDY,
     SHARE_REMEDY,
@@ -22,6 +21,7 @@ from gracekit.rpc.foreign_readers import (
     foreign_seen,
     need_one_store,
 )
+from gracekit.rpc.sqlite import sqlite_rows as rows
 from gracekit.rpc.transport import announced_queues
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation

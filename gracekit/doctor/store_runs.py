@@ -28,8 +28,8 @@ from gracekit.process import Process
 from gracekit.runs.names import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.store.location import ReadOnlyStore
 from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark
-from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
@@ -108,7 +108,7 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     Raises:
         GracekitError: it cannot be read as a store of this version.
     """
-    reader = StoreReader(path, schema=schema)
+    reader = ReadOnlyStore(path, schema=schema)
     reader.open()
     try:
         newest, not_adopted, number = asyncio.run(_read(reader))
@@ -126,7 +126,7 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     )
 
 
-async def _read(reader: StoreReader) -> tuple[list[Run], list[Run], int]:
+async def _read(reader: ReadOnlyStore) -> tuple[list[Run], list[Run], int]:
     """The newest runs, those that may live, and the number of all."""
     newest = await list_runs(reader, limit=LAST_RUNS)
     return newest, await list_not_adopted(reader), await count_runs(reader)

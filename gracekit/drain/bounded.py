@@ -24,7 +24,7 @@ from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
 
-class DrainParts(msgspec.Struct, frozen=True, kw_only=True):
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """The objects on which a drain acts.
 
     Attributes:

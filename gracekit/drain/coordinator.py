@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
-from gracekit.drain.bounded import BoundedSteps, DrainParts
+from gracekit.drain.bounded import BoundedSteps, Drained
 from gracekit.drain.hand_over import HandOver
 from gracekit.drain.progress import DrainProgress, Forecast
 from gracekit.drain.report import DrainReport, StopRequest
@@ -52,7 +52,7 @@ class ShutdownCoordinator:
     def __init__(
         self,
         phase: Phase,
-        parts: DrainParts,
+        parts: Drained,
         settings: LiveSettings,
         telemetry: Telemetry,
         clock: Clock,

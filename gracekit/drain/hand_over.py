@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.drain.bounded import BoundedSteps, DrainParts
+from gracekit.drain.bounded import BoundedSteps, Drained
 from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport, list_first
 from gracekit.drain.times import SHORTEST_STEP_S, Times
@@ -27,7 +27,7 @@ class HandOver:
     def __init__(
         self,
         report: DrainReport,
-        parts: DrainParts,
+        parts: Drained,
         steps: BoundedSteps,
         times: Times,
         forecast: Forecast,

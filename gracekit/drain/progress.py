@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.drain.bounded import BoundedSteps, DrainParts
+from gracekit.drain.bounded import BoundedSteps, Drained
 from gracekit.drain.report import DrainReport, StopRequest, list_first
 from gracekit.drain.times import Times
 from gracekit.errors import StoreError
@@ -114,7 +114,7 @@ class DrainProgress:
         report: DrainReport,
         steps: BoundedSteps,
         times: Times,
-        parts: DrainParts,
+        parts: Drained,
         telemetry: Telemetry,
         clock: Clock,
         *,

@@ -21,7 +21,7 @@ from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Transport
 from gracekit.telemetry.telemetry import Telemetry
 

@@ -76,7 +76,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     tracker: Tracker
     stacks: StackDump
-    stops: Stops
+    stops: KeptStops
     seat: OwnSeat
     signals: StopSignals | None
 
@@ -147,7 +147,7 @@ class Wired(msgspec.Struct, frozen=True, kw_only=True):
     parts: PartList
 
 
-class Stops:
+class KeptStops:
     """Passes the program's stop requests to the coordinator, and keeps them until there is one."""
 
     def __init__(self, clock: Clock) -> None:

@@ -33,7 +33,7 @@ from gracekit.store.engine import Engine
 from gracekit.telemetry.metrics import LabelWords
 from gracekit.telemetry.readings import Readings
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.upkeep import Starting
+from gracekit.upkeep import StartProgress
 
 
 class Runtime:
@@ -92,7 +92,7 @@ class Runtime:
         )
         self.wired: Wired | None = None
         ground = self.ground
-        self._starting = Starting(
+        self._starting = StartProgress(
             ground.phase, ground.process.notify, ground.settings, ground.telemetry, ground.clock
         )
         self._opening: asyncio.Event | None = None  # set when it has ended, either way

@@ -22,7 +22,7 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
 from gracekit.runs.own import OwnSeat
-from gracekit.runtime.built import Ground, Stops
+from gracekit.runtime.built import Ground, KeptStops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
@@ -124,7 +124,7 @@ def lay_ground(
         phase=Phase(engine.commits.blocked),
         tracker=tracker,
         stacks=stacks,
-        stops=Stops(clock),
+        stops=KeptStops(clock),
         seat=seat,
         signals=_signals(live, process, telemetry, stacks) if signals else None,
     )

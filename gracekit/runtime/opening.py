@@ -13,13 +13,13 @@ from gracekit.runtime.built import Ground, Wired
 from gracekit.runtime.loops import running_loop_name
 from gracekit.runtime.wiring import wire
 from gracekit.telemetry.safe_text import Sentence
-from gracekit.upkeep import Starting, StoreChanges
+from gracekit.upkeep import StartProgress, StoreChanges
 
 SIGNAL_RECORD_S: Final = 1.0
 """Timeout in seconds for the stop-intent that the signal thread writes."""
 
 
-async def open_run(ground: Ground, starting: Starting) -> Wired:
+async def open_run(ground: Ground, starting: StartProgress) -> Wired:
     """Open a run up to its row in the store, then pass on stop requests that came meanwhile.
 
     If it fails, everything is undone.
@@ -56,7 +56,7 @@ def _check_names(ground: Ground) -> None:
     check_queues(longest, f"{settings.host}-{MAX_INSTANCES - 1}", "shorten GRACEKIT_HOST")
 
 
-async def _join(ground: Ground, starting: Starting) -> Wired:
+async def _join(ground: Ground, starting: StartProgress) -> Wired:
     """Take the seat, build the run, and start its parts down to its row in the store."""
     await ground.seat.start()
     try:

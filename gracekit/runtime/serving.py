@@ -13,7 +13,7 @@ from gracekit.errors import GracekitError
 from gracekit.exits import exit_code_of
 from gracekit.runtime.built import Ground, Wired
 from gracekit.telemetry.safe_text import Sentence
-from gracekit.upkeep import Starting
+from gracekit.upkeep import StartProgress
 
 
 class Start:
@@ -23,7 +23,7 @@ class Start:
         starting: Reports the progress of the start, and its end, to systemd.
     """
 
-    def __init__(self, ground: Ground, wired: Wired, starting: Starting) -> None:
+    def __init__(self, ground: Ground, wired: Wired, starting: StartProgress) -> None:
         self._ground = ground
         self._wired = wired
         self._starting = starting

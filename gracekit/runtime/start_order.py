@@ -15,7 +15,7 @@ from gracekit.config.admin import OFF
 from gracekit.control.door import Door
 from gracekit.control.facts import StoreFacts
 from gracekit.control.verbs import Control
-from gracekit.drain.bounded import DrainParts
+from gracekit.drain.bounded import Drained
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.untracked import Untracked
 from gracekit.errors import ConfigError, StoreError
@@ -41,7 +41,7 @@ def in_order(
     ground: Ground,
     records: Records,
     requests: Requests,
-    parts: DrainParts,
+    parts: Drained,
     coordinator: ShutdownCoordinator,
     control: Control,
     admin: AdminApi,

@@ -23,7 +23,7 @@ from gracekit.control.reload import Reload
 from gracekit.control.signal_orders import SignalOrders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
-from gracekit.drain.bounded import DrainParts
+from gracekit.drain.bounded import Drained
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import DrainReport
 from gracekit.hooks import ServiceHooks
@@ -80,7 +80,7 @@ def wire(ground: Ground) -> Wired:
         start_timeout_s=ground.settings.start_timeout_s,
         stop_timeout_s=ground.settings.stop_hook_timeout_s,
     )
-    parts = DrainParts(
+    parts = Drained(
         tracker=requests.services.tracker,
         dispatcher=requests.dispatcher,
         servers=servers,

@@ -29,7 +29,7 @@ from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import is_mount_point, kernel_file_system, network_file_system
 from gracekit.store.batch import Value
 from gracekit.store.place import run_as
-from gracekit.store.writer_lock import WriterLock
+from gracekit.store.sqlite.writer_lock import WriterLock
 
 Synchronous = Literal["FULL", "NORMAL"]
 Database = apsw.Connection

@@ -6,13 +6,17 @@ from pathlib import Path
 
 from gracekit.errors import ConfigError
 from gracekit.process import Process
-from gracekit.store.backup import Backup, back_up
-from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.engine import Engine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.place import StorePlace
-from gracekit.store.reader import StoreReader
+from gracekit.store.sqlite.backup import Backup, back_up
+from gracekit.store.sqlite.reader import StoreReader
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine, SqliteEngine
 from gracekit.store.wakeup import Wakeups
+
+ReadOnlyStore = StoreReader
+"""A read-only view of a store, as its location makes it."""
 
 
 class StoreLocation(StorePlace):

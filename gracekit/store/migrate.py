@@ -20,7 +20,7 @@ import apsw
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.life import held_in
 
-MIGRATIONS: Final = "gracekit.store.migrations"
+MIGRATIONS: Final = "gracekit.store.sqlite.migrations"
 """The package with the store's schema; the sqlite transport has a separate schema."""
 
 ALONE: Final = "-- Alone:"
@@ -42,7 +42,7 @@ def load_migrations(package: str) -> list[str]:
     """The SQL texts of a package, sorted by the number that each file's name begins with.
 
     Args:
-        package: Dotted name, for example `"gracekit.store.migrations"`.
+        package: Dotted name, for example `"gracekit.store.sqlite.migrations"`.
 
     Raises:
         ConfigError: the numbers are not 1, 2, 3, … without a gap.

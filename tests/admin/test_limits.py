@@ -19,8 +19,8 @@ from gracekit.admin import application, binding, endpoint, live_events
 from gracekit.config.admin import AdminAddress
 from gracekit.control import accounts, facts, verbs
 from gracekit.errors import ConfigError
-from gracekit.store.engine import SqliteEngine
-from gracekit.store.reader import StoreReader
+from gracekit.store.sqlite.reader import StoreReader
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from tests.admin.kit import ALICE, LIVEZ, PATIENCE_S, Site, end_of, raw, write_tokens
 from tests.scale import scale
 

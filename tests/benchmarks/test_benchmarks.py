@@ -24,8 +24,8 @@ from benchmarks.table import lines
 from gracekit.listings.listings_sql import ACCOUNTS
 from gracekit.listings.store_view import Accounts
 from gracekit.process import Process
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 
 FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
 

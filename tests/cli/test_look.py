@@ -24,8 +24,8 @@ from gracekit.cli.status import not_ready
 from gracekit.listings.listed_task import ListedTask
 from gracekit.process import Process
 from gracekit.runs.run import Run
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from tests.cli.kit import (
     PATIENCE_S,
     Running,

@@ -16,8 +16,8 @@ from gracekit.cli.main import COMMANDS, cli
 from gracekit.cli.text import clock, json_text, table
 from gracekit.config.values import duration
 from gracekit.process import Process
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from tests.cli.kit import GRACEKIT, PATIENCE_S, ROOT, Running, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process

@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from gracekit.errors import ConfigError
-from gracekit.store.backup import publish
+from gracekit.store.sqlite.backup import publish
 from tests.cli.kit import GRACEKIT, Running, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process

@@ -18,7 +18,7 @@ from gracekit.process import Process
 from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.profiles import dead_letter_queue
 from gracekit.rpc.amqp.url import read_url
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Message, Queue
 from gracekit.telemetry.telemetry import Telemetry
 from tests.crash.service import TOPIC

@@ -17,7 +17,7 @@ from gracekit.config.choices import NOT_TWICE, OnInterrupt, choices_of
 from gracekit.errors import ConfigError, SchemaTooNewError
 from gracekit.recovery.decisions import policy_of
 from gracekit.request.refusals import PASS_ON_FOR_S
-from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.rpc.sqlite.sqlite_transport import QUEUES_SCHEMA
 from gracekit.runs.members import BACK_WITHIN_S
 from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 from gracekit.testing import InMemoryService, TaskState

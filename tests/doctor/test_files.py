@@ -21,7 +21,7 @@ from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.finding import Finding, Level
 from gracekit.exits import ExitCode
 from gracekit.life import LifeLock
-from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.rpc.sqlite.sqlite_transport import QUEUES_SCHEMA
 from gracekit.runs.names import instance_lock_name
 from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import ALONE, MIGRATIONS, load_migrations

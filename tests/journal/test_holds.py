@@ -12,8 +12,8 @@ from gracekit.journal.holds import Hold, Holds
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 
 
 @pytest.fixture

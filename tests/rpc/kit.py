@@ -15,7 +15,7 @@ from gracekit.process import Process
 from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
 from gracekit.telemetry.telemetry import Telemetry
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gracekit.clock import Clock
 from gracekit.process import FAILPOINTS_ON, Process
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, shared_queue
 from tests.rpc.kit import FOR_EVER_S, PATIENCE_S
 

@@ -17,14 +17,14 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, RpcError, StoreLockedError
 from gracekit.process import Point, Process
-from gracekit.rpc import sqlite
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.notification_listener import NotificationListener
+from gracekit.rpc.sqlite import sqlite_transport as sqlite
 from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store.batch import Batch
-from gracekit.store.engine import SqliteEngine
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 
 
 @pytest.fixture

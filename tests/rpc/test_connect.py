@@ -11,7 +11,7 @@ from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Transport
 
 

@@ -31,10 +31,10 @@ from gracekit.rpc.notifications import (
     encode_notification,
     timestamp_of,
 )
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Message, Queue, notification_queue, shared_queue
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from gracekit.testing import InMemoryService
 
 TOPIC = "scheduler-notifications"

@@ -15,14 +15,16 @@ from gracekit.clock import Clock
 from gracekit.errors import DependencyError, StoreBrokenError, StoreError, UnknownCommitError
 from gracekit.life import Liveness, RecordedLife
 from gracekit.process import Point, Process
-from gracekit.rpc import sqlite, sqlite_rows
-from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
-from gracekit.rpc.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
+from gracekit.rpc.sqlite import sqlite_rows
+from gracekit.rpc.sqlite import sqlite_transport as sqlite
+from gracekit.rpc.sqlite.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
+from gracekit.rpc.sqlite.sqlite_transport import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
-from gracekit.store.engine import Rows, SqliteEngine
+from gracekit.store.engine import Rows
 from gracekit.store.migrate import load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from tests.rpc.kit import PATIENCE_S, Inbox, ShiftedClock, message
 
 QUEUE = shared_queue("q")

@@ -15,7 +15,7 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import Undeliverable
 from gracekit.process import Process
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import reply_queue
 from gracekit.store.wakeup import wakeups_directory
 from tests.rpc.kit import FOR_EVER_S, Inbox, message

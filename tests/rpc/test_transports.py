@@ -14,7 +14,7 @@ from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.server import Capacity, RpcServer
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import (
     DeadLetter,
     Delivery,

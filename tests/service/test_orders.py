@@ -14,8 +14,8 @@ from gracekit.journal.outbox import News
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.testing.ports import PlayedProcess
 from gracekit.tracker.task import _NEXT, ENDS, Lane, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World

@@ -15,8 +15,8 @@ from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.rpc.transport import Message, Queue
 from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.testing.faults import Fault
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from gracekit.tracker.task import Order, TaskState, Verb

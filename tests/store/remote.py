@@ -6,8 +6,8 @@ from typing import Any
 
 from gracekit.errors import StoreFencedError, StoreUnreachableError
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import MemoryEngine
 from gracekit.store.group import BatchOutcome
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.state import StoreState
 from gracekit.testing.ports import PlayedEngine
 

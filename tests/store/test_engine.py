@@ -26,9 +26,10 @@ from gracekit.process import Point, Process, Side
 from gracekit.runs.names import instance_lock_name
 from gracekit.store import files
 from gracekit.store.batch import Batch
-from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.engine import Engine
 from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import ALONE, load_migrations
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine, SqliteEngine
 from gracekit.store.state import StoreState, StoreStatus
 from tests.store.engine_suite import EngineSuite
 

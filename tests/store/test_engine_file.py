@@ -28,7 +28,6 @@ from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.commit_times import CommitTimes
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import (
     check_library,
     connect_reader,
@@ -36,9 +35,10 @@ from gracekit.store.files import (
     open_memory,
     prepare_file,
 )
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
+from gracekit.store.sqlite.threads import Worker
+from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StoreState, StoreStatus
-from gracekit.store.threads import Worker
-from gracekit.store.writer_lock import WriterLock
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
 
@@ -47,7 +47,7 @@ import asyncio, os, sys, threading, time
 from pathlib import Path
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
-from gracekit.store.engine import SqliteEngine
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 
 def insert(owner, number, body=b""):
     batch = Batch(Point.ACCEPT)
@@ -588,7 +588,7 @@ asyncio.run(main())
 
 
 WAIT_FOR_THE_FIRST = """
-from gracekit.store.writer_lock import WriterLock
+from gracekit.store.sqlite.writer_lock import WriterLock
 
 def waits(line):
     return "->" in line and f" {os.getpid()} " in line

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
-from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.engine import Engine
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine, SqliteEngine
 
 SCHEMA = """
 CREATE TABLE kv (key INTEGER PRIMARY KEY, value INTEGER NOT NULL);

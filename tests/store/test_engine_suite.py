@@ -11,7 +11,8 @@ import pytest
 from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import Engine, MemoryEngine
+from gracekit.store.engine import Engine
+from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.state import OnStatus, StoreState, StoreStatus
 from tests.store.engine_suite import EngineSuite, SharedEngineSuite
 from tests.store.remote import RemoteEngine

@@ -40,7 +40,9 @@ _NAMED: Final = {
         "sqlite:///gracekit-store.db",
     },
     # Makes the transport of each scheme.
-    "rpc/connect.py": {"gracekit.rpc.sqlite", "SqliteTransport"},
+    "rpc/connect.py": {"gracekit.rpc.sqlite.sqlite_transport", "SqliteTransport"},
+    # A played machine has the engine in memory.
+    "testing/ports.py": {"gracekit.store.sqlite.sqlite_engine", "gracekit.store.sqlite.threads"},
 }
 # A scheme, as code writes it that decides by one.
 _SCHEME: Final = re.compile(r"(sqlite|amqps?|rabbit|memory):?")
@@ -190,7 +192,10 @@ def test_code_does_not_decide_by_the_scheme_of_a_url():
     [
         ("import apsw", {"apsw"}),
         ("import apsw.ext as more", {"apsw.ext", "more"}),
-        ("from gracekit.rpc.sqlite import QUEUES", {"gracekit.rpc.sqlite", "QUEUES"}),
+        (
+            "from gracekit.rpc.sqlite.sqlite_transport import QUEUES",
+            {"gracekit.rpc.sqlite.sqlite_transport", "QUEUES"},
+        ),
         ("def open_sqlite(path): ...", {"open_sqlite", "path"}),
         ("class SqliteThing: ...", {"SqliteThing"}),
         ("open(sqlite=True)", {"open", "sqlite"}),

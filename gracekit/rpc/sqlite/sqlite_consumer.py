@@ -17,7 +17,7 @@ from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError
 from gracekit.process import Process
-from gracekit.rpc import sqlite_rows as rows
+from gracekit.rpc.sqlite import sqlite_rows as rows
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, ReadFailure, Settlement
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, Rows

@@ -29,9 +29,9 @@ from gracekit.errors import (
 )
 from gracekit.life import LifeLock, Liveness
 from gracekit.process import Process
-from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.foreign_readers import QueueReader
-from gracekit.rpc.sqlite_consumer import SqliteConsumer, wake_all
+from gracekit.rpc.sqlite import sqlite_rows as rows
+from gracekit.rpc.sqlite.sqlite_consumer import SqliteConsumer, wake_all
 from gracekit.rpc.transport import (
     DEPTH_TIMEOUT_S,
     DeadLetter,
@@ -40,14 +40,14 @@ from gracekit.rpc.transport import (
     Queue,
     QueueKind,
 )
-from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
+from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from gracekit.store.state import StoreStatus
 from gracekit.store.wakeup import Wakeup, wakeups_directory
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import LOCAL_QUEUES
 
-QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
+QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite.schema"
 CLOSE_S: Final = 10.0  # for a stop; then the threads of the file end by themselves
 LONGEST_UNREAD_S: Final = 30.0
 """After so many seconds a poll reads the file although it seems unchanged."""

@@ -1,0 +1,1 @@
+"""The transport by a SQLite file."""
