@@ -52,8 +52,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """
-    looptime 0.9 asks pytest-asyncio's policy for a loop also before a sync test; the policy then
+    """looptime 0.9 asks pytest-asyncio's policy for a loop also before a sync test; the policy then
     makes one that nobody closes, and the ResourceWarning fails the run.
     """
     if not inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
@@ -87,9 +86,8 @@ THREAD_S = 1.0
 
 @pytest.fixture(autouse=True)
 def _threads_take_no_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    looptime waits for threads of asyncio's own executor alone. While one of anyio's had not begun,
-    a call timed out, or a drain gave it up: seen a few times in a hundred runs.
+    """looptime waits for threads of asyncio's own executor alone. While one of anyio's had not
+    begun, a call timed out, or a drain gave it up: seen a few times in a hundred runs.
     """
     run_sync = anyio.to_thread.run_sync
 
@@ -146,8 +144,7 @@ def pytest_collection_finish() -> None:
 
 
 def _time_limit(item: pytest.Item) -> float:
-    """
-    In seconds; 0 without one of its own. Tests that take long have one.
+    """In seconds; 0 without one of its own. Tests that take long have one.
 
     A long test that began last would run on while the other workers have nothing left to do.
     """

@@ -170,26 +170,22 @@ def is_allowed(room: str, target: str) -> bool:
 
 
 def test_every_module_has_a_floor():
-    """
-    A new top-level module is given a place in the table before it is used.
-    """
+    """A new top-level module is given a place in the table before it is used."""
     known = set().union(*FLOORS) | ENTRANCES
 
     assert {room for _, room in modules()} - known == set()
 
 
 def test_imports_go_strictly_downward():
-    """
-    No module imports from its own floor or from above.
-    """
+    """No module imports from its own floor or from above."""
     wrong = [i for i in imports() if not is_allowed(i.room, i.target)]
 
     assert [f"{i.place}: {i.room} imports {i.target or 'gracekit'}" for i in wrong] == []
 
 
 def test_sisters_do_not_know_each_other():
-    """
-    rpc, journal, leases and runs meet in request and above; leases alone know the rows of tasks.
+    """rpc, journal, leases and runs meet in request and above; leases alone know the rows of
+    tasks.
     """
     between = [
         i
@@ -223,9 +219,7 @@ _READS: Final = re.compile(r"(?<!DELETE )\b(?:FROM|JOIN) (\w+)")
 
 
 def test_each_table_of_the_store_is_written_in_one_room():
-    """
-    The table above is what the statements do: who writes, and who else reads.
-    """
+    """The table above is what the statements do: who writes, and who else reads."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for path, room in modules():
         for text in _texts_of(ast.parse(path.read_text())):
@@ -250,9 +244,7 @@ def _texts_of(tree: ast.Module) -> Iterator[str]:
 
 
 def test_life_is_judged_in_one_place():
-    """
-    No other module asks a lock or the process table whether somebody lives.
-    """
+    """No other module asks a lock or the process table whether somebody lives."""
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path, _ in modules()
@@ -292,9 +284,7 @@ def test_life_is_judged_in_one_place():
     ],
 )
 def test_a_judgement_of_life_is_found_however_it_is_written(code: str, is_one: bool):
-    """
-    A sign is what the code names, calls or reads, and not how its line looks.
-    """
+    """A sign is what the code names, calls or reads, and not how its line looks."""
     assert any(_judgements(ast.parse(code))) is is_one
 
 
@@ -354,9 +344,7 @@ def _text_of(node: ast.AST) -> str:
 
 
 def test_flats_of_one_floor_have_no_import_cycle():
-    """
-    Modules that may know each other still load in one direction.
-    """
+    """Modules that may know each other still load in one direction."""
     edges = {
         (i.room, i.target)
         for i in imports()
@@ -369,17 +357,15 @@ def test_flats_of_one_floor_have_no_import_cycle():
 
 
 def test_nothing_imports_testing():
-    """
-    The product does not depend on its test mode.
-    """
+    """The product does not depend on its test mode."""
     users = [i for i in imports() if i.target == "testing" and i.room != "testing"]
 
     assert [i.place for i in users] == []
 
 
 def test_rooms_hold_no_state():
-    """
-    No module binds an empty or mutable container that functions could fill, and none says `global`.
+    """No module binds an empty or mutable container that functions could fill, and none says
+    `global`.
     """
     wrong = [
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
@@ -413,8 +399,8 @@ def _is_container(value: ast.expr | None) -> bool:
 
 
 def test_a_set_of_words_is_written_once():
-    """
-    No two enums, `Literal`s, tuples or sets of texts hold the same words: one would be forgotten.
+    """No two enums, `Literal`s, tuples or sets of texts hold the same words: one would be
+    forgotten.
     """
     places: dict[frozenset[str], list[str]] = {}
     for path, _ in modules():
@@ -454,9 +440,7 @@ def _face() -> set[str]:
 
 
 def test_no_public_name_is_a_module():
-    """
-    `gracekit.x` is either a public name or a module, so that imports mean one thing.
-    """
+    """`gracekit.x` is either a public name or a module, so that imports mean one thing."""
     modules_and_packages = {
         entry.stem for entry in PACKAGE.iterdir() if entry.is_dir() or entry.suffix == ".py"
     }
@@ -465,8 +449,8 @@ def test_no_public_name_is_a_module():
 
 
 def test_errors_that_callers_branch_on_are_public():
-    """
-    What a call can raise is imported from `gracekit`; mistakes of the program need no name there.
+    """What a call can raise is imported from `gracekit`; mistakes of the program need no name
+    there.
     """
     mistakes = {"BadMessageError", "MessageTooLargeError", "UnserialisableError"}
     raised = {
@@ -482,9 +466,7 @@ NO_ERRORS: Final = {"Draining", "LeaseHeld", "Undeliverable", "NoCapacity", "Par
 
 
 def test_exceptions_end_in_error_or_say_why_not():
-    """
-    Some are named for a state that callers expect, and their docstrings say so.
-    """
+    """Some are named for a state that callers expect, and their docstrings say so."""
     others = {
         one.name: ast.get_docstring(one) or ""
         for one in _exceptions()
@@ -518,9 +500,7 @@ def _exceptions() -> list[ast.ClassDef]:
 
 @pytest.mark.process
 def test_import_loads_no_broker_and_no_command_line():
-    """
-    All public names together cost an embedded user neither a broker library nor the CLI.
-    """
+    """All public names together cost an embedded user neither a broker library nor the CLI."""
     code = f"from gracekit import *; print([n for n in {NOT_LOADED!r} if n in sys.modules])"
 
     assert _said_by(code) == "[]"
@@ -528,8 +508,8 @@ def test_import_loads_no_broker_and_no_command_line():
 
 @pytest.mark.process
 def test_a_service_loads_nothing_that_it_has_no_use_for(tmp_path: Path):
-    """
-    A start on SQLite loads no module for RabbitMQ, HTTP, threads, files of settings or archives.
+    """A start on SQLite loads no module for RabbitMQ, HTTP, threads, files of settings or
+    archives.
     """
     urls = f"store_url='sqlite:///{tmp_path}/store.db', transport_url='sqlite:///{tmp_path}/q.db'"
     useless = {*NOT_LOADED, *NOT_NEEDED}
@@ -543,9 +523,7 @@ def test_a_service_loads_nothing_that_it_has_no_use_for(tmp_path: Path):
 
 @pytest.mark.process
 def test_commands_for_whole_runs_load_nothing_of_a_service():
-    """
-    Scripts and probes call them often, and each call pays for what it loads.
-    """
+    """Scripts and probes call them often, and each call pays for what it loads."""
     of_a_service = ("gracekit.runtime", "gracekit.leases", "gracekit.request", "opentelemetry")
     code = (
         "import gracekit.cli.status, gracekit.cli.drain, gracekit.cli.health; "
@@ -557,9 +535,7 @@ def test_commands_for_whole_runs_load_nothing_of_a_service():
 
 @pytest.mark.process
 def test_import_loads_no_module_of_the_package():
-    """
-    Each public name loads what it needs when it is used: the command line needs few of them.
-    """
+    """Each public name loads what it needs when it is used: the command line needs few of them."""
     code = "import gracekit; print([n for n in sys.modules if n.startswith('gracekit.')])"
 
     assert _said_by(code) == "[]"
@@ -579,9 +555,7 @@ def _said_by(code: str) -> str:
 
 
 def test_every_public_name_is_what_type_checkers_see():
-    """
-    They read the imports under TYPE_CHECKING; at run time the table beside it is asked.
-    """
+    """They read the imports under TYPE_CHECKING; at run time the table beside it is asked."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (shown,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {
@@ -597,9 +571,7 @@ def test_every_public_name_is_what_type_checkers_see():
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():
-    """
-    As of any module, so that `hasattr` and a debugger work.
-    """
+    """As of any module, so that `hasattr` and a debugger work."""
     with pytest.raises(AttributeError, match="'gracekit' has no attribute 'Servcie'"):
         gracekit.Servcie  # noqa: B018 - the access is the test
     assert set(gracekit.__all__) <= set(dir(gracekit))
@@ -613,8 +585,8 @@ KEPT_DATACLASSES: Final = {
 
 
 def test_only_what_users_get_is_a_dataclass():
-    """
-    A service imports more than a hundred classes, and a dataclass costs as much as thirty structs.
+    """A service imports more than a hundred classes, and a dataclass costs as much as thirty
+    structs.
     """
     made = {
         node.name
@@ -631,9 +603,7 @@ def test_only_what_users_get_is_a_dataclass():
 
 
 def test_every_pause_before_a_next_try_stands_in_one_module():
-    """
-    Nobody else names such a pause, or waits for a number of seconds that has no name.
-    """
+    """Nobody else names such a pause, or waits for a number of seconds that has no name."""
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path, room in modules()
@@ -668,9 +638,7 @@ LONGER: Final = {
 
 
 def test_modules_and_functions_can_be_read_at_a_sitting():
-    """
-    At most 600 lines a module and 60 a function, but for those that are named with a reason.
-    """
+    """At most 600 lines a module and 60 a function, but for those that are named with a reason."""
     long = {}
     for path, _ in modules():
         text, name = path.read_text(), str(path.relative_to(PACKAGE))
@@ -697,8 +665,8 @@ MOST_MODULES: Final = 25
 
 
 def test_the_tree_has_neither_crumbs_nor_crowds_and_each_name_once():
-    """
-    A module is worth its file, a room can be taken in at a glance, and a name tells one place.
+    """A module is worth its file, a room can be taken in at a glance, and a name tells one
+    place.
     """
     modules_in = Counter[Path]()
     named = Counter[str]()
@@ -720,9 +688,7 @@ def test_the_tree_has_neither_crumbs_nor_crowds_and_each_name_once():
 
 
 def test_contributing_names_files_that_exist():
-    """
-    Who wants to change something is sent to a place that is there.
-    """
+    """Who wants to change something is sent to a place that is there."""
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:gracekit|tests|docs)/[\w./]+)`", text)
 

@@ -50,9 +50,7 @@ async def end(task: asyncio.Task[None]) -> None:
 
 
 async def test_work_that_fails_begins_again_ever_later_and_says_why(caplog):
-    """
-    Each failure is logged with its traceback; the pause doubles, up to its longest.
-    """
+    """Each failure is logged with its traceback; the pause doubles, up to its longest."""
     site = Site(*(OSError(24, "Too many open files") for _ in range(9)))
     with caplog.at_level(logging.ERROR, "gracekit"):
         task = site.start()
@@ -68,9 +66,7 @@ async def test_work_that_fails_begins_again_ever_later_and_says_why(caplog):
 
 
 async def test_work_that_went_on_for_a_while_begins_again_soon():
-    """
-    A failure once an hour is not one that gets worse.
-    """
+    """A failure once an hour is not one that gets worse."""
     site = Site(OSError(), OSError(), OSError(), 3600.0)
     task = site.start()
     await asyncio.sleep(4000)
@@ -80,9 +76,7 @@ async def test_work_that_went_on_for_a_while_begins_again_soon():
 
 
 async def test_a_cancellation_that_nobody_sent_does_not_end_it():
-    """
-    A library raises CancelledError for a lost connection: that is a failure like any other.
-    """
+    """A library raises CancelledError for a lost connection: that is a failure like any other."""
     site = Site(asyncio.CancelledError())
     task = site.start()
     await asyncio.sleep(1)
@@ -93,9 +87,7 @@ async def test_a_cancellation_that_nobody_sent_does_not_end_it():
 
 @pytest.mark.parametrize("raised", [None, RuntimeError("while closing")])
 async def test_a_cancellation_ends_it_whatever_is_raised_in_its_place(raised):
-    """
-    Who cancels it is not answered by another beginning.
-    """
+    """Who cancels it is not answered by another beginning."""
     began = 0
 
     async def work() -> None:
@@ -118,9 +110,7 @@ async def test_a_cancellation_ends_it_whatever_is_raised_in_its_place(raised):
 
 
 async def test_work_that_returns_is_over():
-    """
-    What ends by itself is not begun again.
-    """
+    """What ends by itself is not begun again."""
     site = Site()
 
     async def work() -> None:

@@ -21,18 +21,14 @@ class Doubling(Clock):
 
 
 def test_pauses_grow_by_the_factor_up_to_the_longest():
-    """
-    The first is the first; each next one is larger by the factor, until the bound.
-    """
+    """The first is the first; each next one is larger by the factor, until the bound."""
     pauses = Backoff(first_s=1.0, most_s=10.0, factor=3.0).pauses(Doubling())
 
     assert list(islice(pauses, 5)) == [1.0, 3.0, 9.0, 10.0, 10.0]
 
 
 def test_jitter_spreads_each_pause_and_adds_nothing_up():
-    """
-    The clock draws it anew for each pause, from the pause without it.
-    """
+    """The clock draws it anew for each pause, from the pause without it."""
     pauses = Backoff(first_s=1.0, most_s=4.0, jitter=True).pauses(Doubling())
 
     assert list(islice(pauses, 4)) == [2.0, 4.0, 8.0, 8.0]
@@ -40,9 +36,7 @@ def test_jitter_spreads_each_pause_and_adds_nothing_up():
 
 @pytest.mark.parametrize("name", GROWING)
 def test_a_pause_by_the_time_that_has_passed_is_the_one_by_tries(name: str):
-    """
-    Both ways to ask give the same pauses: tries may be counted, or only their begin be known.
-    """
+    """Both ways to ask give the same pauses: tries may be counted, or only their begin be known."""
     growing: Backoff = getattr(backoff, name)
     plain = Backoff(first_s=growing.first_s, most_s=growing.most_s, factor=growing.factor)
     pauses = list(islice(plain.pauses(Clock()), 12))
@@ -55,9 +49,7 @@ def test_a_pause_by_the_time_that_has_passed_is_the_one_by_tries(name: str):
 
 @pytest.mark.parametrize("elapsed_s", [-5.0, 0.0, 1e12])
 def test_a_pause_stays_within_its_bounds(elapsed_s: float):
-    """
-    Also where a wall clock was set back, or for ever has passed.
-    """
+    """Also where a wall clock was set back, or for ever has passed."""
     pause_s = backoff.PROBE.after(elapsed_s)
 
     assert backoff.PROBE.first_s <= pause_s <= backoff.PROBE.most_s

@@ -156,9 +156,7 @@ async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
     words: str,
     reason: str,
 ):
-    """
-    Its caller is told what is wrong and what would be right; the refusal is on record.
-    """
+    """Its caller is told what is wrong and what would be right; the refusal is on record."""
     with pytest.raises(error, match=words):
         await site.client.prepare(timeout=5, **options).call(method, **args)
 
@@ -168,9 +166,7 @@ async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
 
 @pytest.mark.looptime
 async def test_a_refused_id_stays_free(site: Site):
-    """
-    The same id may come again, mended.
-    """
+    """The same id may come again, mended."""
     view = site.client.prepare(request_id="r", timeout=5)
     for _ in range(2):
         with pytest.raises(TypeError, match="missing"):
@@ -181,9 +177,7 @@ async def test_a_refused_id_stays_free(site: Site):
 
 @pytest.mark.looptime
 async def test_an_oversize_message_is_refused_before_it_is_parsed(site: Site):
-    """
-    Counted, recorded and kept aside; a caller of ours is told before anything is sent.
-    """
+    """Counted, recorded and kept aside; a caller of ours is told before anything is sent."""
     await site.world.deliver("compute", b'{"method": "add", "args": {"a": ' + b"1" * 20_000 + b"}}")
     await site.world.until(lambda: site.rejected() == ["oversize"])
 
@@ -214,9 +208,8 @@ LEFT_OUT = {
 async def test_work_whose_result_cannot_be_sent_is_done(
     result: object, error: type[Exception], said: str, policy: Any
 ):
-    """
-    The task has SUCCEEDED, the record says what was left out, and keeps none of it. Its caller is
-    told at once, and so is who asks later; the work is not done again.
+    """The task has SUCCEEDED, the record says what was left out, and keeps none of it. Its caller
+    is told at once, and so is who asks later; the work is not done again.
     """
     world, svc, done = World(), Service("compute"), list[str]()
 
@@ -245,9 +238,7 @@ async def test_work_whose_result_cannot_be_sent_is_done(
 
 @pytest.mark.looptime
 async def test_the_largest_result_is_sent():
-    """
-    What is kept can be sent, whatever the ids of its call are.
-    """
+    """What is kept can be sent, whatever the ids of its call are."""
     world, svc = World(), Service("compute")
     largest = "x" * (MAX_RESULT_BYTES - 6)
 
@@ -280,9 +271,7 @@ async def test_the_largest_result_is_sent():
 async def test_a_kept_result_that_cannot_be_sent_is_left_out_of_the_answer(
     kept: object, error: type[Exception]
 ):
-    """
-    An earlier version stored results of any size; who asks for one waits for nothing.
-    """
+    """An earlier version stored results of any size; who asks for one waits for nothing."""
     world, svc = World(), Service("compute")
 
     @svc.rpc
@@ -300,9 +289,7 @@ async def test_a_kept_result_that_cannot_be_sent_is_left_out_of_the_answer(
 
 @pytest.mark.looptime
 async def test_a_control_verb_is_refused_in_a_short_text(site: Site):
-    """
-    Whatever stands in its arguments.
-    """
+    """Whatever stands in its arguments."""
     for verb, args in (("drain", {"timeout": "9" * 9000}), ("cancel", {"task_id": ["x" * 9000]})):
         with pytest.raises((GracekitError, TypeError)) as told:
             await site.world.verb(site.life, verb, **args)
@@ -343,9 +330,7 @@ JUNK: dict[str, bytes] = {
 @pytest.mark.parametrize("queue", ["compute", "compute-ops"])
 @pytest.mark.parametrize("body", JUNK.values(), ids=JUNK)
 async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
-    """
-    Recorded as unreadable, in the dead letters with the reason, and never seen again.
-    """
+    """Recorded as unreadable, in the dead letters with the reason, and never seen again."""
     await site.world.deliver(queue, body)
     await site.world.until(lambda: len(site.rejected()) == 1)
 
@@ -357,8 +342,8 @@ async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
 
 @pytest.mark.looptime
 async def test_a_compressed_message_is_called_that(site: Site):
-    """
-    Clients of oslo.messaging write into a header how they have compressed it (kombu_compression).
+    """Clients of oslo.messaging write into a header how they have compressed it
+    (kombu_compression).
     """
     queue, headers = shared_queue("compute"), {"compression": "application/x-gzip"}
     transport = MemoryTransport(site.world.broker, Process())
@@ -387,8 +372,8 @@ async def test_a_compressed_message_is_called_that(site: Site):
     ],
 )
 async def test_the_caller_of_junk_is_told(site: Site, wrong: dict[str, Any], said: str):
-    """
-    What can be read of it says who waits: an error now is better than no answer till a timeout.
+    """What can be read of it says who waits: an error now is better than no answer till a
+    timeout.
     """
     inbox = Inbox()
     transport = MemoryTransport(site.world.broker, Process())
@@ -433,9 +418,7 @@ TWICE = json.dumps(VALID).encode()
 @example(bodies=[b"", b"", b"", TWICE, TWICE])
 @settings(max_examples=scale(60, 5000))
 def test_no_bytes_whatever_stop_the_service(bodies: list[bytes]):
-    """
-    Each delivery is accepted, refused or kept aside; none is left, none comes twice.
-    """
+    """Each delivery is accepted, refused or kept aside; none is left, none comes twice."""
 
     async def feed() -> None:
         site = await make_site()
@@ -568,9 +551,8 @@ async def its_time_s(world: World, body: bytes) -> float:
 @pytest.mark.parametrize("shape", HEAVY)
 @pytest.mark.parametrize("enveloped", [False, True], ids=["bare", "enveloped"])
 async def test_no_message_within_the_limits_holds_the_loop(shape: str, enveloped: bool):
-    """
-    Whatever fits into 1 MiB: from its delivery to its refusal, or to its end, it takes the loop's
-    thread less than 50 ms of processor time, and no text about it is long.
+    """Whatever fits into 1 MiB: from its delivery to its refusal, or to its end, it takes the
+    loop's thread less than 50 ms of processor time, and no text about it is long.
     """
     await check_is_light(HEAVY[shape](), enveloped=enveloped)
 
@@ -600,9 +582,7 @@ PLACES = (
 @pytest.mark.looptime
 @pytest.mark.parametrize("seed", range(scale(10, 500)))
 async def test_no_mixture_holds_the_loop(seed: int):
-    """
-    Nor does any mixture of what takes long to read, wherever it stands.
-    """
+    """Nor does any mixture of what takes long to read, wherever it stands."""
     draw = random.Random(seed)
     chosen = draw.sample(UNITS, draw.randint(1, 4))
     room = MIB // len(chosen)
@@ -653,8 +633,8 @@ async def check_is_light(message: str, *, enveloped: bool) -> None:
 
 
 def test_the_place_of_a_function_is_said_to_its_decorator_and_that_of_a_class_to_include():
-    """
-    `version` and `namespace` of a method's mark had no effect; a wrong one is refused at once.
+    """`version` and `namespace` of a method's mark had no effect; a wrong one is refused at
+    once.
     """
     svc = Service("compute")
 
@@ -676,9 +656,7 @@ def test_the_place_of_a_function_is_said_to_its_decorator_and_that_of_a_class_to
 
 
 def test_the_lane_of_a_method_is_said_by_its_decorator_alone():
-    """
-    `@svc.rpc(ops=True)` served a new request, and did not say so.
-    """
+    """`@svc.rpc(ops=True)` served a new request, and did not say so."""
     svc = Service("compute")
 
     async def work(ctx: Context) -> None: ...
@@ -690,9 +668,7 @@ def test_the_lane_of_a_method_is_said_by_its_decorator_alone():
 
 
 def test_an_unknown_option_of_a_decorator_is_refused():
-    """
-    With the option that was meant.
-    """
+    """With the option that was meant."""
     svc = Service("compute")
 
     async def work(ctx: Context) -> None: ...
@@ -734,9 +710,7 @@ def test_an_unknown_option_of_a_decorator_is_refused():
 
 
 def test_a_kind_in_the_place_of_its_name_is_refused():
-    """
-    `after=` of a kind takes one, so it looks as if `resource=` did.
-    """
+    """`after=` of a kind takes one, so it looks as if `resource=` did."""
     svc = Service("compute")
     volume = svc.kind("volume")
     wrong: list[tuple[Any, str]] = [
@@ -780,9 +754,7 @@ def test_a_kind_in_the_place_of_its_name_is_refused():
 def test_an_argument_of_a_service_in_the_wrong_place_is_told_the_right_one(
     arguments: dict[str, Any], said: str
 ):
-    """
-    Settings, arguments of Service and methods' options look alike.
-    """
+    """Settings, arguments of Service and methods' options look alike."""
     with pytest.raises(DeclarationError, match=re.escape(said)) as caught:
         Service("s", **arguments)
     assert "canary" not in str(caught.value)
@@ -811,17 +783,15 @@ class Manager:
     ],
 )
 def test_a_forgotten_context_is_told_where_it_was_forgotten(decorate, function, said):
-    """
-    Otherwise the first argument would be taken for it, and each request be refused for its name.
+    """Otherwise the first argument would be taken for it, and each request be refused for its
+    name.
     """
     with pytest.raises(DeclarationError, match=said):
         decorate(function)
 
 
 def test_a_forgotten_context_without_annotations_is_told_by_the_first_request():
-    """
-    Before that, nothing says that the first argument was not meant for it.
-    """
+    """Before that, nothing says that the first argument was not meant for it."""
     svc = Service("compute")
 
     @svc.rpc
@@ -833,9 +803,7 @@ def test_a_forgotten_context_without_annotations_is_told_by_the_first_request():
 
 
 def test_a_context_is_known_by_whatever_name_and_type_it_has():
-    """
-    What is not certain is let through.
-    """
+    """What is not certain is let through."""
     svc = Service("compute")
 
     def a(context): ...
@@ -862,9 +830,7 @@ def sends_parts_plainly(ctx: Context) -> Iterator[int]:
 
 @pytest.mark.parametrize("function", [sends_parts, sends_parts_plainly])
 def test_a_generator_is_no_handler(function):
-    """
-    To call it runs nothing: neither as a method, nor as its probe, a job or a hook.
-    """
+    """To call it runs nothing: neither as a method, nor as its probe, a job or a hook."""
     svc = Service("compute")
 
     @svc.rpc
@@ -878,9 +844,7 @@ def test_a_generator_is_no_handler(function):
 
 
 def test_a_job_has_a_pause_and_no_parameters_of_its_own():
-    """
-    Forgotten parentheses, a forgotten pause and a parameter are told at the declaration.
-    """
+    """Forgotten parentheses, a forgotten pause and a parameter are told at the declaration."""
     svc = Service("compute")
 
     async def tidy(ctx: Context) -> None: ...
@@ -900,9 +864,7 @@ def test_a_job_has_a_pause_and_no_parameters_of_its_own():
 
 
 def test_a_hook_of_start_or_stop_takes_nothing():
-    """
-    It is told at the declaration, and not by a start that fails.
-    """
+    """It is told at the declaration, and not by a start that fails."""
     svc = Service("compute")
 
     async def connect(ctx: Context) -> None: ...
@@ -916,9 +878,7 @@ def test_a_hook_of_start_or_stop_takes_nothing():
 
 @pytest.mark.looptime
 async def test_an_unknown_option_of_prepare_is_refused(site: Site):
-    """
-    Before anything is sent; options are never taken for arguments.
-    """
+    """Before anything is sent; options are never taken for arguments."""
     with pytest.raises(TypeError, match=r"no option 'timout'; did you mean timeout"):
         site.client.prepare(timout=5)
     with pytest.raises(ConfigError, match="'soon' is not a duration"):
@@ -932,9 +892,7 @@ def a_service_method(site: Site) -> Any:
 
 
 def test_settings_are_checked_as_a_whole():
-    """
-    Every fault is told at once, each with its remedy.
-    """
+    """Every fault is told at once, each with its remedy."""
     env = {
         "GRACEKIT_DRAIN_TIMEOUT": "soon",
         "GRACEKIT_MAX_RUNING": "5",
@@ -949,9 +907,7 @@ def test_settings_are_checked_as_a_whole():
 
 
 def test_timeouts_that_contradict_each_other_are_refused():
-    """
-    The message adds up the sum, names what it collides with, and says what to set.
-    """
+    """The message adds up the sum, names what it collides with, and says what to set."""
     with pytest.raises(ConfigError) as caught:
         Settings(drain_timeout_s=60.0, kill_after_s=30.0)
 
@@ -975,9 +931,7 @@ def files(place: Path, **more: Any) -> Settings:
 def test_a_store_of_a_newer_gracekit_is_refused_untouched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """
-    Exit 78, the versions named, not a byte of the file changed, and no lock left behind.
-    """
+    """Exit 78, the versions named, not a byte of the file changed, and no lock left behind."""
     place = tmp_path / "store.db"
     asyncio.run(_make_store(place))
     connection = apsw.Connection(str(place))
@@ -1002,9 +956,7 @@ async def _make_store(place: Path) -> None:
 
 @pytest.mark.process
 def test_a_read_only_disk_is_refused_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """
-    Exit 78, before any request is taken.
-    """
+    """Exit 78, before any request is taken."""
     place = str(tmp_path)
     asyncio.run(_make_store(tmp_path / "store.db"))
     mount = subprocess.run(["mount", "--bind", place, place], capture_output=True, check=False)
@@ -1019,8 +971,8 @@ def test_a_read_only_disk_is_refused_at_start(tmp_path: Path, capsys: pytest.Cap
 
 
 async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(tmp_path: Path):
-    """
-    Exit 70; each request has run and is on record, or is still in its queue for the next start.
+    """Exit 70; each request has run and is on record, or is still in its queue for the next
+    start.
     """
     done: list[int] = []
     svc = a_service(done)
@@ -1074,9 +1026,7 @@ def pad(number: int) -> int:
 
 @pytest.mark.looptime
 async def test_a_caller_of_a_service_that_refuses_all_gets_only_our_errors(site: Site):
-    """
-    Whatever is wrong, what arrives is an error that names it: never silence.
-    """
+    """Whatever is wrong, what arrives is an error that names it: never silence."""
     for method, args in (("nope", {}), ("add", {"x": 1}), ("change", {}), ("odd", {})):
         with pytest.raises((RpcError, TypeError)):
             await site.client.prepare(timeout=5).call(method, **args)
@@ -1084,8 +1034,8 @@ async def test_a_caller_of_a_service_that_refuses_all_gets_only_our_errors(site:
 
 @pytest.mark.looptime
 async def test_a_nul_reaches_no_column_of_text():
-    """
-    PostgreSQL has no such character: refused where it is named, escaped where a handler says it.
+    """PostgreSQL has no such character: refused where it is named, escaped where a handler says
+    it.
     """
     world, svc = World(), a_service()
 

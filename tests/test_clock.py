@@ -23,9 +23,7 @@ class SetClock(Clock):
 
 
 def test_request_ids_are_version_7_uuids_of_their_moment():
-    """
-    32 hex digits; the first twelve are the milliseconds since the epoch.
-    """
+    """32 hex digits; the first twelve are the milliseconds since the epoch."""
     made = uuid.UUID(hex=SetClock().new_request_id())
 
     assert (made.version, made.variant) == (7, uuid.RFC_4122)
@@ -33,9 +31,7 @@ def test_request_ids_are_version_7_uuids_of_their_moment():
 
 
 def test_request_ids_sort_by_time_and_do_not_repeat():
-    """
-    A later one is larger; of one millisecond all differ.
-    """
+    """A later one is larger; of one millisecond all differ."""
     clock = SetClock()
     of_now = {clock.new_request_id() for _ in range(10_000)}
     clock.at += 0.001
@@ -46,8 +42,8 @@ def test_request_ids_sort_by_time_and_do_not_repeat():
 
 
 def test_periodic_work_of_one_process_wakes_at_the_same_moments():
-    """
-    Whenever it began and whatever its period, it waits for a tick, and no longer than it asked.
+    """Whenever it began and whatever its period, it waits for a tick, and no longer than it
+    asked.
     """
 
     async def wakes_of(every_s: float, *, after_s: float, clock: Clock) -> list[float]:
@@ -75,9 +71,7 @@ def test_periodic_work_of_one_process_wakes_at_the_same_moments():
 
 
 def test_a_wait_of_less_than_a_second_is_no_wait_for_a_tick():
-    """
-    Then a tick would come too late.
-    """
+    """Then a tick would come too late."""
 
     async def woken_at() -> float:
         clock = VirtualClock()
@@ -88,9 +82,7 @@ def test_a_wait_of_less_than_a_second_is_no_wait_for_a_tick():
 
 
 def test_a_wait_for_a_tick_ends_with_what_it_waits_beside():
-    """
-    Also with a future that is done already.
-    """
+    """Also with a future that is done already."""
 
     async def woken_at() -> list[float]:
         clock, over = VirtualClock(), asyncio.get_running_loop().create_future()
@@ -128,9 +120,7 @@ def timers() -> int:
 
 
 def test_waits_with_a_shared_timer_end_each_at_its_own_time():
-    """
-    Whatever began before, and however long that still has.
-    """
+    """Whatever began before, and however long that still has."""
 
     async def all_ends() -> list[float | str]:
         shared = SharedTimeouts()
@@ -153,9 +143,7 @@ def test_waits_with_a_shared_timer_end_each_at_its_own_time():
 
 
 def test_a_wait_after_its_timer_has_ended_gets_a_new_one():
-    """
-    The timer of an idle length is not kept for ever.
-    """
+    """The timer of an idle length is not kept for ever."""
 
     async def ends() -> list[float | str]:
         shared, found = SharedTimeouts(), list[float | str]()
@@ -169,9 +157,7 @@ def test_a_wait_after_its_timer_has_ended_gets_a_new_one():
 
 
 def test_many_waits_of_one_length_have_one_timer():
-    """
-    And none once they are over and told so.
-    """
+    """And none once they are over and told so."""
 
     async def count() -> tuple[int, int]:
         shared = SharedTimeouts()
@@ -195,9 +181,7 @@ def test_many_waits_of_one_length_have_one_timer():
 
 
 def test_hastened_waits_end_soon_or_at_their_own_time_if_that_comes_first():
-    """
-    A wait that begins later lasts as long as it asks. No timer is left for what is over.
-    """
+    """A wait that begins later lasts as long as it asks. No timer is left for what is over."""
 
     async def ends() -> tuple[list[float | str], float | str, int]:
         shared = SharedTimeouts()
@@ -218,9 +202,7 @@ def test_hastened_waits_end_soon_or_at_their_own_time_if_that_comes_first():
 
 @pytest.mark.parametrize("number", [8, 9, 200])
 def test_waits_of_many_lengths_end_in_time_and_leave_few_timers(number: int):
-    """
-    A program that computes each time-out anew gets what `asyncio.timeout` gives it.
-    """
+    """A program that computes each time-out anew gets what `asyncio.timeout` gives it."""
 
     async def ends() -> tuple[list[float | str], int, list[float | str]]:
         shared = SharedTimeouts()
@@ -238,9 +220,7 @@ def test_waits_of_many_lengths_end_in_time_and_leave_few_timers(number: int):
 
 
 def test_the_timers_of_a_loop_that_has_ended_are_forgotten():
-    """
-    Else a wait on the next loop would have no timer, and never end.
-    """
+    """Else a wait on the next loop would have no timer, and never end."""
     shared = SharedTimeouts()
 
     ends = [loop.run(ended_after(shared, 5, work_s)) for work_s in (1, 9)]

@@ -34,9 +34,7 @@ def problems(**what) -> list[str]:
 
 
 def test_defaults_are_those_of_the_design():
-    """
-    With nothing said, a drain takes 25 s and the process is gone within Kubernetes' 30 s.
-    """
+    """With nothing said, a drain takes 25 s and the process is gone within Kubernetes' 30 s."""
     settings = load(env={})
 
     assert settings == Settings()
@@ -46,8 +44,8 @@ def test_defaults_are_those_of_the_design():
 
 
 def test_a_service_s_own_defaults_are_below_all_but_gracekit_s(tmp_path):
-    """
-    A compute service needs minutes to drain, a scheduler a few seconds; operators have the say.
+    """A compute service needs minutes to drain, a scheduler a few seconds; operators have the
+    say.
     """
     file = tmp_path / "gracekit.toml"
     file.write_text("threads = 1\n")
@@ -73,17 +71,13 @@ def test_a_service_s_own_defaults_are_below_all_but_gracekit_s(tmp_path):
     ],
 )
 def test_a_wrong_default_of_a_service_is_refused_where_it_is_declared(defaults, said):
-    """
-    The value, the rule and the remedy; what the command line reads without the service too.
-    """
+    """The value, the rule and the remedy; what the command line reads without the service too."""
     with pytest.raises(DeclarationError, match=re.escape(said)):
         Service("compute", defaults=defaults)
 
 
 def test_flag_beats_variable_beats_file_beats_default(tmp_path):
-    """
-    Each value comes from the strongest place that names it, and remembers which.
-    """
+    """Each value comes from the strongest place that names it, and remembers which."""
     file = tmp_path / "gracekit.toml"
     file.write_text('threads = 1\nprefetch = 1\nmax_running = 1\nhost = "from-file"\n')
     env = {"GRACEKIT_PREFETCH": "2", "GRACEKIT_MAX_RUNNING": "2", "PATH": "/bin"}
@@ -96,8 +90,8 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path):
 
 
 def test_names_drop_the_unit_where_it_is_only_a_suffix():
-    """
-    `_s` is for code; operators write GRACEKIT_DRAIN_TIMEOUT, and Manila's own name stays whole.
+    """`_s` is for code; operators write GRACEKIT_DRAIN_TIMEOUT, and Manila's own name stays
+    whole.
     """
     assert variable_name("drain_timeout_s") == "GRACEKIT_DRAIN_TIMEOUT"
     assert variable_name("startup_reconciliation_wait_seconds") == (
@@ -108,9 +102,7 @@ def test_names_drop_the_unit_where_it_is_only_a_suffix():
 
 
 def test_describe_lists_every_setting_with_its_origin():
-    """
-    `config show` can print all settings from one call, as an operator would write them.
-    """
+    """`config show` can print all settings from one call, as an operator would write them."""
     settings = load(env={"GRACEKIT_RETENTION": "14d"})
 
     shown = {name: (value, origin) for name, value, origin in settings.describe()}
@@ -143,9 +135,7 @@ def test_describe_lists_every_setting_with_its_origin():
     ],
 )
 def test_durations_are_read_in_all_spellings(text, seconds):
-    """
-    A number is seconds; a unit says otherwise.
-    """
+    """A number is seconds; a unit says otherwise."""
     assert parse_duration(text) == seconds
 
 
@@ -170,34 +160,26 @@ def test_durations_are_read_in_all_spellings(text, seconds):
     ],
 )
 def test_other_durations_are_refused_with_the_spelling(text):
-    """
-    What is no duration is told together with what would be one.
-    """
+    """What is no duration is told together with what would be one."""
     with pytest.raises(ConfigError, match="write 25, 25s, 500ms, 5m, 1h or 7d"):
         parse_duration(text)
 
 
 def test_a_duration_that_is_too_long_is_told_from_what_is_none():
-    """
-    Its spelling is right.
-    """
+    """Its spelling is right."""
     with pytest.raises(ConfigError, match="'400000d' is longer than a century; write 25"):
         parse_duration("400000d")
 
 
 @given(st.integers(0, 10**9).map(lambda ms: ms / 1000))
 def test_a_duration_survives_being_shown(seconds):
-    """
-    What `config show` prints can be pasted back.
-    """
+    """What `config show` prints can be pasted back."""
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
 
 
 @given(st.text() | st.floats() | st.integers() | st.booleans() | st.lists(st.integers()))
 def test_no_value_breaks_the_reader(value):
-    """
-    Whatever a file holds, the answer is a setting or a ConfigError.
-    """
+    """Whatever a file holds, the answer is a setting or a ConfigError."""
     for name in ("drain_timeout", "threads", "log_format", "host", "store_url", "beat"):
         try:
             load({name: value}, {})
@@ -206,9 +188,7 @@ def test_no_value_breaks_the_reader(value):
 
 
 def test_truth_is_read_in_the_usual_words():
-    """
-    yes and off mean what they say; another word is an error, not a truth.
-    """
+    """yes and off mean what they say; another word is an error, not a truth."""
     off = {"GRACEKIT_STARTUP_RECONCILIATION_ENABLED": "off"}
     assert load(env=off).startup_reconciliation_enabled is False
     on = load({"startup_reconciliation_enabled": "Yes"}, env=off)
@@ -218,9 +198,7 @@ def test_truth_is_read_in_the_usual_words():
 
 
 def test_empty_optional_values_mean_unset():
-    """
-    An empty variable, as templates leave it, is no instance name.
-    """
+    """An empty variable, as templates leave it, is no instance name."""
     assert load(env={"GRACEKIT_INSTANCE": "", "GRACEKIT_KILL_AFTER": ""}).instance is None
 
 
@@ -228,9 +206,7 @@ def test_empty_optional_values_mean_unset():
 
 
 def test_everything_wrong_is_told_at_once(tmp_path):
-    """
-    Four mistakes in three places are one error with four lines.
-    """
+    """Four mistakes in three places are one error with four lines."""
     file = tmp_path / "gracekit.toml"
     file.write_text('thread = 1\nbeat = "soon"\n')
 
@@ -245,9 +221,7 @@ def test_everything_wrong_is_told_at_once(tmp_path):
 
 
 def test_a_rule_that_a_file_breaks_names_its_lines(tmp_path):
-    """
-    Values that can be read by themselves may be wrong too, alone or with each other.
-    """
+    """Values that can be read by themselves may be wrong too, alone or with each other."""
     file = tmp_path / "gracekit.toml"
     file.write_text('max_running = 0\n\nkill_after = "20s"\n')
 
@@ -274,9 +248,7 @@ def test_a_rule_that_a_file_breaks_names_its_lines(tmp_path):
     ],
 )
 def test_a_rule_is_not_judged_if_one_of_its_values_could_not_be_read(tmp_path, text, wrong):
-    """
-    Otherwise the default would be compared, and an error would name a value that nobody gave.
-    """
+    """Otherwise the default would be compared, and an error would name a value that nobody gave."""
     file = tmp_path / "settings.toml"
     file.write_text(text)
 
@@ -286,9 +258,7 @@ def test_a_rule_is_not_judged_if_one_of_its_values_could_not_be_read(tmp_path, t
 
 
 def test_a_rule_is_judged_if_a_stronger_place_gives_what_could_not_be_read(tmp_path):
-    """
-    The variable would have won over the line of the file that is wrong.
-    """
+    """The variable would have won over the line of the file that is wrong."""
     file = tmp_path / "settings.toml"
     file.write_text('drain_timeout = "zzz"\n')
 
@@ -300,9 +270,7 @@ def test_a_rule_is_judged_if_a_stronger_place_gives_what_could_not_be_read(tmp_p
 
 
 def test_of_settings_that_are_wrong_together_only_those_that_were_read_are_judged():
-    """
-    Two files that are the same, a token that is missing, and what one of them could not say.
-    """
+    """Two files that are the same, a token that is missing, and what one of them could not say."""
     same = {"transport_url": "sqlite:///x.db", "store_url": "sqlite:///x.db"}
     remote = {"admin": "0.0.0.0:9701"}
 
@@ -341,9 +309,7 @@ kill_after = "30s"
 def test_before_the_service_is_imported_all_is_told_that_its_defaults_cannot_change(
     tmp_path, text, env, said
 ):
-    """
-    An operator who mends one line at a time would have to start the service once for each.
-    """
+    """An operator who mends one line at a time would have to start the service once for each."""
     file = tmp_path / "settings.toml"
     file.write_text(text)
 
@@ -364,17 +330,13 @@ def test_before_the_service_is_imported_all_is_told_that_its_defaults_cannot_cha
     ],
 )
 def test_what_a_service_s_defaults_may_mend_is_not_refused_before_they_are_known(env):
-    """
-    The log begins with what is known; the settings are judged when the service is imported.
-    """
+    """The log begins with what is known; the settings are judged when the service is imported."""
     assert problems(env=env)
     assert load_for_log({}, env, None).log_level == "info"
 
 
 def test_a_pipe_is_read_once_for_the_log_and_the_service():
-    """
-    `--config <(command)` gives the settings once, and a second look would find an empty file.
-    """
+    """`--config <(command)` gives the settings once, and a second look would find an empty file."""
     read_end, write_end = os.pipe()
     os.write(write_end, b'max_running = 7\nlog_level = "debug"\n')
     os.close(write_end)
@@ -393,8 +355,8 @@ def test_a_pipe_is_read_once_for_the_log_and_the_service():
 
 
 def test_variables_of_others_are_left_alone():
-    """
-    Failpoints, test switches, and what Kubernetes sets for a Service called gracekit are no typos.
+    """Failpoints, test switches, and what Kubernetes sets for a Service called gracekit are no
+    typos.
     """
     names = ("FAILPOINT", "SOAK", "CONFIG", "TEST_AMQP_URL", "SERVICE_HOST", "SERVICE_PORT")
     more = ("API_SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR", "API_PORT")
@@ -403,9 +365,7 @@ def test_variables_of_others_are_left_alone():
 
 
 def test_unreadable_file_is_a_problem_like_any_other(tmp_path):
-    """
-    A missing file and a broken one are told beside the other mistakes.
-    """
+    """A missing file and a broken one are told beside the other mistakes."""
     broken = tmp_path / "broken.toml"
     broken.write_text("threads =")
 
@@ -431,9 +391,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of another uid 
 def test_settings_that_others_may_write_are_refused(
     tmp_path, mode: int, uid: int, gid: int, said: str
 ):
-    """
-    They decide where requests go; a link to them is judged by what it leads to.
-    """
+    """They decide where requests go; a link to them is judged by what it leads to."""
     file, link = tmp_path / "site.toml", tmp_path / "link.toml"
     file.write_text("threads = 3\n")
     link.symlink_to(file)
@@ -446,8 +404,8 @@ def test_settings_that_others_may_write_are_refused(
 
 
 def test_settings_behind_links_and_of_our_own_group_are_read(tmp_path):
-    """
-    Kubernetes mounts a ConfigMap as links, and many a umask leaves the bits of one's own group.
+    """Kubernetes mounts a ConfigMap as links, and many a umask leaves the bits of one's own
+    group.
     """
     file, link = tmp_path / "site.toml", tmp_path / "link.toml"
     file.write_text("threads = 3\n")
@@ -459,9 +417,7 @@ def test_settings_behind_links_and_of_our_own_group_are_read(tmp_path):
 
 
 def test_hard_limit_must_be_below_the_platforms_kill():
-    """
-    A drain that the platform would cut is refused, with both ways out.
-    """
+    """A drain that the platform would cut is refused, with both ways out."""
     (problem,) = problems(flags={"drain_timeout": "60s", "kill_after": 30})
 
     assert problem == (
@@ -474,9 +430,7 @@ def test_hard_limit_must_be_below_the_platforms_kill():
 
 @given(drain=st.floats(0, 1000), kill=st.floats(4.1, 1000))
 def test_the_remedy_for_a_kill_works(drain, kill):
-    """
-    Following the advice of the message leads to settings that are accepted.
-    """
+    """Following the advice of the message leads to settings that are accepted."""
     given = {"drain_timeout_s": drain, "kill_after_s": kill}
     try:
         load(given, {})
@@ -488,8 +442,7 @@ def test_the_remedy_for_a_kill_works(drain, kill):
 
 
 def test_a_probe_s_wait_is_read_in_all_spellings():
-    """
-    As every other duration that users write. A wrong one is an error of that call, not of a
+    """As every other duration that users write. A wrong one is an error of that call, not of a
     setting.
     """
     assert (Wait("1m"), Wait(0.5).seconds) == (Wait(60.0), 0.5)
@@ -500,25 +453,19 @@ def test_a_probe_s_wait_is_read_in_all_spellings():
 @pytest.mark.parametrize("name", ["beat_s", "kill_after_s", "threads", "handover_grace_s"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_must_be_positive(name, value):
-    """
-    A zero or negative number is refused also where settings are built by hand.
-    """
+    """A zero or negative number is refused also where settings are built by hand."""
     with pytest.raises(ConfigError, match="must be more than 0"):
         Settings(**{name: value})
 
 
 def test_no_wait_at_all_is_a_sensible_drain():
-    """
-    A drain of 0 s hands everything over at once.
-    """
+    """A drain of 0 s hands everything over at once."""
     assert Settings(drain_timeout_s=0).hard_limit_s == 4
 
 
 @pytest.mark.parametrize("value", ["", "a*b", "x" * 256, "naïve", "a\n"])
 def test_names_fit_queues(value):
-    """
-    A host or instance that could not name a queue is refused.
-    """
+    """A host or instance that could not name a queue is refused."""
     for name in ("host", "instance"):
         with pytest.raises(ConfigError, match=f"{name} = .* must be 1 to 255 of"):
             Settings(**{name: value})
@@ -526,9 +473,8 @@ def test_names_fit_queues(value):
 
 @pytest.mark.parametrize("value", ["#", "a.#", "#.a", "a.#.b"])
 def test_a_name_is_no_pattern_of_a_broker(value):
-    """
-    A broker's exchange takes `#` between dots for any words: a queue bound by such a name gets the
-    requests of others.
+    """A broker's exchange takes `#` between dots for any words: a queue bound by such a name gets
+    the requests of others.
     """
     for name in ("host", "instance"):
         with pytest.raises(ConfigError, match=f"{name} = .* '#' as a word"):
@@ -542,9 +488,7 @@ def test_a_name_is_no_pattern_of_a_broker(value):
 
 
 def test_ops_topic_is_another_topic():
-    """
-    The ops lane may be named freely, but never as the service itself.
-    """
+    """The ops lane may be named freely, but never as the service itself."""
     assert Settings().ops_topic_of("compute") == "compute-ops"
     assert Settings(ops_topic="compute-alt").ops_topic_of("compute") == "compute-alt"
     with pytest.raises(ConfigError, match="a name of its own"):
@@ -563,17 +507,13 @@ def test_ops_topic_is_another_topic():
     ],
 )
 def test_a_notification_topic_is_another_topic(given, why):
-    """
-    Requests would be read as notifications; and queues are named for it.
-    """
+    """Requests would be read as notifications; and queues are named for it."""
     with pytest.raises(ConfigError, match=f"notification_topic = '.*' {why}"):
         Settings(notification_topic=given).notification_topic_of("compute")
 
 
 def test_an_ops_topic_that_no_exchange_can_be_named_for_is_refused():
-    """
-    The setting alone may be short enough, and be too long with the topic in it.
-    """
+    """The setting alone may be short enough, and be too long with the topic in it."""
     settings = Settings(ops_topic="{topic}-" + "x" * 30)
 
     assert settings.ops_topic_of("t" * 89).startswith("ttt")
@@ -585,18 +525,14 @@ def test_an_ops_topic_that_no_exchange_can_be_named_for_is_refused():
 
 
 def test_sqlite_url_names_a_file():
-    """
-    Three slashes are relative to the working directory, four are absolute.
-    """
+    """Three slashes are relative to the working directory, four are absolute."""
     assert file_of("sqlite:///a/b.db") == Path("a/b.db")
     assert file_of("sqlite:////var/lib/b.db") == Path("/var/lib/b.db")
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://host/x.db", "sqlite:///a?b"])
 def test_sqlite_url_without_file_is_refused(url):
-    """
-    A URL that names no file of this machine is told with its right form.
-    """
+    """A URL that names no file of this machine is told with its right form."""
     (problem,) = problems(flags={"store_url": url})
 
     assert problem.startswith("store_url: ")
@@ -606,9 +542,7 @@ def test_sqlite_url_without_file_is_refused(url):
 
 
 def test_a_file_name_that_is_too_long_is_refused():
-    """
-    The system would refuse it, or one of the files beside it, in the middle of something.
-    """
+    """The system would refuse it, or one of the files beside it, in the middle of something."""
     (problem,) = problems(flags={"store_url": f"sqlite:///a/{'x' * 238}.db"})
 
     assert "has a name of 241 bytes: at most 240 fit" in problem
@@ -617,9 +551,7 @@ def test_a_file_name_that_is_too_long_is_refused():
 
 
 def test_unknown_scheme_is_told_without_its_password():
-    """
-    The nearest scheme is offered, and a password in the URL never reaches the message.
-    """
+    """The nearest scheme is offered, and a password in the URL never reaches the message."""
     (problem,) = problems(env={"GRACEKIT_TRANSPORT_URL": "sqlight://me:canary@host/"})
 
     assert "did you mean sqlite?" in problem
@@ -651,9 +583,7 @@ def test_unknown_scheme_is_told_without_its_password():
     ],
 )
 def test_a_url_is_shown_without_its_secrets_however_it_is_written(url, shown):
-    """
-    Everything before the last @ is a login, and an option's value may be the end of one.
-    """
+    """Everything before the last @ is a login, and an option's value may be the end of one."""
     assert shown_url(url) == shown
 
 
@@ -669,9 +599,7 @@ def test_a_url_is_shown_without_its_secrets_however_it_is_written(url, shown):
     ],
 )
 def test_a_wrong_url_is_told_without_its_password(tmp_path, name, value):
-    """
-    From a file and from the environment, right or wrong, as a text or not.
-    """
+    """From a file and from the environment, right or wrong, as a text or not."""
     file = tmp_path / "settings.toml"
     file.write_text(f"{name} = {json.dumps(value)}\n")
 
@@ -685,18 +613,14 @@ def test_a_wrong_url_is_told_without_its_password(tmp_path, name, value):
 
 @pytest.mark.parametrize("url", ["bob:canary@h", "amqp:/bob:canary@h", "amqp://bob:can/ary@h"])
 def test_no_password_is_taken_from_a_flag_however_it_is_written(url):
-    """
-    Whoever lists processes reads it there, before anybody has said that it is wrong.
-    """
+    """Whoever lists processes reads it there, before anybody has said that it is wrong."""
     (problem,) = problems(flags={"transport_url": url})
 
     assert "holds a password, which everybody sees" in problem
 
 
 def test_a_field_that_settings_do_not_have_is_named_with_the_one_that_is_meant():
-    """
-    In code values are numbers of seconds; text is for the environment, flags and files.
-    """
+    """In code values are numbers of seconds; text is for the environment, flags and files."""
     with pytest.raises(ConfigError, match=r"only 'drain_timeout_s', in seconds: write drain_"):
         Settings(drain_timeout="25s")
     with pytest.raises(ConfigError, match="has no 'drain_timeot_s'; did you mean drain_timeout_s"):
@@ -719,9 +643,7 @@ def test_a_field_that_settings_do_not_have_is_named_with_the_one_that_is_meant()
     ],
 )
 def test_a_value_of_another_type_is_refused_with_the_one_that_is_wanted(name, value, wanted):
-    """
-    It would break a comparison much later, in the middle of a start or a drain.
-    """
+    """It would break a comparison much later, in the middle of a start or a drain."""
     with pytest.raises(ConfigError, match=rf"^{name}.*wants {wanted}") as refused:
         Settings(**{name: value})
 
@@ -743,9 +665,7 @@ A_UNIT = "is not a whole number; write digits alone, without a unit: 64 MiB are 
     ],
 )
 def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
-    """
-    Negative and huge numbers are whole ones, and who writes a unit learns what to write.
-    """
+    """Negative and huge numbers are whole ones, and who writes a unit learns what to write."""
     assert problems(env={"GRACEKIT_PREFETCH_BYTES": text}) == [said]
 
 
@@ -760,9 +680,7 @@ def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
     ],
 )
 def test_a_url_that_is_none_is_told_what_to_write(url, hint):
-    """
-    A path is turned into its URL; and no password is shown.
-    """
+    """A path is turned into its URL; and no password is shown."""
     (problem,) = problems(env={"GRACEKIT_STORE_URL": url})
 
     assert problem.endswith(f"must begin with sqlite:/// or memory://{hint}")
@@ -770,9 +688,7 @@ def test_a_url_that_is_none_is_told_what_to_write(url, hint):
 
 
 def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):
-    """
-    Other programs have tables, so people write them.
-    """
+    """Other programs have tables, so people write them."""
     file = tmp_path / "settings.toml"
     file.write_text('[gracekit]\ndrain_timeout = "25s"\n')
 
@@ -782,9 +698,7 @@ def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):
 
 
 def test_messages_may_not_be_bounded_to_nothing():
-    """
-    A service that refuses each request as too large would look healthy.
-    """
+    """A service that refuses each request as too large would look healthy."""
     (problem,) = problems(env={"GRACEKIT_MAX_BODY_BYTES": "1"})
 
     assert problem.startswith("max_body_bytes = 1 must be at least 1024: ")
@@ -793,8 +707,8 @@ def test_messages_may_not_be_bounded_to_nothing():
 
 @pytest.mark.parametrize("ops_topic", ["compute", "compute.node-1", "{topic}.slot-3"])
 def test_an_ops_topic_that_is_a_queue_of_new_requests_is_refused(ops_topic):
-    """
-    Names are compared as they are in the end: ops requests would be read as new ones, and back.
+    """Names are compared as they are in the end: ops requests would be read as new ones, and
+    back.
     """
     settings = Settings(ops_topic=ops_topic, host="node-1", instance="slot-3")
 
@@ -803,9 +717,7 @@ def test_an_ops_topic_that_is_a_queue_of_new_requests_is_refused(ops_topic):
 
 
 def test_transport_and_store_have_a_file_each(tmp_path, monkeypatch):
-    """
-    The same file is refused however it is spelled.
-    """
+    """The same file is refused however it is spelled."""
     monkeypatch.chdir(tmp_path)
     urls = {
         "transport_url": "sqlite:///x.db",
@@ -818,9 +730,7 @@ def test_transport_and_store_have_a_file_each(tmp_path, monkeypatch):
 
 
 def test_memory_store_needs_a_memory_transport():
-    """
-    A journal that is gone at exit may not ack what a file kept.
-    """
+    """A journal that is gone at exit may not ack what a file kept."""
     assert Settings(transport_url="memory://", store_url="memory://")
     assert Settings(transport_url="memory://")
     with pytest.raises(ConfigError, match="forgets at exit"):
@@ -841,9 +751,7 @@ def test_memory_store_needs_a_memory_transport():
     ],
 )
 def test_the_http_endpoint_listens_on_this_host_without_a_token(text, said):
-    """
-    Unix sockets and loopback addresses need no further setting.
-    """
+    """Unix sockets and loopback addresses need no further setting."""
     assert load({"admin": text}, env={}).admin == said
 
 
@@ -851,9 +759,7 @@ def test_the_http_endpoint_listens_on_this_host_without_a_token(text, said):
     "text", ["9701", "unix:relative", "127.0.0.1", "1.2.3:80", "[nonsense]:80", "h:70000", "h:-1"]
 )
 def test_what_is_no_address_to_listen_at_is_refused_with_the_ways_to_write_one(text):
-    """
-    The message shows the wrong text and every valid form.
-    """
+    """The message shows the wrong text and every valid form."""
     (problem,) = problems(flags={"admin": text})
 
     assert problem.startswith(f"--admin: {text!r} ")
@@ -861,9 +767,7 @@ def test_what_is_no_address_to_listen_at_is_refused_with_the_ways_to_write_one(t
 
 
 def test_beyond_this_host_the_http_endpoint_needs_tokens(tmp_path):
-    """
-    An address that other hosts reach is refused without a token file, before anything starts.
-    """
+    """An address that other hosts reach is refused without a token file, before anything starts."""
     (problem,) = problems(flags={"admin": "0.0.0.0:9701"})
 
     assert "set GRACEKIT_ADMIN_TOKEN_FILE" in problem
@@ -872,9 +776,7 @@ def test_beyond_this_host_the_http_endpoint_needs_tokens(tmp_path):
 
 
 def test_an_endpoint_that_lets_nobody_in_is_refused():
-    """
-    If probes needed a token and there were none, they could never pass.
-    """
+    """If probes needed a token and there were none, they could never pass."""
     (problem,) = problems(flags={"admin": "127.0.0.1:1", "admin_open": "nothing"})
 
     assert problem.startswith("admin_open = nothing demands a token of every client")
@@ -884,9 +786,7 @@ def test_an_endpoint_that_lets_nobody_in_is_refused():
 
 
 def test_of_settings_that_are_read_again_those_change_that_may():
-    """
-    Their origins change too; listeners get the settings before and after; all others stay.
-    """
+    """Their origins change too; listeners get the settings before and after; all others stay."""
     live, told = LiveSettings(load(env={"GRACEKIT_MAX_RUNNING": "5"})), []
     live.on_change(lambda before, now: told.append((before.max_running, now.max_running)))
     found = load({"max_running": "7", "max_accepted": "70"}, env={})
@@ -905,9 +805,7 @@ def test_of_settings_that_are_read_again_those_change_that_may():
 
 
 def test_the_origin_of_what_stays_is_where_it_stands_now_or_where_it_stood(tmp_path: Path):
-    """
-    A line of the file may have moved, or may have another value that needs a restart.
-    """
+    """A line of the file may have moved, or may have another value that needs a restart."""
     file = tmp_path / "set.toml"
     file.write_text('max_accepted = 70\nhandover_grace = "2s"\nthreads = 9\n')
     live = LiveSettings(load({}, {}, read_settings_file(file)))
@@ -926,9 +824,7 @@ def test_the_origin_of_what_stays_is_where_it_stands_now_or_where_it_stood(tmp_p
 
 
 def test_what_does_not_fit_what_stays_changes_nothing():
-    """
-    New settings that fit each other may not fit one that only a restart changes.
-    """
+    """New settings that fit each other may not fit one that only a restart changes."""
     live = LiveSettings(load({"kill_after": "30s"}, env={}))
     found = load({"kill_after": "90s", "drain_timeout": "60s", "max_running": "7"}, env={})
 
@@ -939,9 +835,7 @@ def test_what_does_not_fit_what_stays_changes_nothing():
 
 
 def test_a_password_that_has_changed_is_named_and_not_shown():
-    """
-    It needs a restart; the log must not have the password.
-    """
+    """It needs a restart; the log must not have the password."""
     live = LiveSettings(load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:canary@h/v"}))
     found = load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:secret@h/v"})
 

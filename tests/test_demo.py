@@ -52,8 +52,8 @@ def gracekit(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.process
 def test_demo_loses_nothing_and_runs_nothing_twice():
-    """
-    The real demonstration ends with 0 and says so in its last line; its files can be judged again.
+    """The real demonstration ends with 0 and says so in its last line; its files can be judged
+    again.
     """
     played = gracekit("demo", "--keep")
     *_, last = played.stdout.splitlines()
@@ -80,9 +80,7 @@ def test_demo_loses_nothing_and_runs_nothing_twice():
 
 @pytest.mark.process
 def test_demo_plays_on_a_broker_and_leaves_no_queue(shared_broker, rabbit_vhost):
-    """
-    With the URL alone changed the story ends alike; what expires by itself may stay a while.
-    """
+    """With the URL alone changed the story ends alike; what expires by itself may stay a while."""
     url = shared_broker.url_of(rabbit_vhost)
 
     played = gracekit("demo", GRACEKIT_TRANSPORT_URL=url)
@@ -98,9 +96,7 @@ def test_demo_plays_on_a_broker_and_leaves_no_queue(shared_broker, rabbit_vhost)
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_demo_that_is_interrupted_leaves_no_process_and_no_file(number):
-    """
-    Ctrl-C and SIGTERM end the demonstration, its processes and its directory.
-    """
+    """Ctrl-C and SIGTERM end the demonstration, its processes and its directory."""
     demo = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gracekit", "demo", cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
@@ -200,9 +196,7 @@ def in_store(files: Path, sql: str, *params: str) -> None:
 
 
 async def test_judgement_of_an_orderly_life_is_good(files):
-    """
-    Without a planted fault nothing is lost and nothing was run twice.
-    """
+    """Without a planted fault nothing is lost and nothing was run twice."""
     judgement = await judge(files)
 
     assert judgement.sentence() == "accepted 2, finished in A: 2, 0 lost, 0 run twice"
@@ -211,9 +205,7 @@ async def test_judgement_of_an_orderly_life_is_good(files):
 
 @pytest.mark.process
 async def test_command_fails_for_a_planted_loss_and_a_planted_repetition(files):
-    """
-    `gracekit demo --check` ends with 1 and names both ids.
-    """
+    """`gracekit demo --check` ends with 1 and names both ids."""
     append(files / CONFIRMED, {"id": "f00d", "label": "charge b", "items": []})
     plant_effect(files, CHARGE, START, "B")
 
@@ -229,9 +221,7 @@ async def test_command_fails_for_a_planted_loss_and_a_planted_repetition(files):
 
 
 async def test_id_that_was_confirmed_and_has_no_row_is_lost(files):
-    """
-    A row that vanished from the store is found by the senders' list.
-    """
+    """A row that vanished from the store is found by the senders' list."""
     lost = id_of(files, COPY)
     in_store(files, "DELETE FROM task WHERE request_id = ?", lost)
 
@@ -239,9 +229,7 @@ async def test_id_that_was_confirmed_and_has_no_row_is_lost(files):
 
 
 async def test_row_that_has_not_ended_is_lost(files):
-    """
-    A request that nobody finished counts as lost, whatever its state is called.
-    """
+    """A request that nobody finished counts as lost, whatever its state is called."""
     lost = id_of(files, COPY)
     in_store(files, "UPDATE task SET state = 'handed_over' WHERE request_id = ?", lost)
 
@@ -249,9 +237,7 @@ async def test_row_that_has_not_ended_is_lost(files):
 
 
 async def test_success_without_its_effects_is_lost(files):
-    """
-    A row may not say SUCCEEDED of blocks that nobody copied.
-    """
+    """A row may not say SUCCEEDED of blocks that nobody copied."""
     lost = id_of(files, COPY)
     lines = [e for e in entries(files / EFFECTS) if not (e["id"] == lost and e["item"] == 1)]
     (files / EFFECTS).unlink()
@@ -272,9 +258,7 @@ async def test_success_without_its_effects_is_lost(files):
     ],
 )
 async def test_what_must_not_be_done_again_is_run_twice(files, request_, item, exit_code, cursor):
-    """
-    A planted repetition is found.
-    """
+    """A planted repetition is found."""
     (files / PROCESSES).unlink()
     cursors = {} if cursor is None else {id_of(files, request_): cursor}
     append(files / PROCESSES, end_of("A", exit_code=exit_code, cursors=cursors))
@@ -285,9 +269,7 @@ async def test_what_must_not_be_done_again_is_run_twice(files, request_, item, e
 
 
 async def test_block_in_front_of_the_cursor_may_be_done_again_after_a_crash(files):
-    """
-    What a crash may repeat by promise is no fault.
-    """
+    """What a crash may repeat by promise is no fault."""
     (files / PROCESSES).unlink()
     append(files / PROCESSES, end_of("A", exit_code=-9, cursors={id_of(files, COPY): 0}))
     append(files / PROCESSES, end_of("B"))
@@ -297,9 +279,7 @@ async def test_block_in_front_of_the_cursor_may_be_done_again_after_a_crash(file
 
 
 async def test_same_process_may_not_repeat(files):
-    """
-    Two starts of a handler in one process are a double run under every policy.
-    """
+    """Two starts of a handler in one process are a double run under every policy."""
     plant_effect(files, COPY, 2, "A")
 
     assert set((await judge(files)).run_twice) == {id_of(files, COPY)}

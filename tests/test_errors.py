@@ -39,8 +39,7 @@ def nested(levels: int) -> object:
     [GracekitError, ConfigError, StoreError, InvalidArgumentsError, RemoteError, NoCallerError],
 )
 def test_an_error_that_quotes_half_a_character_can_be_printed(made):
-    """
-    It is escaped in the text, and unchanged in `args`. Otherwise printing the error would raise
+    """It is escaped in the text, and unchanged in `args`. Otherwise printing the error would raise
     another one, which hides it.
     """
     error = made("no method 'caf\u00e9' or '\ud800'")
@@ -50,9 +49,7 @@ def test_an_error_that_quotes_half_a_character_can_be_printed(made):
 
 
 def test_what_is_missing_is_kept_as_plain_data():
-    """
-    As a copy: what the handler does with its own later changes nothing.
-    """
+    """As a copy: what the handler does with its own later changes nothing."""
     disks = [{"gb": 10}]
     error = NoCapacity("no room", requested=Flavour(memory_mb=8192, disks=disks, pair=(1, 2)))
     disks.clear()
@@ -64,9 +61,7 @@ def test_what_is_missing_is_kept_as_plain_data():
 
 @pytest.mark.parametrize("arguments", [(), ("no room",)])
 def test_nothing_need_be_said_of_what_is_missing(arguments):
-    """
-    A client rebuilds it from its message alone.
-    """
+    """A client rebuilds it from its message alone."""
     assert NoCapacity(*arguments).requested == {}
 
 
@@ -78,9 +73,7 @@ def test_nothing_need_be_said_of_what_is_missing(arguments):
     "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
 )
 def test_a_copy_says_the_same(error, copied):
-    """
-    Also one that went through a pool of processes.
-    """
+    """Also one that went through a pool of processes."""
     other = copied(error)
 
     assert type(other) is type(error)
@@ -106,17 +99,13 @@ def test_a_copy_says_the_same(error, copied):
     ],
 )
 def test_what_cannot_be_kept_is_refused_where_it_is_raised(requested, why):
-    """
-    In the handler, and not when its task is parked; the error names the key.
-    """
+    """In the handler, and not when its task is parked; the error names the key."""
     with pytest.raises(InvalidArgumentsError, match=why):
         NoCapacity("no room", requested=requested)
 
 
 def test_the_limit_counts_bytes_of_compact_json():
-    """
-    Of UTF-8, and without spaces; 15 levels below the mapping are allowed.
-    """
+    """Of UTF-8, and without spaces; 15 levels below the mapping are allowed."""
     most = (MOST_REQUESTED - len('{"a":""}')) // len("ü".encode())
 
     assert NoCapacity(requested={"a": "ü" * most}).requested == {"a": "ü" * most}
@@ -126,9 +115,7 @@ def test_the_limit_counts_bytes_of_compact_json():
 
 
 def test_a_requested_that_is_no_mapping_is_refused_however_deep_it_is():
-    """
-    The text shows its beginning, and does not fall into it.
-    """
+    """The text shows its beginning, and does not fall into it."""
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
@@ -138,9 +125,7 @@ def test_a_requested_that_is_no_mapping_is_refused_however_deep_it_is():
 
 
 def test_a_parked_says_when_and_under_which_id():
-    """
-    In a sentence with UTC; the values are its arguments and attributes.
-    """
+    """In a sentence with UTC; the values are its arguments and attributes."""
     error = Parked("t1", 1_795_578_871.5)
 
     assert str(error).startswith(
@@ -153,9 +138,7 @@ def test_a_parked_says_when_and_under_which_id():
 
 @pytest.mark.parametrize("deadline", [0, 253_402_300_799])
 def test_any_date_can_be_said(deadline):
-    """
-    From 1970 to the year 9999; a whole number becomes one with a point.
-    """
+    """From 1970 to the year 9999; a whole number becomes one with a point."""
     assert "UTC" in str(Parked("t1", deadline))
     assert type(Parked("t1", deadline).deadline) is float
 
@@ -168,9 +151,7 @@ def test_any_date_can_be_said(deadline):
     ],
 )
 def test_wrong_arguments_of_no_capacity_are_refused_with_the_right_ones(arguments, named, given):
-    """
-    The error of Python names neither; a handler that raises it is FAILED with this sentence.
-    """
+    """The error of Python names neither; a handler that raises it is FAILED with this sentence."""
     with pytest.raises(InvalidArgumentsError) as told:
         NoCapacity(*arguments, **named)
 
@@ -181,8 +162,6 @@ def test_wrong_arguments_of_no_capacity_are_refused_with_the_right_ones(argument
 
 
 def test_a_key_that_is_no_text_is_shown_as_it_is():
-    """
-    1 and not '1', which would be right.
-    """
+    """1 and not '1', which would be right."""
     with pytest.raises(InvalidArgumentsError, match="has the key 1, which is no text"):
         NoCapacity("no room", requested={1: 1})

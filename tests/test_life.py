@@ -67,15 +67,13 @@ def combinations() -> Iterator[tuple[LifeEvidence, Alive]]:
 
 @pytest.mark.parametrize(("evidence", "answer"), list(combinations()))
 def test_the_rule_gives_one_answer_to_every_combination(evidence: LifeEvidence, answer: Alive):
-    """
-    Each lock, each pid, equal and different boot ids, the same and another pid namespace.
-    """
+    """Each lock, each pid, equal and different boot ids, the same and another pid namespace."""
     assert judge(evidence).answer is answer
 
 
 def test_death_is_proven_by_no_missing_sign():
-    """
-    Dead is only who left the very file unlocked, or whose process the right table does not have.
+    """Dead is only who left the very file unlocked, or whose process the right table does not
+    have.
     """
     for evidence, _ in combinations():
         if judge(evidence).is_dead:
@@ -109,9 +107,7 @@ def seen(lock: LifeLock, **changed: object) -> LifeEvidence:
 
 
 def test_this_process_is_seen_with_its_lock(lock: LifeLock):
-    """
-    The lock is seen from the process that holds it too, and asking takes nothing.
-    """
+    """The lock is seen from the process that holds it too, and asking takes nothing."""
     for _ in range(3):
         assert seen(lock) == LifeEvidence(
             lock=Lock.HELD, same_boot=True, same_namespace=True, pid=Pid.THERE
@@ -132,25 +128,19 @@ def test_this_process_is_seen_with_its_lock(lock: LifeLock):
 def test_the_process_table_is_believed_as_far_as_it_can_know(
     lock: LifeLock, changed: dict[str, object], sign: Pid
 ):
-    """
-    Other ticks mean another process only in the same time namespace.
-    """
+    """Other ticks mean another process only in the same time namespace."""
     assert seen(lock, **changed).pid is sign
 
 
 def test_boot_and_namespace_are_compared(lock: LifeLock):
-    """
-    What another kernel or namespace wrote down is told apart.
-    """
+    """What another kernel or namespace wrote down is told apart."""
     assert not seen(lock, boot_id="another").same_boot
     assert not seen(lock, pid_ns=1).same_namespace
 
 
 @pytest.mark.process
 def test_a_zombie_is_gone():
-    """
-    It cannot act any more, though its pid is taken until its parent has asked for it.
-    """
+    """It cannot act any more, though its pid is taken until its parent has asked for it."""
     child = subprocess.Popen(["true"])
     try:
         while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -172,9 +162,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.process
 def test_a_process_whose_first_thread_has_ended_is_there_while_another_runs():
-    """
-    Each process looks like that for a moment as it ends: its locks are still held then.
-    """
+    """Each process looks like that for a moment as it ends: its locks are still held then."""
     child = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS])
     stat = Path(f"/proc/{child.pid}/stat")
     try:
@@ -192,18 +180,14 @@ def test_a_process_whose_first_thread_has_ended_is_there_while_another_runs():
 
 
 def test_the_file_is_found_by_name_in_the_directory_of_who_asks(lock: LifeLock, tmp_path: Path):
-    """
-    One volume may be mounted at two paths.
-    """
+    """One volume may be mounted at two paths."""
     (tmp_path / "elsewhere").symlink_to(tmp_path, target_is_directory=True)
 
     assert look(life_of(lock), tmp_path / "elsewhere").lock is Lock.HELD
 
 
 def test_a_file_of_the_same_name_is_another_one(lock: LifeLock):
-    """
-    It is not locked, and proves nothing; a missing one neither.
-    """
+    """It is not locked, and proves nothing; a missing one neither."""
     lock.path.unlink()
     assert seen(lock).lock is Lock.MISSING
     assert lock.trouble() == f"the lock file {lock.path} was removed"
@@ -214,9 +198,7 @@ def test_a_file_of_the_same_name_is_another_one(lock: LifeLock):
 
 
 def test_a_row_that_names_no_file_is_not_judged_by_a_file_of_its_name(lock: LifeLock):
-    """
-    A run beside a store in memory has no lock, so no file says anything about it.
-    """
+    """A run beside a store in memory has no lock, so no file says anything about it."""
     nameless = structs.replace(life_of(lock), lock_file=None)
 
     assert look(nameless, lock.path.parent).lock is Lock.UNKNOWN
@@ -224,9 +206,7 @@ def test_a_row_that_names_no_file_is_not_judged_by_a_file_of_its_name(lock: Life
 
 
 def test_device_numbers_are_compared_within_one_boot(lock: LifeLock):
-    """
-    A disk may have another number after a reboot; the inode's stays.
-    """
+    """A disk may have another number after a reboot; the inode's stays."""
     moved = structs.replace(
         life_of(lock), lock_file=LockFile(lock.file.device + 1, lock.file.inode)
     )
@@ -237,9 +217,7 @@ def test_device_numbers_are_compared_within_one_boot(lock: LifeLock):
 
 
 def test_a_lock_whose_descriptor_somebody_closed_is_gone(lock: LifeLock):
-    """
-    A program that closes descriptors by number is noticed.
-    """
+    """A program that closes descriptors by number is noticed."""
     assert lock.trouble() is None
     assert lock._fd is not None
     os.close(lock._fd)
@@ -248,9 +226,7 @@ def test_a_lock_whose_descriptor_somebody_closed_is_gone(lock: LifeLock):
 
 
 def test_what_cannot_be_read_proves_nothing(lock: LifeLock, tmp_path: Path):
-    """
-    A link in place of the file is not followed.
-    """
+    """A link in place of the file is not followed."""
     lock.path.rename(tmp_path / "other")
     lock.path.symlink_to(tmp_path / "other")
 
@@ -259,9 +235,7 @@ def test_what_cannot_be_read_proves_nothing(lock: LifeLock, tmp_path: Path):
 
 
 def test_a_note_is_read_from_the_file(lock: LifeLock):
-    """
-    The file has room for it from the start, and says nothing until then.
-    """
+    """The file has room for it from the start, and says nothing until then."""
     size = lock.path.stat().st_size
     assert (size, read_note(lock.path)) == (64, "")
 
@@ -274,9 +248,7 @@ def test_a_note_is_read_from_the_file(lock: LifeLock):
 
 
 def test_a_lock_taken_again_by_a_name_says_nothing(lock: LifeLock):
-    """
-    A slot has the same file for all its runs.
-    """
+    """A slot has the same file for all its runs."""
     lock.write_note("ended with 70")
     lock.release()
     assert lock.acquire()
@@ -285,9 +257,7 @@ def test_a_lock_taken_again_by_a_name_says_nothing(lock: LifeLock):
 
 
 def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):
-    """
-    A backup, or a handler, opens and closes the file in this very process.
-    """
+    """A backup, or a handler, opens and closes the file in this very process."""
     os.close(os.open(lock.path, os.O_RDWR))
 
     assert seen(lock).lock is Lock.HELD
@@ -295,9 +265,7 @@ def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):
 
 @pytest.mark.process
 def test_asking_refuses_nobody_the_lock(tmp_path: Path):
-    """
-    A question that took the lock for a moment would refuse an acquire of a free slot.
-    """
+    """A question that took the lock for a moment would refuse an acquire of a free slot."""
     path = tmp_path / "slot.lock"
     asking = f"""
 from pathlib import Path
@@ -327,9 +295,7 @@ while True:
 
 @pytest.mark.process
 def test_only_one_holds_the_lock_while_its_file_is_removed(tmp_path: Path):
-    """
-    Who opened the file before its removal does not hold the lock of a file that is gone.
-    """
+    """Who opened the file before its removal does not hold the lock of a file that is gone."""
     path = tmp_path / "slot.lock"
     removing = f"""
 from pathlib import Path
@@ -357,9 +323,7 @@ while True:
 
 @pytest.mark.process
 def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
-    """
-    It would share the parent's lock; and it does not take it from the parent either.
-    """
+    """It would share the parent's lock; and it does not take it from the parent either."""
     come, go = multiprocessing.Event(), multiprocessing.Event()
 
     def child() -> None:
@@ -410,9 +374,8 @@ def test_a_process_that_ends_while_it_is_looked_at_is_dead(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """
-    The lock is looked at last: one that was held before its process had gone would seem to be held
-    by something else.
+    """The lock is looked at last: one that was held before its process had gone would seem to be
+    held by something else.
     """
     process, life = holder
     assert judge(look(life, tmp_path)).is_alive
@@ -434,9 +397,7 @@ def test_a_process_that_goes_between_two_questions_is_gone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """
-    It can be signalled, and has no entry in /proc a moment later: it is not hidden, but gone.
-    """
+    """It can be signalled, and has no entry in /proc a moment later: it is not hidden, but gone."""
     process, life = holder
     answers = [None]
     process.kill()
@@ -449,9 +410,7 @@ def test_a_process_that_goes_between_two_questions_is_gone(
 
 
 def test_a_hidden_proc_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
-    """
-    A service without an identity could not prove that it lives.
-    """
+    """A service without an identity could not prove that it lives."""
 
     def hidden() -> Identity:
         raise FileNotFoundError(2, "No such file or directory", "/proc/self/stat")
@@ -464,9 +423,7 @@ def test_a_hidden_proc_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.process
 def test_an_identity_is_read_when_it_is_asked_for():
-    """
-    A fork is somebody else.
-    """
+    """A fork is somebody else."""
     queue = multiprocessing.get_context("fork").SimpleQueue()
     process = multiprocessing.get_context("fork").Process(target=lambda: queue.put(read_identity()))
     process.start()

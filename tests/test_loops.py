@@ -34,9 +34,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def test_only_who_asks_for_another_loop_gets_one():
-    """
-    A package that came with another one must not change what a service runs on.
-    """
+    """A package that came with another one must not change what a service runs on."""
     assert loop_factory(Settings()) is None
     assert loop_factory(Settings(loop="asyncio")) is None
     assert loop_factory(Settings(loop="uvloop")) is uvloop.new_event_loop
@@ -44,8 +42,7 @@ def test_only_who_asks_for_another_loop_gets_one():
 
 
 def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str, monkeypatch: pytest.MonkeyPatch):
-    """
-    One value serves for machines with uvloop and for those without; doctor warns of one that is
+    """One value serves for machines with uvloop and for those without; doctor warns of one that is
     installed in vain.
     """
 
@@ -64,9 +61,7 @@ def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str, monkeypatch: pyt
 
 
 def test_a_package_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    Whatever it raises, such as for a missing library of the system, is in the message.
-    """
+    """Whatever it raises, such as for a missing library of the system, is in the message."""
     (tmp_path / "uvloop.py").write_text("raise RuntimeError('no libuv; none')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "uvloop")
@@ -79,9 +74,7 @@ def test_a_package_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: py
 def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(
     told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """
-    Nothing is opened, the exit code is 78, and doctor says the same beforehand.
-    """
+    """Nothing is opened, the exit code is 78, and doctor says the same beforehand."""
     files = {name: f"sqlite:///{tmp_path}/{name}.db" for name in ("transport_url", "store_url")}
     settings = Settings(loop="uvloop", **files)
 
@@ -98,9 +91,7 @@ def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(
 
 
 def test_doctor_names_the_loop_and_its_version():
-    """
-    Who reports a fault of the loop can say which one it was.
-    """
+    """Who reports a fault of the loop can say which one it was."""
     found = [check_loop(Settings(loop=loop)) for loop in ("asyncio", "uvloop")]
 
     assert [one.seen for (one,) in found] == [
@@ -110,9 +101,7 @@ def test_doctor_names_the_loop_and_its_version():
 
 
 def test_an_unknown_loop_gets_a_hint():
-    """
-    As every other word that is none of a set.
-    """
+    """As every other word that is none of a set."""
     with pytest.raises(ConfigError) as refused:
         Settings(loop="uvlop")
 
@@ -122,9 +111,7 @@ def test_an_unknown_loop_gets_a_hint():
 
 
 def test_the_extra_and_the_check_name_the_same_oldest_version():
-    """
-    Otherwise the remedy would install what the next start refuses.
-    """
+    """Otherwise the remedy would install what the next start refuses."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     least = ".".join(map(str, OLDEST_UVLOOP))
 

@@ -23,9 +23,7 @@ class CountingEngine(MemoryEngine):
 
 
 async def test_a_run_asks_whether_it_may_act_only_when_the_store_was_written():
-    """
-    By any process, itself included: it sees that there is something new, not what.
-    """
+    """By any process, itself included: it sees that there is something new, not what."""
     engine = CountingEngine(load_migrations(MIGRATIONS), process=Process())
     await engine.start()
     names = {"run_id": "run", "service": "s", "lock_directory": None}

@@ -140,9 +140,7 @@ NOT_MEASURED: Final = {
 
 
 def test_every_field_of_the_catalogue_is_known_as_a_number_or_not():
-    """
-    Whoever adds a field has to say which it is, and so whether it needs a metric.
-    """
+    """Whoever adds a field has to say which it is, and so whether it needs a metric."""
     fields = set().union(*(event.fields for event in CATALOGUE.values()))
 
     assert fields == NUMBERS | NO_NUMBERS
@@ -151,9 +149,7 @@ def test_every_field_of_the_catalogue_is_known_as_a_number_or_not():
 
 
 def test_every_number_of_an_event_is_measured_or_has_a_reason_not_to_be():
-    """
-    An event with a number has a row in the table, or an exception here that says why not.
-    """
+    """An event with a number has a row in the table, or an exception here that says why not."""
     numbers = {(e.name, f) for e in CATALOGUE.values() for f in e.fields & NUMBERS}
     measured = {(event, metric.value) for metric in METRICS for event in metric.events}
     excused = {(e, f) for e, f in numbers if {(e, f), ("*", f)} & NOT_MEASURED.keys()}
@@ -165,9 +161,7 @@ def test_every_number_of_an_event_is_measured_or_has_a_reason_not_to_be():
 
 
 def test_a_row_names_what_there_is():
-    """
-    Its events have its fields, its labels have words, and the reading of its gauge exists.
-    """
+    """Its events have its fields, its labels have words, and the reading of its gauge exists."""
     for metric in METRICS:
         for event in metric.events:
             wanted = {label.field for label in metric.labels} | ({metric.value} - {""})
@@ -185,9 +179,7 @@ def test_a_row_names_what_there_is():
 
 
 def test_both_names_of_a_row_are_one_name():
-    """
-    OpenTelemetry's exporters to Prometheus turn one into the other, so a dashboard fits both.
-    """
+    """OpenTelemetry's exporters to Prometheus turn one into the other, so a dashboard fits both."""
     suffix = {MetricKind.COUNTER: "_total", MetricKind.GAUGE: "", MetricKind.HISTOGRAM: ""}
 
     for metric in METRICS:
@@ -198,9 +190,7 @@ def test_both_names_of_a_row_are_one_name():
 
 
 def test_names_that_users_have_seen_stay():
-    """
-    This holds for instruments and for their attributes.
-    """
+    """This holds for instruments and for their attributes."""
     seen = {metric.instrument: {label.attribute for label in metric.labels} for metric in METRICS}
 
     assert (
@@ -232,9 +222,7 @@ def shown_by(counted: RunMetrics) -> set[str]:
 
 @given(st.text() | st.integers() | st.none() | st.lists(st.text()))
 def test_no_value_of_an_event_becomes_a_label_by_itself(value: Any):
-    """
-    Whatever its fields hold, a label shows a word that the service knows, or `_OTHER`.
-    """
+    """Whatever its fields hold, a label shows a word that the service knows, or `_OTHER`."""
     counted = RunMetrics(WORDS)
     known = {word for name in LabelWords.__struct_fields__ for word in getattr(WORDS, name)}
 
@@ -262,8 +250,8 @@ def by_name(name: str) -> Metric:
 
 
 def test_blocks_of_a_handler_count_for_its_method_and_unknown_ones_together():
-    """
-    A name given to `ctx.track` may hold an id, so they are summed for the method, or `_OTHER`.
+    """A name given to `ctx.track` may hold an id, so they are summed for the method, or
+    `_OTHER`.
     """
     counts = {
         ("resize", "requests"): 2,
@@ -280,9 +268,7 @@ def test_blocks_of_a_handler_count_for_its_method_and_unknown_ones_together():
 
 
 def test_what_there_is_none_of_is_shown_as_0():
-    """
-    A sample that vanished would be "No data" on a dashboard, also at the end of a drain.
-    """
+    """A sample that vanished would be "No data" on a dashboard, also at the end of a drain."""
     store = StoreNumbers(unfinished={})
     seen = readings(in_flight={("copy", "ops"): 1}, store=store)
 
@@ -299,9 +285,7 @@ def test_what_there_is_none_of_is_shown_as_0():
 
 
 def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
-    """
-    A scrape does not grow by thousands of samples that say nothing.
-    """
+    """A scrape does not grow by thousands of samples that say nothing."""
     many = msgspec.structs.replace(WORDS, handlers=frozenset(f"m{n}" for n in range(1000)))
     seen = readings(in_flight={("m7", "requests"): 2})
 
@@ -311,9 +295,7 @@ def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
 
 
 def test_what_is_unknown_is_left_out():
-    """
-    There is no sample instead of a wrong number.
-    """
+    """There is no sample instead of a wrong number."""
     names = [metric.name for metric in METRICS if metric.kind is MetricKind.GAUGE]
 
     empty = {name for name in names if not gauge_samples(by_name(name), readings(), WORDS)}
@@ -337,9 +319,7 @@ def test_what_is_unknown_is_left_out():
 
 
 def test_the_words_of_a_service_are_all_that_its_code_can_say():
-    """
-    These are the names of methods and jobs, and the words of each enum or list.
-    """
+    """These are the names of methods and jobs, and the words of each enum or list."""
     svc = Service("compute")
 
     @svc.rpc
@@ -395,9 +375,7 @@ def points(reader: InMemoryMetricReader) -> dict[str, dict[frozenset[Any], Any]]
 
 
 def test_opentelemetry_shows_every_row_of_the_table():
-    """
-    Each has its name, bounds and attributes; gauges of several Runtimes become one number.
-    """
+    """Each has its name, bounds and attributes; gauges of several Runtimes become one number."""
     reader = InMemoryMetricReader()
     instruments = Instruments(MeterProvider(metric_readers=[reader]))
     store = StoreNumbers(
@@ -447,8 +425,8 @@ def test_opentelemetry_shows_every_row_of_the_table():
 
 
 def test_a_run_that_has_stopped_does_not_count_beside_one_that_lives():
-    """
-    A program may keep a Runtime that has ended: others are ready, and connected, all the same.
+    """A program may keep a Runtime that has ended: others are ready, and connected, all the
+    same.
     """
     reader = InMemoryMetricReader()
     instruments = Instruments(MeterProvider(metric_readers=[reader]))
@@ -478,9 +456,7 @@ class Moments:
 
 
 def test_the_longest_commit_is_remembered_for_a_while():
-    """
-    A commit under way counts with its time so far; an old one is forgotten.
-    """
+    """A commit under way counts with its time so far; an old one is forgotten."""
     moments = Moments()
     times, heard = CommitTimes(moments), []
     times.on_commit(heard.append)
@@ -498,8 +474,8 @@ def test_the_longest_commit_is_remembered_for_a_while():
 
 
 def test_a_store_that_stays_locked_is_blocked_until_a_commit_succeeds():
-    """
-    A commit that is given up for the lock, and the pause before the next one, do not end that.
+    """A commit that is given up for the lock, and the pause before the next one, do not end
+    that.
     """
     moments = Moments()
     times = CommitTimes(moments)
@@ -520,9 +496,7 @@ def test_a_store_that_stays_locked_is_blocked_until_a_commit_succeeds():
 
 
 def test_a_listener_that_fails_keeps_no_commit():
-    """
-    It is called in the thread that commits, which must go on.
-    """
+    """It is called in the thread that commits, which must go on."""
     times, heard = CommitTimes(Moments()), []
     times.on_commit(lambda _: 1 / 0)
     times.on_commit(heard.append)

@@ -52,25 +52,19 @@ def systemd(request, tmp_path) -> Iterator[Systemd]:
 
 
 def test_ready_and_status_are_told(systemd):
-    """
-    Both kinds of address take READY with a line for people.
-    """
+    """Both kinds of address take READY with a line for people."""
     assert Notify(systemd.env).ready("serving compute")
     assert systemd.heard() == {"READY": "1", "STATUS": "serving compute"}
 
 
 def test_stopping_asks_for_time_in_the_same_message(systemd):
-    """
-    STOPPING starts systemd's stop timer, so the same datagram asks for the time we need.
-    """
+    """STOPPING starts systemd's stop timer, so the same datagram asks for the time we need."""
     assert Notify(systemd.env).stopping(extend_s=29)
     assert systemd.heard() == {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": "29000000"}
 
 
 def test_progress_extends_only_when_asked(systemd):
-    """
-    A status line alone leaves the time-out as it is.
-    """
+    """A status line alone leaves the time-out as it is."""
     assert Notify(systemd.env).status("draining: 3 in flight")
     assert systemd.heard() == {"STATUS": "draining: 3 in flight"}
 
@@ -79,9 +73,7 @@ def test_progress_extends_only_when_asked(systemd):
 
 
 def test_a_reload_says_when_it_began(systemd):
-    """
-    By the clock of systemd, which tells a reload from an earlier one by it.
-    """
+    """By the clock of systemd, which tells a reload from an earlier one by it."""
     before = time.monotonic_ns() // 1000
     assert Notify(systemd.env).reloading()
     heard = systemd.heard()
@@ -91,9 +83,7 @@ def test_a_reload_says_when_it_began(systemd):
 
 
 def test_a_barrier_waits_until_all_before_it_was_read(systemd):
-    """
-    systemd closes what comes with it; nobody is waited for without end.
-    """
+    """systemd closes what comes with it; nobody is waited for without end."""
     notify = Notify(systemd.env)
     assert not notify.barrier(timeout_s=0.01)
     reader = threading.Thread(target=systemd.hear_all)
@@ -106,9 +96,7 @@ def test_a_barrier_waits_until_all_before_it_was_read(systemd):
 
 @pytest.mark.process
 def test_a_barrier_without_a_free_descriptor_waits_for_nothing():
-    """
-    It comes last, when the exit code of the process is on record.
-    """
+    """It comes last, when the exit code of the process is on record."""
     words = "import resource; from gracekit.notify import Notify; "
     words += "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); "
     words += "assert not Notify({'NOTIFY_SOCKET': '/nowhere'}).barrier(timeout_s=1)"
@@ -117,9 +105,7 @@ def test_a_barrier_without_a_free_descriptor_waits_for_nothing():
 
 
 def test_status_cannot_forge_an_assignment(systemd):
-    """
-    A method name with a line break stays one line, and a long one is cut.
-    """
+    """A method name with a line break stays one line, and a long one is cut."""
     assert Notify(systemd.env).status("a\nSTOPPING=1\r" + "x" * 5000)
     heard = systemd.heard()
 
@@ -129,9 +115,7 @@ def test_status_cannot_forge_an_assignment(systemd):
 
 
 def test_watchdog_is_fed_at_half_the_time_systemd_allows(systemd):
-    """
-    The interval comes from systemd, and only for the process that it watches.
-    """
+    """The interval comes from systemd, and only for the process that it watches."""
     assert Notify({"WATCHDOG_USEC": "30000000"}).watchdog_interval_s() == 15
     mine = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
     assert Notify(mine).watchdog_interval_s() == 15
@@ -145,9 +129,7 @@ def test_watchdog_is_fed_at_half_the_time_systemd_allows(systemd):
 
 @pytest.mark.parametrize("address", [None, "", "/nowhere/at/all", "@nobody", "vsock:2:1", "/\0"])
 def test_nobody_listening_is_no_error(address):
-    """
-    Without systemd, or with a broken address, nothing is sent and nothing raised.
-    """
+    """Without systemd, or with a broken address, nothing is sent and nothing raised."""
     env = {} if address is None else {"NOTIFY_SOCKET": address}
 
     assert not Notify(env).ready()
@@ -155,9 +137,7 @@ def test_nobody_listening_is_no_error(address):
 
 
 def test_a_full_socket_does_not_block(systemd):
-    """
-    A systemd that does not read costs us the message, never the drain.
-    """
+    """A systemd that does not read costs us the message, never the drain."""
     sent = 0
     while Notify(systemd.env).status("x" * 200):
         sent += 1

@@ -82,9 +82,7 @@ def house() -> House:
 
 
 async def test_starting_goes_down_the_list_and_stopping_up(house):
-    """
-    A part starts after those above it, and stops before them.
-    """
+    """A part starts after those above it, and stops before them."""
     await house.parts.start()
     await house.parts.stop(house.around, by=10.0)
 
@@ -95,9 +93,7 @@ async def test_starting_goes_down_the_list_and_stopping_up(house):
 
 
 async def test_a_list_can_be_started_and_stopped_in_two_halves(house):
-    """
-    Each part is started once and stopped once, however the halves meet.
-    """
+    """Each part is started once and stopped once, however the halves meet."""
     await house.parts.start(through="record")
     assert house.notes == ["start store", "start record"]
     await house.parts.start()
@@ -112,9 +108,7 @@ async def test_a_list_can_be_started_and_stopped_in_two_halves(house):
 
 
 async def test_a_start_that_failed_goes_on_with_the_part_that_failed(house):
-    """
-    What works is not started again.
-    """
+    """What works is not started again."""
     house.record.trouble = OSError("the disk is full")
     with pytest.raises(OSError, match="disk is full"):
         await house.parts.start()
@@ -124,36 +118,28 @@ async def test_a_start_that_failed_goes_on_with_the_part_that_failed(house):
 
 
 async def test_a_start_ends_before_the_next_part_once_a_stop_was_asked_for(house):
-    """
-    A hook may swallow the cancellation that came with the stop: nothing is started after it.
-    """
+    """A hook may swallow the cancellation that came with the stop: nothing is started after it."""
     await house.parts.start(unless=lambda: len(house.notes) == 2)
 
     assert house.notes == ["start store", "start record"]
 
 
 async def test_a_part_leaves_those_above_it_the_time_that_is_reserved_for_them(house):
-    """
-    A part that does not stop must not take the time of those that come after it.
-    """
+    """A part that does not stop must not take the time of those that come after it."""
     await house.parts.stop(house.around, by=10.0)
 
     assert house.limits == {"stop of server": 8.0, "stop of record": 10.0, "stop of store": 10.0}
 
 
 async def test_time_is_not_reserved_for_parts_that_are_not_stopped(house):
-    """
-    The stop record's time is counted by the drain, not by the list.
-    """
+    """The stop record's time is counted by the drain, not by the list."""
     await house.parts.stop(house.around, by=10.0, above="record")
 
     assert house.limits == {"stop of server": 10.0}
 
 
 async def test_a_stop_that_raises_does_not_keep_the_others(house):
-    """
-    Whoever runs the stops decides what a failure means, and a drain goes on.
-    """
+    """Whoever runs the stops decides what a failure means, and a drain goes on."""
     house.server.trouble = OSError("reset by peer")
     await house.parts.stop(house.quietly, by=10.0)
 
@@ -161,9 +147,7 @@ async def test_a_stop_that_raises_does_not_keep_the_others(house):
 
 
 async def test_a_stop_that_was_cut_is_taken_again(house):
-    """
-    A drain whose task is cancelled takes its step again, and stops what has not stopped.
-    """
+    """A drain whose task is cancelled takes its step again, and stops what has not stopped."""
     house.record.trouble = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await house.parts.stop(house.around, by=10.0)
@@ -173,8 +157,8 @@ async def test_a_stop_that_was_cut_is_taken_again(house):
 
 
 async def test_undo_stops_what_was_started_or_begun_to_be(house):
-    """
-    A start that failed leaves nothing, also if one of the stops fails; the rest is not touched.
+    """A start that failed leaves nothing, also if one of the stops fails; the rest is not
+    touched.
     """
     house.record.trouble = OSError("the disk is full")
     with pytest.raises(OSError, match="disk is full"):
@@ -187,9 +171,7 @@ async def test_undo_stops_what_was_started_or_begun_to_be(house):
 
 
 async def test_a_step_is_taken_once_and_again_if_it_failed():
-    """
-    Two starts at once take one step.
-    """
+    """Two starts at once take one step."""
     notes: list[str] = []
     troubles: list[Exception] = [OSError("not yet")]
 
@@ -255,9 +237,7 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("name", names())
 def test_a_part_of_a_service_leaves_nothing_however_it_is_started_and_stopped(name):
-    """
-    Each line of the list, with those above it started, 10 x 50 times and in virtual time.
-    """
+    """Each line of the list, with those above it started, 10 x 50 times and in virtual time."""
 
     async def main() -> None:
         world = World()
@@ -274,9 +254,7 @@ def test_a_part_of_a_service_leaves_nothing_however_it_is_started_and_stopped(na
 
 
 async def test_an_engine_on_a_file_leaves_nothing_however_it_is_started_and_stopped(tmp_path):
-    """
-    The store, with its two threads.
-    """
+    """The store, with its two threads."""
     tmp_path.chmod(0o700)
     engine = StoreLocation(f"sqlite:///{tmp_path / 'store.db'}").engine(Process())
 

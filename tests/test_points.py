@@ -93,18 +93,14 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def test_every_point_is_used():
-    """
-    A point that no code passes would be a crash test that tests nothing.
-    """
+    """A point that no code passes would be a crash test that tests nothing."""
     used = {point_named_by(node) for _, tree in trees(but=DEFINES) for node in ast.walk(tree)}
 
     assert {point.name for point in Point} - used == set()
 
 
 def test_every_batch_names_its_point():
-    """
-    No commit is made without a name under which the crash matrix can stop it.
-    """
+    """No commit is made without a name under which the crash matrix can stop it."""
     nameless = [
         f"{name}:{call.lineno}"
         for name, tree in trees()
@@ -136,8 +132,8 @@ PASSES = "from gracekit.process import *; Process().reach(Point.ACCEPT, 'after')
 def test_a_crash_point_acts_only_where_tests_have_switched_it_on(
     place: str, switch: dict[str, str], code: int, said: str
 ):
-    """
-    A variable that was left in a service's environment kills nothing; a wrong one is a sentence.
+    """A variable that was left in a service's environment kills nothing; a wrong one is a
+    sentence.
     """
     env = {"PATH": os.environ["PATH"], FAILPOINT_VARIABLE: place, **switch}
     ended = subprocess.run(
@@ -154,17 +150,15 @@ def test_a_crash_point_acts_only_where_tests_have_switched_it_on(
 
 
 def test_nothing_else_commits():
-    """
-    Rows change in a batch or not at all: no other module ends a transaction.
-    """
+    """Rows change in a batch or not at all: no other module ends a transaction."""
     committing = {name for name, tree in trees() if "COMMIT" in texts(tree)}
 
     assert committing == COMMITS
 
 
 async def test_a_commit_passes_its_point_before_and_after():
-    """
-    A kill can stop a batch with its statements carried out and not committed, and just committed.
+    """A kill can stop a batch with its statements carried out and not committed, and just
+    committed.
     """
     process = Watched()
     engine = MemoryEngine(["CREATE TABLE note (text TEXT)"], process=process)
@@ -179,9 +173,7 @@ async def test_a_commit_passes_its_point_before_and_after():
 
 
 def test_a_lease_changes_with_the_leases_batches_only():
-    """
-    Who may act is decided in one module, in batches, and so in commits that have a name.
-    """
+    """Who may act is decided in one module, in batches, and so in commits that have a name."""
     changing = {
         name for name, tree in trees() if any(LEASE_CHANGE.search(text) for text in texts(tree))
     }
@@ -199,8 +191,7 @@ def test_a_lease_changes_with_the_leases_batches_only():
 
 
 def test_every_reply_passes_its_point_before_and_after():
-    """
-    Above the transports only replies and notifications are sent, and each where the crash matrix
+    """Above the transports only replies and notifications are sent, and each where the crash matrix
     can stop it.
     """
     phases = {
@@ -224,9 +215,7 @@ def test_every_reply_passes_its_point_before_and_after():
 
 @pytest.mark.parametrize("how", Settlement)
 async def test_a_settlement_passes_its_point_before_and_after(how: Settlement):
-    """
-    An ack, a return and a dead letter can each be stopped on either side.
-    """
+    """An ack, a return and a dead letter can each be stopped on either side."""
     process = Watched()
 
     async def settle(how: Settlement, reason: str) -> None:
@@ -249,8 +238,8 @@ async def test_a_settlement_passes_its_point_before_and_after(how: Settlement):
 
 
 def test_settlements_go_through_the_delivery():
-    """
-    Only `Delivery` settles, once, passing its points; nobody calls a transport's raw settlement.
+    """Only `Delivery` settles, once, passing its points; nobody calls a transport's raw
+    settlement.
     """
     raw = [
         (name, function.name)

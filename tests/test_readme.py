@@ -21,9 +21,8 @@ DEFAULT_URL = "sqlite:///gracekit.db"
 @pytest.mark.process
 @pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
 def test_a_copy_survives_kill_as_the_readme_says(tmp_path: Path, queue, request):
-    """
-    The lines are pasted into a shell, also with RabbitMQ's URL; here the kill waits for the first
-    part. The copy is whole, and another process answers the call than the one that took it.
+    """The lines are pasted into a shell, also with RabbitMQ's URL; here the kill waits for the
+    first part. The copy is whole, and another process answers the call than the one that took it.
     """
     url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
     PAGE.write_to(tmp_path)
@@ -43,25 +42,19 @@ def test_a_copy_survives_kill_as_the_readme_says(tmp_path: Path, queue, request)
 
 
 def test_policies_are_all_named():
-    """
-    The table of on_interrupt has one row for each policy.
-    """
+    """The table of on_interrupt has one row for each policy."""
     (rows,) = tables(section(PAGE.text, "What becomes of an interrupted task"))
 
     assert {row[0].split('"')[1] for row in rows} == set(choices_of(OnInterrupt))
 
 
 def test_readme_is_short():
-    """
-    The README is read in one go; everything else is on a page of docs/.
-    """
+    """The README is read in one go; everything else is on a page of docs/."""
     assert len(PAGE.text.splitlines()) <= MOST_LINES
 
 
 def test_links_lead_somewhere():
-    """
-    Every file that the README links to exists.
-    """
+    """Every file that the README links to exists."""
     links = re.findall(r"\]\(([^)#]+)\)", PAGE.text)
 
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -94,8 +94,7 @@ class Seen:
     ids=["sleep", "computation in C", "Python", "child", "event"],
 )
 def test_a_blocked_loop_does_not_hide_a_signal(block, loop):
-    """
-    TERM is reported at once while the main thread is inside a blocking call, although uvloop has
+    """TERM is reported at once while the main thread is inside a blocking call, although uvloop has
     taken the wake-up when it began.
     """
     code = f"""
@@ -117,9 +116,7 @@ def test_a_blocked_loop_does_not_hide_a_signal(block, loop):
 
 
 def test_each_signal_is_reported_once_and_in_order():
-    """
-    A second INT means something else than the first, so none is lost and none doubled.
-    """
+    """A second INT means something else than the first, so none is lost and none doubled."""
     seen = Seen()
     sent = [signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGQUIT] * scale(5, 500)
 
@@ -131,9 +128,7 @@ def test_each_signal_is_reported_once_and_in_order():
 
 
 async def test_the_callback_may_wake_the_loop():
-    """
-    The owner's way to act on a signal: call_soon_threadsafe from the callback.
-    """
+    """The owner's way to act on a signal: call_soon_threadsafe from the callback."""
     woken = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -144,9 +139,7 @@ async def test_the_callback_may_wake_the_loop():
 
 
 def test_a_callback_that_raises_does_not_end_the_watch(caplog):
-    """
-    The signal after a failed callback is still reported.
-    """
+    """The signal after a failed callback is still reported."""
     seen = Seen()
 
     def clumsy(number: int) -> None:
@@ -165,8 +158,8 @@ def test_a_callback_that_raises_does_not_end_the_watch(caplog):
 
 
 async def test_a_library_that_takes_the_wakeup_hides_nothing():
-    """
-    After loop.add_signal_handler took the wake-up, our signals and the library's both arrive, once.
+    """After loop.add_signal_handler took the wake-up, our signals and the library's both arrive,
+    once.
     """
     seen = Seen()
     usr1 = asyncio.Semaphore(0)
@@ -187,9 +180,7 @@ async def test_a_library_that_takes_the_wakeup_hides_nothing():
 
 
 def test_a_wakeup_taken_again_and_again_doubles_nothing():
-    """
-    However often a library takes the wake-up, each INT is reported exactly once.
-    """
+    """However often a library takes the wake-up, each INT is reported exactly once."""
     seen = Seen()
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
@@ -211,9 +202,7 @@ def test_a_wakeup_taken_again_and_again_doubles_nothing():
 
 
 async def test_a_loop_that_had_the_wakeup_before_still_gets_its_signals():
-    """
-    A Runtime embedded in a program with signal handlers of its own does not silence them.
-    """
+    """A Runtime embedded in a program with signal handlers of its own does not silence them."""
     usr1 = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, usr1.release)
@@ -228,9 +217,7 @@ async def test_a_loop_that_had_the_wakeup_before_still_gets_its_signals():
 
 
 def test_a_closed_wakeup_of_another_is_not_written_to(tmp_path):
-    """
-    A number that now belongs to a file gets no stray byte.
-    """
+    """A number that now belongs to a file gets no stray byte."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
     signal.set_wakeup_fd(theirs)
@@ -256,9 +243,7 @@ def test_a_closed_wakeup_of_another_is_not_written_to(tmp_path):
 
 
 def test_children_of_handlers_can_be_terminated():
-    """
-    A child started from a worker thread dies of terminate(), as it would without us.
-    """
+    """A child started from a worker thread dies of terminate(), as it would without us."""
     code = """
     def work():
         child = subprocess.Popen(["sleep", "60"])
@@ -276,9 +261,7 @@ def test_children_of_handlers_can_be_terminated():
 
 
 def test_a_signal_to_a_forked_child_is_not_ours():
-    """
-    terminate() of a forked child ends the child and tells the parent nothing.
-    """
+    """terminate() of a forked child ends the child and tells the parent nothing."""
     code = """
     def child(ready):
         ready.set()
@@ -306,9 +289,7 @@ def test_a_signal_to_a_forked_child_is_not_ours():
 
 
 def test_old_handlers_and_wakeup_are_restored():
-    """
-    After the watch every handler, the wake-up and the threads are as before.
-    """
+    """After the watch every handler, the wake-up and the threads are as before."""
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     threads = threading.active_count()
 
@@ -321,9 +302,7 @@ def test_old_handlers_and_wakeup_are_restored():
 
 
 def test_a_handler_that_replaced_ours_stays():
-    """
-    What somebody else installed during the watch is not undone.
-    """
+    """What somebody else installed during the watch is not undone."""
     old = signal.getsignal(signal.SIGQUIT)
     try:
         with SignalWatcher(Seen()):
@@ -334,8 +313,7 @@ def test_a_handler_that_replaced_ours_stays():
 
 
 def test_handlers_that_were_replaced_can_be_taken_back():
-    """
-    Each stop signal is named with what stood in its place; the old handlers are back after the
+    """Each stop signal is named with what stood in its place; the old handlers are back after the
     watch. Of the others a program may make what it likes.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -357,8 +335,8 @@ def test_handlers_that_were_replaced_can_be_taken_back():
 
 
 def test_a_blocked_signal_is_unblocked_for_the_watch():
-    """
-    One that came before is delivered, the block is reported once, and it is back after the watch.
+    """One that came before is delivered, the block is reported once, and it is back after the
+    watch.
     """
     code = """
     def blocked():
@@ -379,9 +357,7 @@ def test_a_blocked_signal_is_unblocked_for_the_watch():
 
 
 def test_default_action_is_back_after_the_watch():
-    """
-    A TERM after the watch kills, so nobody needs kill -9 for a process that is past its end.
-    """
+    """A TERM after the watch kills, so nobody needs kill -9 for a process that is past its end."""
     code = """
     with SignalWatcher(lambda number: None):
         pass
@@ -395,9 +371,7 @@ def test_default_action_is_back_after_the_watch():
 
 
 def test_another_thread_is_refused_with_the_way_out():
-    """
-    Outside the main thread the error says where to run instead.
-    """
+    """Outside the main thread the error says where to run instead."""
     refused: list[str] = []
 
     def elsewhere() -> None:
@@ -418,8 +392,8 @@ def test_another_thread_is_refused_with_the_way_out():
 
 
 def test_signals_that_another_watch_has_are_refused_with_the_way_out():
-    """
-    A signal can drain one service only; the first goes on, and after it the next may take them.
+    """A signal can drain one service only; the first goes on, and after it the next may take
+    them.
     """
     seen = Seen()
     with SignalWatcher(seen):
@@ -438,9 +412,7 @@ def test_signals_that_another_watch_has_are_refused_with_the_way_out():
 
 
 def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
-    """
-    While it is armed, SIGALRM ends the process; afterwards it is what the program made of it.
-    """
+    """While it is armed, SIGALRM ends the process; afterwards it is what the program made of it."""
     code = """
     from gracekit.process import Process
 
@@ -459,9 +431,8 @@ def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
 
 
 def test_of_signals_that_a_program_may_want_only_free_ones_are_watched():
-    """
-    SIGHUP, SIGTSTP and SIGCONT stay with a handler that is already set; at a terminal the last two
-    are never watched.
+    """SIGHUP, SIGTSTP and SIGCONT stay with a handler that is already set; at a terminal the last
+    two are never watched.
     """
     spared = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
     before = [signal.signal(number, signal.SIG_DFL) for number in spared]

@@ -75,9 +75,7 @@ def fields_of(call: ast.Call) -> set[str | None]:
 
 
 def test_every_emission_is_in_the_catalogue():
-    """
-    No code path can meet an event or field at run time that the catalogue does not list.
-    """
+    """No code path can meet an event or field at run time that the catalogue does not list."""
     wrong = []
     for place, event, call in emissions():
         fields = fields_of(call) - {
@@ -94,18 +92,14 @@ def test_every_emission_is_in_the_catalogue():
 
 
 def test_every_event_of_the_catalogue_is_emitted():
-    """
-    Operators are promised no event that never comes.
-    """
+    """Operators are promised no event that never comes."""
     emitted = {event for _, event, _ in emissions()}
 
     assert set(CATALOGUE) - emitted == set()
 
 
 def test_every_field_of_the_catalogue_is_sent():
-    """
-    Operators are promised no field that never comes.
-    """
+    """Operators are promised no field that never comes."""
     sent: dict[str, set[str | None]] = {}
     for _, event, call in emissions():
         sent.setdefault(event, set()).update(fields_of(call))
@@ -116,9 +110,7 @@ def test_every_field_of_the_catalogue_is_sent():
 
 
 def test_unknown_events_and_fields_are_refused():
-    """
-    A misspelled event or field is an error that offers the right one.
-    """
+    """A misspelled event or field is an error that offers the right one."""
     with pytest.raises(UnknownEventError, match=r"did you mean drain\.started"):
         Telemetry().emit("drain.start")
     with pytest.raises(UnknownEventError, match="has no field 'in_fligth'; did you mean in_flight"):
@@ -126,8 +118,8 @@ def test_unknown_events_and_fields_are_refused():
 
 
 def test_fields_do_not_collide_with_those_of_a_log_record(caplog):
-    """
-    Any logging formatter can show our fields as its own, and oslo.log shows its own as before.
+    """Any logging formatter can show our fields as its own, and oslo.log shows its own as
+    before.
     """
     taken = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
     oslos = {
@@ -150,8 +142,8 @@ def test_fields_do_not_collide_with_those_of_a_log_record(caplog):
 
 @given(st.dictionaries(st.sampled_from("abc"), st.text() | st.floats() | st.lists(st.text())))
 def test_what_is_shown_of_a_context_is_printable_and_short(context):
-    """
-    Any text that a message can carry, also half a character, which no log file can be written with.
+    """Any text that a message can carry, also half a character, which no log file can be written
+    with.
     """
     shown = shown_context(context | {"d": "\ud800\n"}, ("b", "c", "d")) or {}
 
@@ -165,9 +157,7 @@ def test_what_is_shown_of_a_context_is_printable_and_short(context):
 
 
 def test_subscribers_hear_raw_fields_until_they_leave():
-    """
-    A test waits on the same events that operators read, with values as they are.
-    """
+    """A test waits on the same events that operators read, with values as they are."""
     telemetry, heard = Telemetry(), []
     leave = telemetry.subscribe(lambda event, fields: heard.append((event, dict(fields))))
 
@@ -180,9 +170,7 @@ def test_subscribers_hear_raw_fields_until_they_leave():
 
 
 def test_a_failing_subscriber_stops_nobody(caplog):
-    """
-    A listener's fault is logged, and the next listener still hears.
-    """
+    """A listener's fault is logged, and the next listener still hears."""
     telemetry, heard = Telemetry(), []
     telemetry.subscribe(lambda *_: 1 / 0)
     telemetry.subscribe(lambda event, _: heard.append(event))
@@ -209,8 +197,8 @@ def reject(telemetry: Telemetry, number: int, reason: str = "arguments") -> None
 
 
 def test_what_anybody_can_cause_is_one_line_a_kind_and_second(caplog):
-    """
-    A flood of refusals fills no disk; how many were left out is told, at the latest when asked.
+    """A flood of refusals fills no disk; how many were left out is told, at the latest when
+    asked.
     """
     caplog.set_level(logging.INFO, LOGGER)
     moments, heard = Moments(), []
@@ -240,9 +228,7 @@ def test_what_anybody_can_cause_is_one_line_a_kind_and_second(caplog):
 
 
 def test_at_debug_nothing_is_left_out(caplog):
-    """
-    Who asks for every request gets every line.
-    """
+    """Who asks for every request gets every line."""
     caplog.set_level(logging.DEBUG, LOGGER)
 
     reject(Telemetry(now=Moments()), 50)
@@ -251,9 +237,7 @@ def test_at_debug_nothing_is_left_out(caplog):
 
 
 def test_kinds_of_one_second_are_bounded(caplog):
-    """
-    Names that never end cost no memory: the kinds of the moment are told and forgotten.
-    """
+    """Names that never end cost no memory: the kinds of the moment are told and forgotten."""
     caplog.set_level(logging.INFO, LOGGER)
     telemetry = Telemetry(now=Moments())
 
@@ -264,9 +248,7 @@ def test_kinds_of_one_second_are_bounded(caplog):
 
 
 def test_a_log_line_reads_like_the_event(caplog):
-    """
-    The line is the event's name and its fields; absent ones are left out.
-    """
+    """The line is the event's name and its fields; absent ones are left out."""
     caplog.set_level(logging.INFO, LOGGER)
 
     Telemetry("compute").emit("drain.finished", waited_s=12.4, handed_over=2, given_back=None)
@@ -277,9 +259,7 @@ def test_a_log_line_reads_like_the_event(caplog):
 
 
 def test_one_line_a_request_is_for_debugging(caplog):
-    """
-    At INFO a busy service is silent while it works.
-    """
+    """At INFO a busy service is silent while it works."""
     caplog.set_level(logging.INFO, LOGGER)
 
     Telemetry().emit("task.finished", method="resize", outcome="succeeded", ran_s=0.1)
@@ -288,18 +268,14 @@ def test_one_line_a_request_is_for_debugging(caplog):
 
 
 def test_metrics_accept_every_event():
-    """
-    Counting fails at no event, with few fields or many.
-    """
+    """Counting fails at no event, with few fields or many."""
     telemetry = Telemetry()
     for event in CATALOGUE.values():
         telemetry.emit(event.name, **dict.fromkeys(event.fields, 1))
 
 
 async def test_a_runtime_that_has_stopped_can_be_forgotten():
-    """
-    OpenTelemetry keeps instruments for ever; what they ask goes when nobody else has it.
-    """
+    """OpenTelemetry keeps instruments for ever; what they ask goes when nobody else has it."""
     settings = Settings(transport_url="memory://", store_url="memory://")
     runtime = Runtime(Service("compute"), settings, broker=MemoryBroker())
     async with runtime:
@@ -318,9 +294,7 @@ def instruments() -> int:
 
 
 async def test_without_an_sdk_nobody_keeps_more_for_each_runtime_and_client():
-    """
-    Instruments are made once in a process.
-    """
+    """Instruments are made once in a process."""
 
     async def life() -> None:
         settings = Settings(transport_url="memory://", store_url="memory://")
@@ -337,8 +311,8 @@ async def test_without_an_sdk_nobody_keeps_more_for_each_runtime_and_client():
 
 @pytest.mark.process
 def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
-    """
-    With a provider that comes late: two in one process are added up, and one that is closed is not.
+    """With a provider that comes late: two in one process are added up, and one that is closed
+    is not.
     """
     program = Path(__file__).with_name("process") / "measured.py"
 
@@ -379,17 +353,13 @@ def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
     ],
 )
 def test_text_is_escaped_cut_and_redacted(text, shown):
-    """
-    Line breaks, terminal codes, bidi marks, long names and passwords do not reach a log.
-    """
+    """Line breaks, terminal codes, bidi marks, long names and passwords do not reach a log."""
     assert escape(text) == shown
 
 
 @pytest.mark.parametrize("kind", [tuple, dict, list])
 def test_a_large_field_is_not_written_out(kind):
-    """
-    Only its begin is shown, or its size.
-    """
+    """Only its begin is shown, or its size."""
 
     class Large(kind):
         __str__ = __repr__ = None  # type: ignore[assignment]
@@ -400,9 +370,7 @@ def test_a_large_field_is_not_written_out(kind):
 
 
 def test_lists_in_lists_are_shown_as_text():
-    """
-    A list that holds another one sixty times, and so on, would be walked through for hours.
-    """
+    """A list that holds another one sixty times, and so on, would be walked through for hours."""
     nested: list[object] = [0]
     for _ in range(5):
         nested = [nested] * 60
@@ -412,9 +380,7 @@ def test_lists_in_lists_are_shown_as_text():
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_the_remedy_at_the_end_of_a_sentence_is_logged(formatter, caplog):
-    """
-    Messages of gracekit itself are logged in full, up to 1,000 characters, on one line.
-    """
+    """Messages of gracekit itself are logged in full, up to 1,000 characters, on one line."""
     sentence = Sentence("x" * 500 + "\n: chmod 600")
     with caplog.at_level(logging.INFO, logger=LOGGER):
         Telemetry().emit("service.reload_failed", error=sentence)
@@ -429,9 +395,7 @@ def test_the_remedy_at_the_end_of_a_sentence_is_logged(formatter, caplog):
 
 @given(st.text())
 def test_no_text_breaks_a_line(text):
-    """
-    Whatever a caller calls its method, one event stays one line, as text and as JSON.
-    """
+    """Whatever a caller calls its method, one event stays one line, as text and as JSON."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     logger = logging.getLogger(LOGGER)
@@ -449,9 +413,7 @@ def test_no_text_breaks_a_line(text):
 
 
 def test_a_huge_name_costs_little():
-    """
-    A name of 1 MiB, or a list of them, is cut before it is looked at.
-    """
+    """A name of 1 MiB, or a list of them, is cut before it is looked at."""
     assert len(escape("\n" * (1 << 20))) < 2000
     assert len(clean(["x"] * 10_000)) == 100
 
@@ -471,9 +433,7 @@ def test_a_huge_name_costs_little():
     ],
 )
 def test_what_a_request_has_sent_is_masked(text, shown):
-    """
-    Each text stands as the name that it was sent under, but for the short and the known.
-    """
+    """Each text stands as the name that it was sent under, but for the short and the known."""
     args = {"disk": "s3cret", "disks": [{"size": "deep-one"}], "text": "a\nb-c", "short": "abc"}
     context = {"auth": "tok-tok-tok", "part": "tok-"}
 
@@ -490,8 +450,8 @@ def test_what_a_request_has_sent_is_masked(text, shown):
     ],
 )
 def test_the_name_of_the_task_stays_readable(text, shown):
-    """
-    An argument that repeats a part of id or method hides neither, as the log shows both anyway.
+    """An argument that repeats a part of id or method hides neither, as the log shows both
+    anyway.
     """
     args = {"how": "fail", "more": "my task pfail-fail (pfail)"}
 
@@ -507,9 +467,7 @@ def bomb() -> tuple[str, dict[str, str]]:
 
 @pytest.mark.parametrize("kind", ["names of texts", "many texts", "texts that begin alike"])
 def test_masking_costs_little_whatever_was_sent(kind: str):
-    """
-    Its text does not grow, and a request of a megabyte does not hold the loop.
-    """
+    """Its text does not grow, and a request of a megabyte does not hold the loop."""
     text, context = bomb()
     args: dict[str, list[str]] = {}
     if kind == "many texts":
@@ -526,18 +484,14 @@ def test_masking_costs_little_whatever_was_sent(kind: str):
 
 
 def test_a_text_that_repeats_much_of_a_request_is_withheld():
-    """
-    Rather than shown with a part of it.
-    """
+    """Rather than shown with a part of it."""
     args = {f"n{n}": f"secret-{n:04}" for n in range(100)}
 
     assert "secret" not in masked(" ".join(args.values()), args)
 
 
 def test_a_value_cannot_forge_a_field_of_a_text_line(root):
-    """
-    Quotes and backslashes are escaped, so that a reader finds where a value ends.
-    """
+    """Quotes and backslashes are escaped, so that a reader finds where a value ends."""
     stream = io.StringIO()
     configure_logging("text", stream=stream)
 
@@ -547,9 +501,7 @@ def test_a_value_cannot_forge_a_field_of_a_text_line(root):
 
 
 def test_what_follows_a_url_is_shown():
-    """
-    Its login alone is left out, though a later word holds an at-sign.
-    """
+    """Its login alone is left out, though a later word holds an at-sign."""
     text = (
         "GET https://u:p@api.example.org/v1 answered 503; ask team@example.org, or write @ as %40"
     )
@@ -558,9 +510,7 @@ def test_what_follows_a_url_is_shown():
 
 
 def test_the_name_of_a_logger_forges_no_line(root):
-    """
-    An application may name loggers by what it was sent.
-    """
+    """An application may name loggers by what it was sent."""
     stream = io.StringIO()
     configure_logging("text", stream=stream)
 
@@ -571,9 +521,7 @@ def test_the_name_of_a_logger_forges_no_line(root):
 
 
 def test_a_line_break_in_an_exception_forges_no_line(root):
-    """
-    Each line of a traceback is escaped and indented, as its message may come from the wire.
-    """
+    """Each line of a traceback is escaped and indented, as its message may come from the wire."""
     stream = io.StringIO()
     configure_logging("text", stream=stream)
 
@@ -588,9 +536,7 @@ def test_a_line_break_in_an_exception_forges_no_line(root):
 
 
 def test_json_lines_have_the_documented_keys(root):
-    """
-    A log that is no terminal gets one JSON object a line.
-    """
+    """A log that is no terminal gets one JSON object a line."""
     stream = io.StringIO()
     configure_logging("auto", stream=stream)
 
@@ -614,9 +560,7 @@ def test_json_lines_have_the_documented_keys(root):
 
 
 def test_auto_means_text_on_a_terminal(root):
-    """
-    A person at a terminal reads lines, not JSON.
-    """
+    """A person at a terminal reads lines, not JSON."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -668,8 +612,8 @@ def full_pipe(root) -> Iterator[FullPipe]:
 
 
 def test_what_a_full_stream_does_not_take_is_counted_and_said(full_pipe, monkeypatch):
-    """
-    Who logs never waits; so many lines are kept, and the others are told of when there is room.
+    """Who logs never waits; so many lines are kept, and the others are told of when there is
+    room.
     """
     monkeypatch.setattr(streams, "MOST_LINES", 100)
     logging.getLogger("app").info("line 0")
@@ -706,9 +650,7 @@ class Raw(io.FileIO):
 
 
 def test_a_printed_line_leaves_in_one_write_also_where_python_is_unbuffered(root):
-    """
-    A log line, which a thread writes, cannot come between the pieces of a printed line.
-    """
+    """A log line, which a thread writes, cannot come between the pieces of a printed line."""
     reading, writing = os.pipe()
     raw = Raw(writing)
     with io.TextIOWrapper(raw, write_through=True) as stream:  # as with PYTHONUNBUFFERED=1
@@ -721,9 +663,7 @@ def test_a_printed_line_leaves_in_one_write_also_where_python_is_unbuffered(root
 
 
 def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(full_pipe):
-    """
-    False if it was not taken in time; true once it is.
-    """
+    """False if it was not taken in time; true once it is."""
     logging.getLogger("app").info("last words")
     began_at = time.monotonic()
 
@@ -736,9 +676,7 @@ def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(full_pipe):
 
 @pytest.mark.process
 def test_a_forked_child_writes_its_own_lines_and_not_those_of_its_parent(full_pipe):
-    """
-    The thread that writes stays in the parent; a line is neither lost nor written twice.
-    """
+    """The thread that writes stays in the parent; a line is neither lost nor written twice."""
     logging.getLogger("app").info("of the parent")
     full_pipe.read()
     child = os.fork()
@@ -753,9 +691,7 @@ def test_a_forked_child_writes_its_own_lines_and_not_those_of_its_parent(full_pi
 
 @pytest.mark.process
 def test_what_fails_at_the_interpreter_s_end_does_not_keep_the_process():
-    """
-    No thread can begin then, and so nobody waits for one that would say it.
-    """
+    """No thread can begin then, and so nobody waits for one that would say it."""
     code = "from gracekit.telemetry.logs import take_hooks; take_hooks(); print('lost')"
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
@@ -770,9 +706,7 @@ def test_what_fails_at_the_interpreter_s_end_does_not_keep_the_process():
 
 
 def test_embedded_use_leaves_the_root_logger_alone(root):
-    """
-    Building and using Telemetry installs nothing but the library's NullHandler.
-    """
+    """Building and using Telemetry installs nothing but the library's NullHandler."""
     before = root.handlers[:]
 
     Telemetry().emit("drain.resumed")
@@ -785,7 +719,5 @@ def test_embedded_use_leaves_the_root_logger_alone(root):
 
 
 def test_no_event_is_in_two_groups():
-    """
-    Otherwise the page would have more rows than the catalogue has events.
-    """
+    """Otherwise the page would have more rows than the catalogue has events."""
     assert sum(map(len, GROUPS.values())) == len(CATALOGUE)

@@ -46,9 +46,7 @@ class Heard(logging.Handler):
     ],
 )
 def test_well_formed_keys_are_read_as_they_are(key: str, text: str):
-    """
-    What W3C writes is passed to the API unchanged.
-    """
+    """What W3C writes is passed to the API unchanged."""
     source = {"traceparent": PARENT, "user_id": "joe", key: text}
 
     assert carried(source) == {"traceparent": PARENT, key: text}
@@ -74,9 +72,7 @@ def test_well_formed_keys_are_read_as_they_are(key: str, text: str):
     ],
 )
 def test_ill_formed_keys_are_left_out(key: str, value: object):
-    """
-    The API would log them raw; to a request they are worth nothing.
-    """
+    """The API would log them raw; to a request they are worth nothing."""
     source: dict[str, Any] = {"traceparent": PARENT, "baggage": "k=v", key: value}
 
     assert carried(source) == {
@@ -87,9 +83,7 @@ def test_ill_formed_keys_are_left_out(key: str, value: object):
 
 
 def test_good_members_of_a_list_survive_bad_ones():
-    """
-    One peer's mistake does not cost the others' baggage.
-    """
+    """One peer's mistake does not cost the others' baggage."""
     source = {"baggage": "a=1, b ad=2 ,c=3", "tracestate": "A=1,b=2"}
 
     assert carried(source) == {"baggage": "a=1,c=3", "tracestate": "b=2"}
@@ -106,9 +100,7 @@ WIRE = st.one_of(
 @given(source=st.dictionaries(st.sampled_from(TRACE_KEYS), WIRE))
 @settings(max_examples=scale(300, 20_000))
 def test_nothing_from_the_wire_reaches_a_log(source: dict[str, Any]):
-    """
-    The API reads what is left without a word, whatever a peer has sent.
-    """
+    """The API reads what is left without a word, whatever a peer has sent."""
     heard = Heard()
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(heard)
@@ -126,16 +118,12 @@ def test_nothing_from_the_wire_reaches_a_log(source: dict[str, Any]):
 
 
 def test_nothing_is_sent_where_nothing_is_active():
-    """
-    Without OpenTelemetry in use a message stays as it was.
-    """
+    """Without OpenTelemetry in use a message stays as it was."""
     assert outgoing() == {}
 
 
 def test_the_active_span_and_baggage_are_sent():
-    """
-    Also where no tracer records: what was received is passed on.
-    """
+    """Also where no tracer records: what was received is passed on."""
     keys = {"traceparent": PARENT, "tracestate": "a=b", "baggage": "k=v"}
     token = active.attach(propagate.extract(keys, context=Context()))
     try:
@@ -145,9 +133,7 @@ def test_the_active_span_and_baggage_are_sent():
 
 
 def test_baggage_alone_is_sent():
-    """
-    It needs no span.
-    """
+    """It needs no span."""
     token = active.attach(baggage.set_baggage("k", "v", Context()))
     try:
         assert outgoing() == {"baggage": "k=v"}
@@ -156,8 +142,8 @@ def test_baggage_alone_is_sent():
 
 
 def test_a_context_is_copied_before_it_is_stamped():
-    """
-    The caller's own mapping stays as it was; the state of another trace does not stay with ours.
+    """The caller's own mapping stays as it was; the state of another trace does not stay with
+    ours.
     """
     mine = {"user_id": "joe", "traceparent": "old", "tracestate": "old=1"}
     kept = dict(mine)
@@ -177,9 +163,7 @@ def begin(tracing: Tracing, context: dict[str, Any]) -> Any:
 
 
 def test_an_untraced_request_is_not_touched():
-    """
-    No provider, no keys, nothing active: nothing is made for it.
-    """
+    """No provider, no keys, nothing active: nothing is made for it."""
     tracing = Tracing()
     tracing.look()
 
@@ -187,9 +171,7 @@ def test_an_untraced_request_is_not_touched():
 
 
 def test_a_carried_trace_is_current_until_the_end():
-    """
-    So that what a handler sends goes on with it.
-    """
+    """So that what a handler sends goes on with it."""
     attempt = begin(Tracing(), {"traceparent": PARENT})
     inside = trace.get_current_span().get_span_context()
     attempt.end()

@@ -67,9 +67,7 @@ def classes() -> dict[str, list[str]]:
 
 
 def test_no_name_of_a_class_is_given_twice():
-    """
-    A reader who searches for a name finds one thing.
-    """
+    """A reader who searches for a name finds one thing."""
     twice = {name: places for name, places in classes().items() if len(places) > 1}
 
     assert twice == {}
@@ -77,9 +75,7 @@ def test_no_name_of_a_class_is_given_twice():
 
 @pytest.mark.parametrize("heading", headings())
 def test_each_table_of_words_is_in_order(heading):
-    """
-    A word is found where the alphabet has it.
-    """
+    """A word is found where the alphabet has it."""
     words = [row[0].strip("*") for row in rows(heading)]
 
     assert words == sorted(words)
@@ -87,9 +83,7 @@ def test_each_table_of_words_is_in_order(heading):
 
 
 def test_each_word_is_explained_once():
-    """
-    Two explanations of one word would be two meanings.
-    """
+    """Two explanations of one word would be two meanings."""
     words = [row[0] for heading in headings() for row in rows(heading)]
 
     assert len(words) > 60
@@ -105,9 +99,7 @@ def given_up() -> list[re.Pattern[str]]:
 
 @pytest.mark.parametrize("word", given_up(), ids=lambda word: word.pattern)
 def test_a_word_that_was_given_up_does_not_come_back(word: re.Pattern[str]):
-    """
-    `GIVEN_UP` says which word it was replaced by.
-    """
+    """`GIVEN_UP` says which word it was replaced by."""
     found = [f"{name}: {match[0]}" for name, text in sources() for match in word.finditer(text)]
 
     assert found == []
@@ -118,7 +110,5 @@ def test_a_word_that_was_given_up_does_not_come_back(word: re.Pattern[str]):
     ["a bell between them", "Ring it", "one desk", "a process\n    # slot", "turns of the loop"],
 )
 def test_a_word_that_was_given_up_would_be_found(text: str):
-    """
-    In any case, number, and across the end of a line of a comment.
-    """
+    """In any case, number, and across the end of a line of a comment."""
     assert any(word.search(text) for word in given_up())

@@ -38,9 +38,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_serves_a_first_call_without_the_checkout(tmp_path: Path, installed: Path):
-    """
-    With its SQL, its type marker and its command; the quickstart's first service answers.
-    """
+    """With its SQL, its type marker and its command; the quickstart's first service answers."""
     Page("quickstart.md").write_to(tmp_path)
     env = environment() | {"PYTHONPATH": ""}
 

@@ -177,8 +177,7 @@ def _put(half: Path, folder: Path) -> None:
 
 
 def servers(arguments: Sequence[str], needed: Mapping[str, str] = NEEDED) -> None:
-    """
-    Have RabbitMQ, PostgreSQL and systemd, and install what is missing.
+    """Have RabbitMQ, PostgreSQL and systemd, and install what is missing.
 
     Without them there is no run of all tests: one that skips theirs would look like one that
     passed them. A run of chosen tests goes on, and those that need them fail and say so.

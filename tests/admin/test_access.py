@@ -50,9 +50,7 @@ async def incidents(site: Site) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("headers", [{}, EVE, {"Authorization": f"Basic {TOKEN}"}])
 async def test_without_a_token_of_the_file_only_probes_answer(site: Site, headers: dict[str, str]):
-    """
-    It gets no listing, no key and no action; each refusal is logged.
-    """
+    """It gets no listing, no key and no action; each refusal is logged."""
     assert (await site.ask("/readyz", **headers)).status == 200
     for path in READINGS:
         answer = await site.ask(f"/api/v1/{path}", **headers)
@@ -66,9 +64,7 @@ async def test_without_a_token_of_the_file_only_probes_answer(site: Site, header
 
 
 async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
-    """
-    This is for endpoints that strangers reach, if the platform can send a header.
-    """
+    """This is for endpoints that strangers reach, if the platform can send a header."""
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_open="nothing") as site:
         assert (await site.ask("/livez")).status == 401
@@ -89,8 +85,7 @@ async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
 async def test_a_token_may_do_what_its_scope_says_and_no_more(
     tmp_path: Path, scope: str, may: list[str]
 ):
-    """
-    So the token of a scraper cannot drain the service. A line without a scope, as it was written
+    """So the token of a scraper cannot drain the service. A line without a scope, as it was written
     before there were any, may do all; the start warns of it.
     """
     tokens = str(write_tokens(tmp_path, f"alice:{TOKEN}{scope}\n"))
@@ -123,9 +118,7 @@ async def status_of(site: Site, path: str) -> int:
 
 
 async def test_an_action_is_on_record_with_who_and_why(site: Site):
-    """
-    The record has the token's name, not the token.
-    """
+    """The record has the token's name, not the token."""
     answer = await site.act("/api/v1/quiet", reason="host moves")
 
     assert (answer.status, answer.json["phase"]) == (200, "quiet")
@@ -137,8 +130,8 @@ async def test_an_action_is_on_record_with_who_and_why(site: Site):
 
 
 async def test_a_drain_by_http_is_given_more_time_and_undone(tmp_path: Path):
-    """
-    This works as by the command line; answers say how much time is left, and all is on record.
+    """This works as by the command line; answers say how much time is left, and all is on
+    record.
     """
     svc, begun, done = Service("s"), asyncio.Event(), asyncio.Event()
 
@@ -170,9 +163,7 @@ async def test_a_drain_by_http_is_given_more_time_and_undone(tmp_path: Path):
 
 
 async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
-    """
-    A new token works at once and the old one no longer; a broken file changes nothing.
-    """
+    """A new token works at once and the old one no longer; a broken file changes nothing."""
     file = write_tokens(tmp_path)
     tokens = Tokens(file, lambda _: None)
     assert tokens.scope_of(TOKEN) == ("alice", Need.ACT)
@@ -185,9 +176,8 @@ async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
 
 
 async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: Path):
-    """
-    Once for each state of the file. Tokens that were read before go on working, unless the file is
-    empty or gone: so an operator withdraws them all.
+    """Once for each state of the file. Tokens that were read before go on working, unless the file
+    is empty or gone: so an operator withdraws them all.
     """
     file = write_tokens(tmp_path)
     async with Site(tmp_path, Service("s"), admin_token_file=str(file)) as site:
@@ -220,8 +210,8 @@ async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: P
 
 
 async def test_a_stream_of_events_ends_when_its_token_is_withdrawn(site: Site, tmp_path: Path):
-    """
-    Its reader gets no further event, and the log says why; the reader with another token reads on.
+    """Its reader gets no further event, and the log says why; the reader with another token
+    reads on.
     """
     write_tokens(tmp_path, f"alice:{TOKEN}\neve:{TOKEN[::-1]}\n")
     (alice, writer), (eve, other) = [await raw(site) for _ in range(2)]
@@ -260,9 +250,7 @@ async def test_a_stream_of_events_ends_when_its_token_is_withdrawn(site: Site, t
 def test_a_token_file_that_cannot_be_right_is_refused(
     tmp_path: Path, text: str, mode: int, said: str
 ):
-    """
-    The message names file, line and remedy, and no token.
-    """
+    """The message names file, line and remedy, and no token."""
     file = write_tokens(tmp_path, text)
     file.chmod(mode)
 
@@ -289,8 +277,7 @@ def test_a_token_file_that_cannot_be_right_is_refused(
 def test_a_service_of_root_takes_a_token_file_of_root_and_its_group_alone(
     tmp_path: Path, owner: int, group: int, mode: int, said: str
 ):
-    """
-    Kubernetes mounts a Secret as root's file that root's group may read; the owner of a file may
+    """Kubernetes mounts a Secret as root's file that root's group may read; the owner of a file may
     always read it.
     """
     file = write_tokens(tmp_path)
@@ -310,9 +297,7 @@ def test_a_service_of_root_takes_a_token_file_of_root_and_its_group_alone(
 def test_a_service_of_a_user_takes_a_token_file_that_root_gave_to_its_group(
     tmp_path: Path, group: int, mode: int, may: bool
 ):
-    """
-    As in a pod with a user and a `fsGroup`.
-    """
+    """As in a pod with a user and a `fsGroup`."""
     script = """
 import os, sys
 from pathlib import Path
@@ -334,9 +319,7 @@ Tokens(Path("tokens"), print)
 
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
-    """
-    The start fails and names the file.
-    """
+    """The start fails and names the file."""
     with pytest.raises(ConfigError, match="nowhere cannot be read"):
         Tokens(tmp_path / "nowhere", pytest.fail)
 
@@ -348,9 +331,7 @@ def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
     "path", ["/livez", "/api/v1/status", "/api/v1/status/", "/livez/", "/nothing", "/api/v1/quiet"]
 )
 async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
-    """
-    A page in a browser may have had its DNS name changed to this address.
-    """
+    """A page in a browser may have had its DNS name changed to this address."""
     answer = await site.ask(path, Host="evil.example:9701", **ALICE)
 
     assert answer.status == 403
@@ -380,9 +361,7 @@ async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
     ],
 )
 def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may: bool):
-    """
-    A Host header with an IP address is safe, because DNS rebinding needs a name.
-    """
+    """A Host header with an IP address is safe, because DNS rebinding needs a name."""
     access = Access(hosts=["api.example"])
 
     if may:
@@ -394,9 +373,7 @@ def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may:
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://["])
 async def test_a_page_of_another_site_cannot_act(site: Site, origin: str):
-    """
-    This holds even if the browser would send a token.
-    """
+    """This holds even if the browser would send a token."""
     foreign = {**ALICE, "Origin": origin}
     key = (await site.ask("/api/v1/action-key", **ALICE)).json
     body = {"run_id": key["run_id"], "key": key["key"]}
@@ -410,9 +387,7 @@ async def test_a_page_of_another_site_cannot_act(site: Site, origin: str):
 
 
 async def test_nothing_changes_by_get(site: Site):
-    """
-    A link, a crawler or a prefetch must not drain a service.
-    """
+    """A link, a crawler or a prefetch must not drain a service."""
     for path in ("quiet", "drain", "resume", "tasks/1/cancel"):
         answer = await site.ask(f"/api/v1/{path}", **ALICE)
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
@@ -424,9 +399,7 @@ async def test_nothing_changes_by_get(site: Site):
 
 
 async def test_an_action_that_is_sent_again_changes_nothing(site: Site):
-    """
-    Its key was used: a recorded request does nothing, in this run or in another.
-    """
+    """Its key was used: a recorded request does nothing, in this run or in another."""
     key = (await site.ask("/api/v1/action-key", **ALICE)).json
     body = {"run_id": key["run_id"], "key": key["key"]}
     first = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
@@ -441,9 +414,7 @@ async def test_an_action_that_is_sent_again_changes_nothing(site: Site):
 
 
 def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
-    """
-    A forged, a foreign and an expired key are refused, with what to do.
-    """
+    """A forged, a foreign and an expired key are refused, with what to do."""
     clock = [100.0]
     keys, others = ActionKeys(lambda: clock[0]), ActionKeys(lambda: clock[0])
     late, foreign = keys.issue(), others.issue()
@@ -459,9 +430,7 @@ def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
 
 
 async def test_an_action_for_another_run_is_refused(site: Site):
-    """
-    An action for the run before must not hit its successor.
-    """
+    """An action for the run before must not hit its successor."""
     key = (await site.ask("/api/v1/action-key", **ALICE)).json["key"]
 
     body = {"run_id": "f" * 32, "key": key}
@@ -490,18 +459,14 @@ async def test_an_action_for_another_run_is_refused(site: Site):
 async def test_a_body_that_is_no_action_is_refused(
     site: Site, body: object, status: int, said: str
 ):
-    """
-    The answer says what is wrong, and nothing is done.
-    """
+    """The answer says what is wrong, and nothing is done."""
     answer = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
 
     assert (answer.status, said in answer.why) == (status, True), answer.body
 
 
 async def test_a_form_is_no_action(site: Site):
-    """
-    A browser sends a form to any site without asking (CORS), but never JSON.
-    """
+    """A browser sends a form to any site without asking (CORS), but never JSON."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
 
     answer = await site.ask("/api/v1/quiet", "POST", body=b"reason=x", **ALICE, **form)
@@ -511,9 +476,7 @@ async def test_a_form_is_no_action(site: Site):
 
 
 async def test_an_endpoint_that_only_shows_has_no_actions(tmp_path: Path):
-    """
-    Its OpenAPI description has none either.
-    """
+    """Its OpenAPI description has none either."""
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_read_only=True) as site:
         assert (await site.ask("/api/v1/status", **ALICE)).status == 200
@@ -530,9 +493,7 @@ async def test_an_endpoint_that_only_shows_has_no_actions(tmp_path: Path):
 
 
 async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Path):
-    """
-    An action needs a name for the record.
-    """
+    """An action needs a name for the record."""
     async with Site(tmp_path, Service("s")) as site:
         assert (await site.ask("/api/v1/tasks")).status == 200
         answer = await site.ask("/api/v1/action-key")
@@ -542,8 +503,8 @@ async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Pat
 
 
 async def test_a_task_shows_the_message_of_its_failure_and_not_its_arguments(tmp_path: Path):
-    """
-    The message is shown as it was raised, so it may repeat an argument, as docs/security.md says.
+    """The message is shown as it was raised, so it may repeat an argument, as docs/security.md
+    says.
     """
     svc = Service("s")
 
@@ -565,9 +526,7 @@ async def test_a_task_shows_the_message_of_its_failure_and_not_its_arguments(tmp
 
 
 async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
-    """
-    Other users cannot open the socket, so it needs no token.
-    """
+    """Other users cannot open the socket, so it needs no token."""
     path = tmp_path / "admin.sock"
     async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -582,9 +541,7 @@ async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_by_a_socket_another_user_gets_probes_alone(tmp_path: Path):
-    """
-    Also where somebody has opened the modes of the files: the kernel says who asks.
-    """
+    """Also where somebody has opened the modes of the files: the kernel says who asks."""
     script = """
 import os, socket, sys
 os.chdir(sys.argv[1])  # what is above it is closed to others
@@ -618,9 +575,8 @@ for path in ("/livez", "/api/v1/status", "/api/v1/action-key"):
 
 
 async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
-    """
-    The beginning of the id is enough where no other id begins so. The order needs a reason, because
-    the caller gets it.
+    """The beginning of the id is enough where no other id begins so. The order needs a reason,
+    because the caller gets it.
     """
     svc, begun = Service("s"), asyncio.Event()
 
@@ -661,9 +617,7 @@ async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
 
 @pytest.mark.parametrize("task_id", ["nova/vm-1", "/", "a\nb/", "1/cancel", "50%2F"])
 async def test_a_task_is_reached_whatever_its_id_is(tmp_path: Path, task_id: str):
-    """
-    Ids are chosen by callers, and servers decode `%2F` before a route is looked for.
-    """
+    """Ids are chosen by callers, and servers decode `%2F` before a route is looked for."""
     svc, begun = Service("s"), asyncio.Event()
 
     @svc.rpc
@@ -689,9 +643,7 @@ async def test_a_task_is_reached_whatever_its_id_is(tmp_path: Path, task_id: str
 
 @pytest.mark.parametrize("path", ["/api/v1/tasks/", "/api/v1/tasks/x/"])
 async def test_a_path_without_an_id_shows_no_task(site: Site, path: str):
-    """
-    Neither as a beginning that all ids have, nor as the list.
-    """
+    """Neither as a beginning that all ids have, nor as the list."""
     assert (await site.ask(path, **ALICE)).status == 404
 
 
@@ -706,18 +658,14 @@ async def test_a_path_without_an_id_shows_no_task(site: Site, path: str):
     ],
 )
 async def test_a_query_that_means_nothing_is_refused(site: Site, query: str, said: str):
-    """
-    If it were ignored, other tasks would be shown than those that were asked for.
-    """
+    """If it were ignored, other tasks would be shown than those that were asked for."""
     answer = await site.ask(f"/api/v1/tasks?{query}", **ALICE)
 
     assert (answer.status, said in answer.why) == (400, True), answer.body
 
 
 async def test_every_described_path_is_answered(site: Site):
-    """
-    The description and the routes come from one table.
-    """
+    """The description and the routes come from one table."""
     document: dict[str, Any] = (await site.ask("/api/v1/openapi.json", **ALICE)).json
 
     for path, methods in document["paths"].items():
@@ -733,9 +681,7 @@ async def test_every_described_path_is_answered(site: Site):
 
 
 async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificates: Certificates):
-    """
-    Clients that trust its authority get an answer; others, and plain HTTP, do not.
-    """
+    """Clients that trust its authority get an answer; others, and plain HTTP, do not."""
     pair = f"{certificates.good.certificate},{certificates.good.key}"
     trusting = ssl.create_default_context(cafile=str(certificates.ca))
 
@@ -757,9 +703,7 @@ async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificate
 async def test_a_renewed_certificate_is_used_without_a_restart(
     tmp_path: Path, certificates: Certificates
 ):
-    """
-    While one file alone is new, or one is missing, the old certificate stays in use.
-    """
+    """While one file alone is new, or one is missing, the old certificate stays in use."""
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
 
     def write(one: Tls) -> None:
@@ -797,9 +741,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path):
-    """
-    Tokens would cross the network unencrypted; behind a proxy with TLS that may be intended.
-    """
+    """Tokens would cross the network unencrypted; behind a proxy with TLS that may be intended."""
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin="0.0.0.0:0", admin_token_file=tokens) as site:
         (doubt,) = site.told("service.doubted")
@@ -808,9 +750,7 @@ async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path)
 
 
 async def test_tasks_of_a_sibling_are_shown_as_the_record_has_them(tmp_path: Path):
-    """
-    An endpoint asks no other run, and says which ones it has not asked.
-    """
+    """An endpoint asks no other run, and says which ones it has not asked."""
     tokens = str(write_tokens(tmp_path))
     settings = {"admin_token_file": tokens}
     async with (

@@ -35,9 +35,7 @@ def tls(certificates: Certificates) -> str:
 async def test_beyond_the_limit_a_connection_takes_the_place_of_the_idlest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited_by: str
 ):
-    """
-    The service keeps its descriptors, and clients that say nothing do not shut a probe out.
-    """
+    """The service keeps its descriptors, and clients that say nothing do not shut a probe out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limited_by == "number":
         monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 3)
@@ -60,9 +58,7 @@ async def test_beyond_the_limit_a_connection_takes_the_place_of_the_idlest(
 async def test_a_request_in_progress_keeps_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    If all connections are at work, further ones are closed at once.
-    """
+    """If all connections are at work, further ones are closed at once."""
     monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 2)
     async with Site(tmp_path, Service("s")) as site:
         reading = [await raw(site) for _ in range(2)]
@@ -78,8 +74,8 @@ async def test_a_request_in_progress_keeps_its_connection(
 async def test_clients_that_begin_no_handshake_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
 ):
-    """
-    With TLS a connection takes a descriptor before its first request can come. The oldest is cut.
+    """With TLS a connection takes a descriptor before its first request can come. The oldest is
+    cut.
     """
     monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 3)
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
@@ -94,9 +90,7 @@ async def test_clients_that_begin_no_handshake_are_counted(
 async def test_a_client_that_begins_no_handshake_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
 ):
-    """
-    In the time that it has for a request; asyncio alone would wait for a minute.
-    """
+    """In the time that it has for a request; asyncio alone would wait for a minute."""
     monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
         reader, writer = await raw(site)
@@ -145,9 +139,7 @@ async def wait_tls_states(number: int) -> None:
 
 
 async def test_a_client_that_has_sent_nothing_takes_no_buffer_for_tls(tmp_path: Path, tls: str):
-    """
-    Thousands of silent connections would otherwise take hundreds of megabytes.
-    """
+    """Thousands of silent connections would otherwise take hundreds of megabytes."""
     with without_collections():
         async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
             silent = [await raw(site) for _ in range(20)]
@@ -160,9 +152,7 @@ async def test_a_client_that_has_sent_nothing_takes_no_buffer_for_tls(tmp_path: 
 async def test_clients_that_have_begun_tls_are_limited_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
 ):
-    """
-    One more takes the place of the idlest of them; clients that have sent nothing stay.
-    """
+    """One more takes the place of the idlest of them; clients that have sent nothing stay."""
     monkeypatch.setattr(endpoint, "MAX_TLS_CONNECTIONS", 3)
     gc.collect()  # buffers in cycles that earlier tests have left would be counted
     async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
@@ -185,9 +175,7 @@ async def test_clients_that_have_begun_tls_are_limited_apart(
 async def test_what_a_client_without_tls_took_is_free_when_it_has_gone(
     tmp_path: Path, tls: str, sent: bytes
 ):
-    """
-    At once: no cycle of references keeps the buffers until the next garbage collection.
-    """
+    """At once: no cycle of references keeps the buffers until the next garbage collection."""
     with without_collections():
         async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
             for _ in range(5):
@@ -203,8 +191,8 @@ async def test_what_a_client_without_tls_took_is_free_when_it_has_gone(
 async def test_what_a_client_took_that_was_cut_is_free_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
 ):
-    """
-    Also if it was cut in its handshake, because it took too long or another one needed the room.
+    """Also if it was cut in its handshake, because it took too long or another one needed the
+    room.
     """
     monkeypatch.setattr(endpoint, "MAX_TLS_CONNECTIONS", 3)
     monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.5)
@@ -229,8 +217,7 @@ def descriptors() -> int:
 def test_a_flood_of_silent_connections_never_takes_the_last_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
 ):
-    """
-    Connections that are being closed count until their descriptors are free, so that accepting
+    """Connections that are being closed count until their descriptors are free, so that accepting
     finds one each time, and probes are answered during the flood and after it.
     """
     monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 8)
@@ -266,9 +253,7 @@ async def flood(tmp_path: Path) -> int:
 
 
 async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
-    """
-    The endpoint logs that once, tries again each second, and then answers those that waited.
-    """
+    """The endpoint logs that once, tries again each second, and then answers those that waited."""
     loop, faults = asyncio.get_running_loop(), []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with Site(tmp_path, Service("s")) as site:

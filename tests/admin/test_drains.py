@@ -82,8 +82,7 @@ class Curl:
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_probes_answer_until_the_process_is_gone(tmp_path: Path, kind: str):
-    """
-    Readiness fails at once and for good; liveness passes to the end; until then no connection
+    """Readiness fails at once and for good; liveness passes to the end; until then no connection
     is refused.
     The file of a unix socket outlives the process, and the next start replaces it.
     """
@@ -118,9 +117,7 @@ def test_probes_answer_until_the_process_is_gone(tmp_path: Path, kind: str):
 
 
 def test_a_port_that_is_taken_ends_the_command_with_78(tmp_path: Path):
-    """
-    With a message on standard error, before others could see a run.
-    """
+    """With a message on standard error, before others could see a run."""
     write_service(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

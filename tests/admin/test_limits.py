@@ -36,9 +36,7 @@ async def refusal(site: Site) -> str:
 
 
 async def test_a_port_that_is_taken_is_refused_at_the_start(tmp_path: Path):
-    """
-    The message has the port and a remedy; nothing of the service is left.
-    """
+    """The message has the port and a remedy; nothing of the service is left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = await refusal(Site(tmp_path, Service("s"), admin=f"127.0.0.1:{port}"))
@@ -48,9 +46,7 @@ async def test_a_port_that_is_taken_is_refused_at_the_start(tmp_path: Path):
 
 
 async def test_a_socket_at_which_somebody_listens_is_not_taken_away(tmp_path: Path):
-    """
-    Two services with one admin path: the second is refused, and the first goes on.
-    """
+    """Two services with one admin path: the second is refused, and the first goes on."""
     path = tmp_path / "admin.sock"
     async with Site(tmp_path, Service("s"), admin=f"unix:{path}", instance="a") as first:
         other = Site(tmp_path, Service("s"), admin=f"unix:{path}", instance="b")
@@ -61,9 +57,7 @@ async def test_a_socket_at_which_somebody_listens_is_not_taken_away(tmp_path: Pa
 
 
 async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path):
-    """
-    A crash leaves the file; the next start must not need an operator.
-    """
+    """A crash leaves the file; the next start must not need an operator."""
     path = tmp_path / "admin.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -73,9 +67,7 @@ async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path)
 
 
 def test_of_starts_at_one_stale_path_one_alone_succeeds(tmp_path: Path):
-    """
-    None removes the socket of another that has found the stale one, too.
-    """
+    """None removes the socket of another that has found the stale one, too."""
     path = tmp_path / "admin.sock"
     address = AdminAddress(path=path)
     together = threading.Barrier(4)
@@ -100,9 +92,7 @@ def test_of_starts_at_one_stale_path_one_alone_succeeds(tmp_path: Path):
 
 
 async def test_a_directory_that_is_not_there_is_refused(tmp_path: Path):
-    """
-    With the path that was asked for, not with that of a file beside it.
-    """
+    """With the path that was asked for, not with that of a file beside it."""
     path = tmp_path / "missing" / "admin.sock"
 
     said = await refusal(Site(tmp_path, Service("s"), admin=f"unix:{path}"))
@@ -111,9 +101,7 @@ async def test_a_directory_that_is_not_there_is_refused(tmp_path: Path):
 
 
 async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path):
-    """
-    The message has its length and the kernel's limit.
-    """
+    """The message has its length and the kernel's limit."""
     path = tmp_path / ("x" * 108)
 
     said = await refusal(Site(tmp_path, Service("s"), admin=f"unix:{path}"))
@@ -124,9 +112,7 @@ async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path):
 async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The message names the extra; a service without an endpoint does not need it.
-    """
+    """The message names the extra; a service without an endpoint does not need it."""
     monkeypatch.delitem(sys.modules, "gracekit.admin.endpoint")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 
@@ -137,9 +123,7 @@ async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
 
 
 async def test_a_certificate_that_is_none_is_refused(tmp_path: Path):
-    """
-    The start fails before the service takes requests.
-    """
+    """The start fails before the service takes requests."""
     file = tmp_path / "cert.pem"
     file.write_text("no certificate")
 
@@ -152,9 +136,7 @@ async def test_a_certificate_that_is_none_is_refused(tmp_path: Path):
 
 
 async def test_a_header_without_end_is_cut(tmp_path: Path):
-    """
-    A header of ten megabytes is refused after about 64 KiB, and the next request is answered.
-    """
+    """A header of ten megabytes is refused after about 64 KiB, and the next request is answered."""
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -187,8 +169,8 @@ async def test_a_header_without_end_is_cut(tmp_path: Path):
 async def test_a_request_that_can_be_read_in_two_ways_is_refused_and_its_connection_closed(
     tmp_path: Path, path: bytes, headers: bytes
 ):
-    """
-    A proxy before the endpoint may read it in the other way, and so let through what it forbids.
+    """A proxy before the endpoint may read it in the other way, and so let through what it
+    forbids.
     """
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
@@ -206,9 +188,7 @@ async def test_a_request_that_can_be_read_in_two_ways_is_refused_and_its_connect
 async def test_a_connection_that_asks_nothing_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Otherwise each would keep a descriptor of the service for ever.
-    """
+    """Otherwise each would keep a descriptor of the service for ever."""
     monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
@@ -224,9 +204,7 @@ async def test_a_connection_that_asks_nothing_is_closed(
 async def test_a_connection_that_stops_after_an_answer_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: bytes, rest: bytes
 ):
-    """
-    Whatever the client has begun to send, and whether or not it reads.
-    """
+    """Whatever the client has begun to send, and whether or not it reads."""
     monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.1)
     path, loop = tmp_path / "admin.sock", asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX) as client:
@@ -252,9 +230,7 @@ def is_closed(client: socket.socket) -> bool:
 
 
 async def test_events_come_until_the_end_of_the_run(tmp_path: Path):
-    """
-    They have the run's own status, and changes of it.
-    """
+    """They have the run's own status, and changes of it."""
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
         writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -272,9 +248,7 @@ async def test_events_come_until_the_end_of_the_run(tmp_path: Path):
 async def test_readers_beyond_the_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    When a reader leaves, another one can come.
-    """
+    """When a reader leaves, another one can come."""
     monkeypatch.setattr(live_events, "MAX_READERS", 1)
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
@@ -297,9 +271,7 @@ async def test_readers_beyond_the_limit_are_refused(
 
 @pytest.mark.looptime
 async def test_a_reader_that_never_reads_is_dropped():
-    """
-    Nothing is queued for it, and after five seconds another reader can come.
-    """
+    """Nothing is queued for it, and after five seconds another reader can come."""
     feed = live_events.Feed(lambda: None)
     sent: list[Any] = []
 
@@ -320,8 +292,7 @@ async def test_a_reader_that_never_reads_is_dropped():
 
 
 async def test_a_thousand_readers_at_once_are_bounded_and_the_service_goes_on(tmp_path: Path):
-    """
-    Those within the limit read on, each of the others is refused with a sentence or closed, and
+    """Those within the limit read on, each of the others is refused with a sentence or closed, and
     requests and probes are answered meanwhile. Nothing of them is left when they have gone.
     """
     async with Site(tmp_path, Service("s")) as site:
@@ -358,8 +329,8 @@ async def first_line(reader: asyncio.StreamReader) -> bytes:
 async def test_while_the_store_hangs_each_ask_ends_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Listings say what they waited for; verbs are carried out, and their record waits for the store.
+    """Listings say what they waited for; verbs are carried out, and their record waits for the
+    store.
     """
     monkeypatch.setattr(application, "LONGEST_ASK_S", 1.0)
     monkeypatch.setattr(verbs, "NOTE_TIMEOUT_S", 0.1)

@@ -28,9 +28,7 @@ async def scraped(site: Site) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
-    """
-    It shows the phase, tasks in flight, the time left, and unfinished tasks on record.
-    """
+    """It shows the phase, tasks in flight, the time left, and unfinished tasks on record."""
     svc, done = Service("s"), asyncio.Event()
 
     @svc.rpc
@@ -59,9 +57,8 @@ async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
 
 
 async def test_requests_that_nobody_has_accepted_are_seen_by_http(tmp_path: Path):
-    """
-    A service that is full leaves them in its queue. Metrics and status show how many there are in
-    each topic, and for how long the oldest one waits.
+    """A service that is full leaves them in its queue. Metrics and status show how many there are
+    in each topic, and for how long the oldest one waits.
     """
     svc, done = Service("s"), asyncio.Event()
 
@@ -95,9 +92,7 @@ async def test_requests_that_nobody_has_accepted_are_seen_by_http(tmp_path: Path
 async def test_an_accept_header_that_cannot_be_read_gets_the_plain_text(
     tmp_path: Path, accept: str
 ):
-    """
-    No stranger causes a fault, and a line in the log, with a header.
-    """
+    """No stranger causes a fault, and a line in the log, with a header."""
     async with Site(tmp_path, Service("s")) as site:
         answer = await site.ask("/metrics", Accept=accept)
 
@@ -114,9 +109,7 @@ SELECT 'tally', 'accepted', max(n) FROM counter"""
 async def test_a_count_that_outlasts_its_scrape_is_in_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The accounts of a large store take longer than a scrape waits, and yet become a sample.
-    """
+    """The accounts of a large store take longer than a scrape waits, and yet become a sample."""
     monkeypatch.setattr(listings_sql, "ACCOUNTS", LONG)
     monkeypatch.setattr(accounts, "COUNT_WAIT_S", 0.0)
     name = ("gracekit_accounts_off_by", ())
@@ -132,9 +125,7 @@ async def test_a_count_that_outlasts_its_scrape_is_in_a_later_one(
 async def test_without_its_package_metrics_say_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Probes and listings do not need the package, so the endpoint starts without it.
-    """
+    """Probes and listings do not need the package, so the endpoint starts without it."""
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,

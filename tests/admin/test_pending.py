@@ -62,9 +62,7 @@ async def test_a_parked_task_is_pending_in_every_listing(site: Site):
 
 
 async def test_parked_tasks_are_listed_for_who_may_look(site: Site):
-    """
-    Without a token they are not.
-    """
+    """Without a token they are not."""
     await park(site, "order-1", "order-2")
 
     listed = (await site.ask("/api/v1/pending", **ALICE)).json
@@ -85,9 +83,7 @@ async def test_parked_tasks_are_listed_for_who_may_look(site: Site):
 
 
 async def test_any_run_ends_a_parked_task_and_lets_one_run_again(tmp_path: Path):
-    """
-    Also one that another run has parked. What has ended is refused with how it ended.
-    """
+    """Also one that another run has parked. What has ended is refused with how it ended."""
     tokens = str(write_tokens(tmp_path))
     parker: dict[str, Any] = {"use_pending_state": True, "instance": "a", "admin": "off"}
     async with Site(tmp_path, service(), **parker) as first:
@@ -116,9 +112,7 @@ async def test_any_run_ends_a_parked_task_and_lets_one_run_again(tmp_path: Path)
 
 
 async def test_a_task_that_is_not_parked_is_not_given_up(site: Site):
-    """
-    The answer says what it is, and what ends it.
-    """
+    """The answer says what it is, and what ends it."""
     async with RpcClient(site.runtime.ground.transport, "scheduler") as client:
         await client.prepare(request_id="order-1").call("build", vm="v", memory_mb=1)
 
@@ -130,9 +124,7 @@ async def test_a_task_that_is_not_parked_is_not_given_up(site: Site):
 async def test_a_task_that_waits_long_for_capacity_worries_neither_probe_nor_gauge(
     site: Site, tmp_path: Path
 ):
-    """
-    It is counted, and has a deadline of its own, so its age is nobody's alarm.
-    """
+    """It is counted, and has a deadline of its own, so its age is nobody's alarm."""
     await park(site, "order-1")
     connection = apsw.Connection(str(tmp_path / "store.db"))
     connection.set_busy_timeout(int(PATIENCE_S * 1000))

@@ -23,9 +23,7 @@ async def statuses(site: Site) -> list[int]:
 
 
 async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
-    """
-    It is always alive, has started when its hooks are done, and is ready while it serves.
-    """
+    """It is always alive, has started when its hooks are done, and is ready while it serves."""
     svc, warm, done = Service("s"), asyncio.Event(), asyncio.Event()
 
     @svc.on_start
@@ -67,9 +65,7 @@ async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
 
 
 async def test_a_probe_answers_numbers_and_phases_alone(tmp_path: Path):
-    """
-    It needs no token, so it shows nothing that a stranger must not know, and is not cached.
-    """
+    """It needs no token, so it shows nothing that a stranger must not know, and is not cached."""
     async with Site(tmp_path, Service("s")) as site:
         answer = await site.ask("/readyz")
 
@@ -78,16 +74,14 @@ async def test_a_probe_answers_numbers_and_phases_alone(tmp_path: Path):
 
 
 async def test_without_the_setting_nothing_listens(tmp_path: Path):
-    """
-    The endpoint is off by default.
-    """
+    """The endpoint is off by default."""
     async with Site(tmp_path, Service("s"), admin="off") as site:
         assert site.told("admin.opened") == []
 
 
 async def test_an_embedded_application_answers_before_its_runtime_is_open(tmp_path: Path):
-    """
-    The application is made before the run is open, and answers while it is and when it is over.
+    """The application is made before the run is open, and answers while it is and when it is
+    over.
     """
     from starlette.applications import Starlette
     from starlette.routing import Mount
@@ -105,9 +99,7 @@ async def test_an_embedded_application_answers_before_its_runtime_is_open(tmp_pa
 
 
 async def test_without_tokens_an_embedded_application_answers_probes_alone(tmp_path: Path):
-    """
-    Each client of the program reaches what is mounted, and stacks are not for strangers.
-    """
+    """Each client of the program reaches what is mounted, and stacks are not for strangers."""
     runtime = embedded(tmp_path)
     app = application(runtime)
 
@@ -148,9 +140,7 @@ async def asgi(app, path: str, *, token: str = "none") -> int:
 async def test_a_server_that_fails_keeps_neither_the_service_nor_its_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    """
-    One line is logged; the service goes on without an endpoint.
-    """
+    """One line is logged; the service goes on without an endpoint."""
     from gracekit.admin import endpoint
 
     async def fail(_: object, **__: object) -> None:
@@ -177,8 +167,7 @@ SELECT 'tally', 'accepted', max(n) FROM counter"""
 async def test_a_count_of_the_accounts_that_takes_long_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The accounts of a large store are counted for minutes: probes, metrics and status answer
+    """The accounts of a large store are counted for minutes: probes, metrics and status answer
     meanwhile, and the service stops at once.
     """
     monkeypatch.setattr(listings_sql, "ACCOUNTS", ENDLESS)

@@ -23,8 +23,8 @@ LEFT_OUT: Final = ("/api/v1/events", "/api/v1/drain")
 
 @pytest.mark.timeout(scale(240, 1800))
 def test_schemathesis_finds_nothing(tmp_path: Path):
-    """
-    Each answer has a status, a type and a schema of the description, and the service survives.
+    """Each answer has a status, a type and a schema of the description, and the service
+    survives.
     """
     write_service(tmp_path)
     tokens = write_tokens(tmp_path)

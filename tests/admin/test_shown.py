@@ -13,9 +13,7 @@ pytestmark = pytest.mark.process
 
 
 async def test_http_shows_the_callers_ids_and_what_an_ops_method_is_about(tmp_path: Path):
-    """
-    In the list, by its resource, and for one task.
-    """
+    """In the list, by its resource, and for one task."""
     svc = Service("compute", context_keys=("request_id",))
 
     @svc.ops(resource="vm")

@@ -66,9 +66,7 @@ CASES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_tells_its_figures(name: str, tmp_path: Path):
-    """
-    With tiny sizes each bench runs to its end, and every figure is whole and finite.
-    """
+    """With tiny sizes each bench runs to its end, and every figure is whole and finite."""
     told, picture = tmp_path / "told.json", tmp_path / "told.svg"
     options = ("--quick", "--rounds", "1", "--dir", str(tmp_path))
 
@@ -86,15 +84,13 @@ def test_a_bench_tells_its_figures(name: str, tmp_path: Path):
 
 
 def test_every_bench_is_expected_to_tell_something():
-    """
-    A new bench comes with the cases that it must tell.
-    """
+    """A new bench comes with the cases that it must tell."""
     assert set(CASES) == set(BENCHES)
 
 
 async def test_a_made_history_is_accounted_for(tmp_path: Path):
-    """
-    Nothing is lost or too many in a store with rows that were made, and in which some were removed.
+    """Nothing is lost or too many in a store with rows that were made, and in which some were
+    removed.
     """
     path = tmp_path / "store.db"
     engine = SqliteEngine(path, load_migrations(MIGRATIONS), process=Process())
@@ -114,8 +110,7 @@ async def test_a_made_history_is_accounted_for(tmp_path: Path):
 
 @pytest.mark.process
 def test_processor_time_is_told_by_stage():
-    """
-    What decoding takes is told as decoding, in the two steps in which a service decodes; in a
+    """What decoding takes is told as decoding, in the two steps in which a service decodes; in a
     process of its own, as SIGALRM is pytest's here.
     """
     script = """
@@ -135,9 +130,7 @@ print(json.dumps(dict(zip(STAGES, seconds))))
 
 
 def test_every_stage_names_code_that_exists():
-    """
-    Else what was renamed would silently be the event loop's.
-    """
+    """Else what was renamed would silently be the event loop's."""
     assert [start for starts in TABLE.values() for start in starts if not _exists(start)] == []
 
 
@@ -152,18 +145,14 @@ def _exists(start: str) -> bool:
 
 
 def test_an_unknown_bench_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
-    """
-    The names that there are stand in the message.
-    """
+    """The names that there are stand in the message."""
     with pytest.raises(SystemExit):
         main(["durabel"])
     assert "no bench 'durabel': there are tracking, durable" in capsys.readouterr().err
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
-    """
-    Not the ratio of the medians: a round whose machine was slow is slow on both sides.
-    """
+    """Not the ratio of the medians: a round whose machine was slow is slow on both sides."""
     figure = against("b", "c", [(2.0, 1.0), (30.0, 10.0), (8.0, 2.0)], "us", Goal(3.0))
 
     assert (figure.value, figure.ours, figure.bare) == (3.0, 8.0, 2.0)
@@ -182,26 +171,22 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios():
     ],
 )
 def test_a_goal_is_judged_by_the_median(goal: Goal | None, unit: str, worst: float, met: bool):
-    """
-    The worst is shown beside it; of a rate that is the lowest.
-    """
+    """The worst is shown beside it; of a rate that is the lowest."""
     figure = alone("b", "c", [1.0, 2.0, 3.0], unit, goal)
 
     assert (figure.value, figure.worst, figure.met) == (2.0, worst, met)
 
 
 def test_the_worst_of_a_cost_is_the_highest():
-    """
-    Processor time of each second is a cost, and no rate, although both are so much per second.
+    """Processor time of each second is a cost, and no rate, although both are so much per
+    second.
     """
     assert alone("b", "c", [1.0, 2.0, 3.0], "ms/s").worst == 3.0
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.25, 1.75)])
 def test_a_quantile_is_interpolated(share: float, value: float):
-    """
-    Between two values it lies between them.
-    """
+    """Between two values it lies between them."""
     assert quantile([1.0, 2.0, 3.0, 4.0], share) == value
 
 
@@ -211,9 +196,7 @@ def a_figure(**more: Any) -> Figure:
 
 
 def test_the_table_says_what_was_missed():
-    """
-    Each line is as wide as the head, and names the goal.
-    """
+    """Each line is as wide as the head, and names the goal."""
     head, _, line = lines([a_figure()])
 
     assert "<= 1.5" in line
@@ -222,9 +205,7 @@ def test_the_table_says_what_was_missed():
 
 
 def test_the_picture_is_well_formed_whatever_the_words_and_numbers():
-    """
-    Markup in a name is text, and a bar off the scale ends at its end.
-    """
+    """Markup in a name is text, and a bar off the scale ends at its end."""
     picture = draw([a_figure(), a_figure(value=1e9), a_figure(value=1e-9)], {"python": "<3>"})
 
     texts = [element.text for element in ET.fromstring(picture).iter() if element.text]

@@ -28,9 +28,7 @@ QUICK = ("--quick", "--rounds", "1")
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_workers_take_turns_and_tell_their_figures(tmp_path: Path):
-    """
-    With tiny sizes it runs to its end, with a library in another environment among them.
-    """
+    """With tiny sizes it runs to its end, with a library in another environment among them."""
     told, picture = tmp_path / "told.json", tmp_path / "told.svg"
     names = ("requeue", "retry-defaults", "oslo.messaging")
     files = ("--json", str(told), "--svg", str(picture))
@@ -64,9 +62,7 @@ def test_workers_take_turns_and_tell_their_figures(tmp_path: Path):
 
 
 def test_where_no_broker_is_installed_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    There is nothing that it could measure.
-    """
+    """There is nothing that it could measure."""
     monkeypatch.setattr(erlang, "_DEBIAN", "no/such/place")
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -75,27 +71,21 @@ def test_where_no_broker_is_installed_it_says_so(tmp_path: Path, monkeypatch: py
 
 
 def test_an_unknown_worker_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
-    """
-    The names that there are stand in the message.
-    """
+    """The names that there are stand in the message."""
     with pytest.raises(SystemExit):
         main(["selery"])
     assert "no worker 'selery': there are requeue, requeue-uvloop" in capsys.readouterr().err
 
 
 def test_goals_name_workers_that_there_are():
-    """
-    Else a goal would silently not be judged.
-    """
+    """Else a goal would silently not be judged."""
     for ours, _, other in GOALS:
         assert ours in OURS
         assert other in KINDS
 
 
 def test_goals_name_cases_that_are_measured():
-    """
-    Likewise.
-    """
+    """Likewise."""
     assert {case for _, case, _ in GOALS} <= set(UNITS)
 
 
@@ -103,8 +93,8 @@ def test_goals_name_cases_that_are_measured():
 
 
 def test_a_library_s_message_is_sent_again_with_another_id():
-    """
-    Wherever the sample's id stands, in body, headers and properties, and nothing else changes.
+    """Wherever the sample's id stands, in body, headers and properties, and nothing else
+    changes.
     """
     headers = {"id": SAMPLE_ID, "lang": "py", "deep": [{"root": f"<{SAMPLE_ID}>"}], "retries": 0}
     properties = Basic.Properties(correlation_id=SAMPLE_ID, headers=headers, delivery_mode=2)
@@ -125,9 +115,7 @@ def test_a_library_s_message_is_sent_again_with_another_id():
 
 
 def test_a_library_s_call_is_answered_to_who_sends_it_again():
-    """
-    The queue for replies is its own, and not the one that the sample named.
-    """
+    """The queue for replies is its own, and not the one that the sample named."""
     sample = Sent("", "work", b"{}", Basic.Properties(reply_to=SAMPLE_ID))
 
     sent = Replayed(sample, sample).call("one", "mine")
@@ -136,9 +124,7 @@ def test_a_library_s_call_is_answered_to_who_sends_it_again():
 
 
 def test_an_envelope_asks_for_a_reply_only_in_a_call():
-    """
-    A cast that did would be a call whose answer nobody reads.
-    """
+    """A cast that did would be a call whose answer nobody reads."""
     wire = Envelope("openstack", "work")
 
     assert decode_request(wire.cast("one").body).reply is None
@@ -158,9 +144,7 @@ def standings() -> list[Standing]:
 
 
 def test_side_by_side_stand_medians_and_blanks():
-    """
-    A worker that takes no calls has empty cells, and as many as the others.
-    """
+    """A worker that takes no calls has empty cells, and as many as the others."""
     head, _, first, second = side_by_side(standings())
 
     assert first.startswith("| a < b | 2 |")
@@ -169,9 +153,7 @@ def test_side_by_side_stand_medians_and_blanks():
 
 
 def test_the_picture_of_workers_is_well_formed():
-    """
-    Markup in a name is text; who has no such figure has no bar.
-    """
+    """Markup in a name is text; who has no such figure has no bar."""
     root = ET.fromstring(draw(standings(), {"python": "<3>"}))
 
     texts = [element.text for element in root.iter() if element.text]
@@ -184,9 +166,7 @@ def test_the_picture_of_workers_is_well_formed():
     ("ratio", "verdict"), [(0.4, "beyond"), (0.5, "beyond"), (0.8, "met"), (1.2, "MISSED")]
 )
 def test_what_is_beyond_a_goal_is_said(ratio: float, verdict: str):
-    """
-    The table names both limits.
-    """
+    """The table names both limits."""
     goal = Goal(1.0, beyond=0.5)
 
     line = lines([against("b", "c", [(ratio, 1.0)], "us", goal)])[-1]

@@ -84,8 +84,8 @@ def as_other(place: Path, commands: tuple[str, ...]) -> list[tuple[str, int, str
 def test_a_store_of_another_user_is_named_with_the_user_to_run_as(
     tmp_path: Path, mode: int, what: str
 ):
-    """
-    Each command ends with 78 and names the file or directory, its owner, and the way to run it.
+    """Each command ends with 78 and names the file or directory, its owner, and the way to run
+    it.
     """
     place = tmp_path / "place"
     place.mkdir()
@@ -106,9 +106,7 @@ def test_a_store_of_another_user_is_named_with_the_user_to_run_as(
 @pytest.mark.process
 @needs_root
 def test_a_closed_working_directory_is_not_called_missing(tmp_path: Path):
-    """
-    Commands that load a service name the working directory and its owner, and end with 78.
-    """
+    """Commands that load a service name the working directory and its owner, and end with 78."""
     place = tmp_path / "place"
     place.mkdir(mode=0o700)
     os.chown(place, STRANGER, STRANGER)

@@ -29,9 +29,7 @@ def service(directory: Path) -> Iterator[Running]:
 
 
 def test_call_prints_the_result_as_json(directory):
-    """
-    What the handler returned, readable and harmless.
-    """
+    """What the handler returned, readable and harmless."""
     answer = gracekit(directory, "call", "compute", "echo", '--args={"value": {"ä": "\\u001b"}}')
 
     assert (answer.code, answer.json) == (0, {"ä": "\x1b"}), answer
@@ -40,9 +38,7 @@ def test_call_prints_the_result_as_json(directory):
 
 
 def test_an_id_is_an_idempotency_key(directory):
-    """
-    The same id twice is one task, answered twice.
-    """
+    """The same id twice is one task, answered twice."""
     words = ("call", "compute", "echo", "value=3", "--id", "order-1", "--json")
 
     answers = [gracekit(directory, *words) for _ in range(2)]
@@ -53,9 +49,7 @@ def test_an_id_is_an_idempotency_key(directory):
 
 
 def test_what_the_handler_raised_is_told_by_class_and_message(directory):
-    """
-    Exit 1; no escape sequence of the message reaches the terminal, and no line of its own.
-    """
+    """Exit 1; no escape sequence of the message reaches the terminal, and no line of its own."""
     plain = gracekit(directory, "call", "compute", "boom")
     answer = gracekit(directory, "call", "compute", "boom", "--json")
 
@@ -76,9 +70,7 @@ _LONG: Final = [f"n{number}={'x' * 100_000}" for number in range(11)]
 def test_a_request_that_was_refused_or_not_sent_is_5_and_a_handler_that_raised_1(
     tmp_path: Path, details
 ):
-    """
-    After 5 nothing has run; after 1 a second call under a new id would run it twice.
-    """
+    """After 5 nothing has run; after 1 a second call under a new id would run it twice."""
     write_service(tmp_path)
     refused = [("ecko",), ("echo", "valu=1"), ("echo", "value=2", "--id", "order-2")]
     cases = {
@@ -102,9 +94,7 @@ def test_a_request_that_was_refused_or_not_sent_is_5_and_a_handler_that_raised_1
 
 
 def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
-    """
-    The id is all that a script needs to find the task again; host and fanout reach it too.
-    """
+    """The id is all that a script needs to find the task again; host and fanout reach it too."""
     answer = gracekit(directory, "cast", "compute", "echo", "value=1")
     directed = gracekit(directory, "cast", "compute", "echo", "--host", "nobody-reads-here")
     fanned = gracekit(directory, "cast", "compute", "work", "vm=fan", "--fanout", "--json")
@@ -118,9 +108,7 @@ def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
 
 
 def test_a_cast_that_is_not_kept_says_so_as_a_call_does(directory):
-    """
-    With the error's class, which `docs/errors.md` explains, and the request id to send again.
-    """
+    """With the error's class, which `docs/errors.md` explains, and the request id to send again."""
     nobody = ("cast", "compute", "echo", "--host", "nobody-reads-here", "--id", "order-9")
     plain = gracekit(directory, *nobody)
     answer = gracekit(directory, *nobody, "--json")
@@ -134,9 +122,7 @@ def test_a_cast_that_is_not_kept_says_so_as_a_call_does(directory):
 
 @pytest.mark.parametrize("command", ["call", "cast"])
 def test_an_empty_id_is_refused(directory, command: str):
-    """
-    `--id "$UNSET"` of a script would make each repetition a request of its own.
-    """
+    """`--id "$UNSET"` of a script would make each repetition a request of its own."""
     answer = gracekit(directory, command, "compute", "echo", "--id", "")
 
     assert (answer.code, answer.out) == (2, ""), answer
@@ -144,9 +130,8 @@ def test_an_empty_id_is_refused(directory, command: str):
 
 
 def test_ctrl_c_names_the_request_which_runs_on(directory, service):
-    """
-    With its id the same command asks for the result. The signal ends it, so that a loop of a shell
-    ends, too.
+    """With its id the same command asks for the result. The signal ends it, so that a loop of a
+    shell ends, too.
     """
     words = ("call", "compute", "work", "vm=ctrl-c", "--id", "order-7")
     with Started(directory, *words, terminal=True) as call:
@@ -160,9 +145,7 @@ def test_ctrl_c_names_the_request_which_runs_on(directory, service):
 
 
 def test_no_answer_in_time_is_unreachable(directory, service):
-    """
-    Exit 4, and a word on what becomes of the request.
-    """
+    """Exit 4, and a word on what becomes of the request."""
     answer = gracekit(directory, "call", "compute", "work", "vm=slow", "--timeout", "200ms")
 
     assert answer.code == 4
@@ -170,9 +153,7 @@ def test_no_answer_in_time_is_unreachable(directory, service):
 
 
 def test_a_missing_transport_is_named_and_not_made(tmp_path: Path):
-    """
-    A wrong directory must not be answered by an empty file in it.
-    """
+    """A wrong directory must not be answered by an empty file in it."""
     answer = gracekit(tmp_path, "cast", "compute", "echo")
 
     assert answer.code == 4
@@ -184,8 +165,8 @@ def test_a_missing_transport_is_named_and_not_made(tmp_path: Path):
     "words", [("call",), ("cast",), ("cast", "--fanout"), ("cast", "--host", "node-1")]
 )
 def test_a_request_waits_for_the_queue_of_a_service_that_starts(tmp_path: Path, words):
-    """
-    So all lines of a first try can be pasted at once: neither the file nor the queue is there yet.
+    """So all lines of a first try can be pasted at once: neither the file nor the queue is there
+    yet.
     """
     write_service(tmp_path)
     sending = Started(tmp_path, *words, "compute", "echo", "value=1")

@@ -79,8 +79,8 @@ def refused(result: Result) -> bool:
 
 @pytest.mark.parametrize(("name", "option"), URLS)
 def test_a_url_of_an_unknown_scheme_is_78(gracekit, name: str, option: str):
-    """
-    Whatever the command: a supervisor or a script knows by the code that another try will not help.
+    """Whatever the command: a supervisor or a script knows by the code that another try will not
+    help.
     """
     result = gracekit(name, option, "ftp://somewhere/x")
 
@@ -90,9 +90,7 @@ def test_a_url_of_an_unknown_scheme_is_78(gracekit, name: str, option: str):
 
 @pytest.mark.parametrize(("name", "option"), DURATIONS)
 def test_a_text_that_is_no_duration_is_refused_with_its_option(gracekit, name: str, option: str):
-    """
-    Of a setting with 78, as from every other source; of an option of one command with 2.
-    """
+    """Of a setting with 78, as from every other source; of an option of one command with 2."""
     result = gracekit(name, option, "5 parsecs")
     is_setting = option.removeprefix("--").replace("-", "_") in BY_OPTION
 
@@ -104,9 +102,7 @@ def test_a_text_that_is_no_duration_is_refused_with_its_option(gracekit, name: s
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "demo"])
 def test_a_wrong_variable_is_78(gracekit, name: str):
-    """
-    Every command but the demonstration reads the environment, as the service does.
-    """
+    """Every command but the demonstration reads the environment, as the service does."""
     result = gracekit(name, GRACEKIT_DRAIN_TIMEOUT="5 parsecs")
 
     assert (result.exit_code, refused(result)) == (78, True), result.output
@@ -115,9 +111,7 @@ def test_a_wrong_variable_is_78(gracekit, name: str):
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_option_that_there_is_not_is_2(gracekit, name: str):
-    """
-    The command line could not be read: click's convention.
-    """
+    """The command line could not be read: click's convention."""
     result = gracekit(name, "--bogus")
 
     assert (result.exit_code, refused(result)) == (2, True), result.output

@@ -33,8 +33,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_commands_and_options_are_completed(directory):
-    """
-    They are requested as the shell's script does; a word that is no command completes nothing,
+    """They are requested as the shell's script does; a word that is no command completes nothing,
     without a traceback.
     """
     script = gracekit(directory, _GRACEKIT_COMPLETE="bash_source")
@@ -47,8 +46,7 @@ def test_commands_and_options_are_completed(directory):
 
 
 def test_instances_and_tasks_are_those_of_the_store(directory, tmp_path_factory):
-    """
-    The store is that of the settings, or of --store on the line. A verb completes living
+    """The store is that of the settings, or of --store on the line. A verb completes living
     instances, and each order the tasks that it can be for.
     """
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -72,9 +70,7 @@ def test_instances_and_tasks_are_those_of_the_store(directory, tmp_path_factory)
 
 
 def test_a_completion_that_fails_completes_nothing(directory):
-    """
-    Without a store, with a wrong setting or a locked store it returns quickly and silently.
-    """
+    """Without a store, with a wrong setting or a locked store it returns quickly and silently."""
     with Running(directory):
         pass
     nowhere = completed(directory, "gracekit drain ", GRACEKIT_STORE_URL="sqlite:///nowhere/x.db")

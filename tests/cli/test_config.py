@@ -15,9 +15,7 @@ pytestmark = pytest.mark.process
 
 
 def test_each_setting_is_shown_with_what_decided_it(tmp_path: Path):
-    """
-    A flag names itself, a variable its name, a file its line, and the rest is default.
-    """
+    """A flag names itself, a variable its name, a file its line, and the rest is default."""
     (tmp_path / "site.toml").write_text('# ours\n\nthreads = 7\nhost = "h"\nprefetch = 9\n')
     more = {"GRACEKIT_HOST": "from-env", "GRACEKIT_PREFETCH": "8"}
     words = ("config", "show", "--config", "site.toml", "--prefetch", "5")
@@ -41,9 +39,7 @@ def test_each_setting_is_shown_with_what_decided_it(tmp_path: Path):
 
 
 def test_named_settings_alone_are_shown_and_wrong_names_get_a_hint(tmp_path: Path):
-    """
-    In any spelling; a name that is none costs one look.
-    """
+    """In any spelling; a name that is none costs one look."""
     two = gracekit(tmp_path, "config", "show", "drain-timeout", "GRACEKIT_STORE_URL", "--json")
     wrong = gracekit(tmp_path, "config", "show", "drain_timout")
     variable = gracekit(tmp_path, "config", "show", "GRACEKIT_DRAIN_TIMEOT")
@@ -57,9 +53,7 @@ def test_named_settings_alone_are_shown_and_wrong_names_get_a_hint(tmp_path: Pat
 
 
 def test_secrets_are_masked_and_wrong_settings_are_told(tmp_path: Path):
-    """
-    A password in a URL is shown nowhere, right or wrong; all problems come at once.
-    """
+    """A password in a URL is shown nowhere, right or wrong; all problems come at once."""
     url = "memory://user:pass\x1b[1mword@here"
     shown = gracekit(tmp_path, "config", "show", "--store", "memory://", GRACEKIT_TRANSPORT_URL=url)
     flag = gracekit(tmp_path, "config", "show", "--store", "memory://", "--transport", url)
@@ -84,9 +78,7 @@ svc = Service("compute", defaults={"drain_timeout": "10s", "threads": 3})
 
 
 def test_the_service_s_own_defaults_are_shown_with_their_origin(tmp_path: Path):
-    """
-    With --app, or GRACEKIT_APP as `gracekit run` reads it; whatever else says so goes before.
-    """
+    """With --app, or GRACEKIT_APP as `gracekit run` reads it; whatever else says so goes before."""
     (tmp_path / "compute.py").write_text(SERVICE)
     words = ("config", "show", "drain_timeout", "threads", "--json", "--threads", "5")
 
@@ -102,8 +94,7 @@ def test_the_service_s_own_defaults_are_shown_with_their_origin(tmp_path: Path):
 
 
 def test_settings_are_judged_together_with_the_service_s_own_defaults(tmp_path: Path):
-    """
-    A platform's patience that is too short for gracekit's default fits the service's; and a
+    """A platform's patience that is too short for gracekit's default fits the service's; and a
     default that breaks a rule is refused at the start, however the operator set the other side.
     """
     (tmp_path / "compute.py").write_text(SERVICE)
@@ -119,9 +110,7 @@ def test_settings_are_judged_together_with_the_service_s_own_defaults(tmp_path: 
 
 
 def test_every_setting_has_its_meaning_in_the_help():
-    """
-    It comes from the docstring of `Settings`, where a new one is easily forgotten.
-    """
+    """It comes from the docstring of `Settings`, where a new one is easily forgotten."""
     meanings = _meanings()
 
     assert [field.name for field in fields(Settings) if not meanings.get(field.name)] == []

@@ -27,9 +27,7 @@ def findings(answer: Answer, level: str) -> list[dict[str, Any]]:
 
 
 def test_a_sound_service_ends_with_0(directory):
-    """
-    Before its first start nothing is made; every area is in the picture.
-    """
+    """Before its first start nothing is made; every area is in the picture."""
     answer = gracekit(directory, "doctor", "compute", "--host", "node-1", "--kill-after", "35s")
 
     assert answer.code == 0, answer
@@ -41,9 +39,7 @@ def test_a_sound_service_ends_with_0(directory):
 
 
 def test_wrong_settings_end_with_78_and_their_remedy(directory):
-    """
-    Each is a finding of its own; what does not need them is looked at all the same.
-    """
+    """Each is a finding of its own; what does not need them is looked at all the same."""
     answer = gracekit(
         directory, "doctor", "compute", "--json", "--kill-after", "20s", "--threads", "0"
     )
@@ -61,9 +57,7 @@ def test_wrong_settings_end_with_78_and_their_remedy(directory):
 
 
 def test_an_application_that_cannot_be_imported_fails(directory):
-    """
-    As a start would: a wrong name is configuration, a fault in the module its own.
-    """
+    """As a start would: a wrong name is configuration, a fault in the module its own."""
     write_service(directory, "broken", "raise RuntimeError('at import')\n")
 
     missing = gracekit(directory, "doctor", "compude", "--json")
@@ -77,9 +71,7 @@ def test_an_application_that_cannot_be_imported_fails(directory):
 
 
 def test_no_finding_shows_the_login_of_a_url(directory):
-    """
-    An application may say anything when it is imported; JSON goes into logs.
-    """
+    """An application may say anything when it is imported; JSON goes into logs."""
     (directory / "broken.py").write_text('raise LookupError("amqp://u:canary@host/v")')
 
     said = [gracekit(directory, "doctor", "broken", *more) for more in ([], ["--json"])]
@@ -90,9 +82,7 @@ def test_no_finding_shows_the_login_of_a_url(directory):
 
 
 def test_only_what_is_not_ok_is_shown_when_quiet(directory):
-    """
-    One screen for a cron job: findings, and the counts.
-    """
+    """One screen for a cron job: findings, and the counts."""
     (directory / "gracekit-store.db").write_text("not a database" * 100)
     (directory / "gracekit-store.db").chmod(0o600)
 
@@ -104,9 +94,7 @@ def test_only_what_is_not_ok_is_shown_when_quiet(directory):
 
 
 def test_units_and_manifests_are_read(directory):
-    """
-    Files of the platform are judged by the settings that the run will have.
-    """
+    """Files of the platform are judged by the settings that the run will have."""
     mounts = [{"name": "data", "mountPath": "/data"}]
     main = {"name": "main", "workingDir": "/data", "volumeMounts": mounts}
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
@@ -128,8 +116,8 @@ def test_units_and_manifests_are_read(directory):
 
 
 def test_with_a_unit_only_named_files_are_examined(directory):
-    """
-    The store of the working directory is not the unit's: advice about it could break the service.
+    """The store of the working directory is not the unit's: advice about it could break the
+    service.
     """
     directory.chmod(0o755)
     (directory / "x.service").write_text("[Service]\nExecStart=gracekit run x\nTimeoutStopSec=60\n")
@@ -149,9 +137,7 @@ def test_with_a_unit_only_named_files_are_examined(directory):
 
 
 def test_a_living_run_is_looked_at(directory):
-    """
-    Its process is found in the store: signals, alarm and what stands above it.
-    """
+    """Its process is found in the store: signals, alarm and what stands above it."""
     with Running(directory, "--instance", "api-1") as run:
         answer = gracekit(directory, "doctor", "compute", "--json")
 
@@ -164,9 +150,7 @@ def test_a_living_run_is_looked_at(directory):
 
 
 def test_a_start_beside_a_foreign_reader_ends_with_78_until_that_one_is_dead(directory):
-    """
-    Start and doctor say the same; death is proved, so a killed reader is in nobody's way.
-    """
+    """Start and doctor say the same; death is proved, so a killed reader is in nobody's way."""
     with Running(directory) as run:
         refused = gracekit(directory, "run", "compute", **OTHER_STORE)
         seen = gracekit(directory, "doctor", "compute", "--json", **OTHER_STORE)

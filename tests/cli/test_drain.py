@@ -27,9 +27,7 @@ def start_work(directory: Path, run: Running, vm: str = "vm-1") -> None:
 
 
 def test_a_drain_is_watched_until_its_end(directory):
-    """
-    The deadline counts from the verb, the ops lane stays open, and 0 means drained.
-    """
+    """The deadline counts from the verb, the ops lane stays open, and 0 means drained."""
     with Running(directory) as run:
         start_work(directory, run)
         with Started(directory, "drain", "--timeout", "60s") as drain:
@@ -46,8 +44,8 @@ def test_a_drain_is_watched_until_its_end(directory):
 
 
 def test_a_drain_can_be_watched_and_is_never_begun_by_that(directory):
-    """
-    An operator who only looks must not stop a service; a drain by a signal is shown to its end.
+    """An operator who only looks must not stop a service; a drain by a signal is shown to its
+    end.
     """
     with Running(directory, "--instance", "api-1") as run:
         refused = gracekit(directory, "drain", "--watch", "api-1")
@@ -70,9 +68,7 @@ def test_a_drain_can_be_watched_and_is_never_begun_by_that(directory):
 
 
 def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
-    """
-    The verdict is the stop record's, with method, resource and id of what was handed over.
-    """
+    """The verdict is the stop record's, with method, resource and id of what was handed over."""
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run)
         answer = gracekit(directory, "drain", "compute@api-1", "--timeout", "100ms")
@@ -86,8 +82,8 @@ def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
 
 
 def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(directory):
-    """
-    The task of a killed run waits out its settle time: exit 75 and 3, and the verdict counts it.
+    """The task of a killed run waits out its settle time: exit 75 and 3, and the verdict counts
+    it.
     """
     with Running(directory, "--instance", "api-1") as killed:
         start_work(directory, killed)
@@ -101,9 +97,7 @@ def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(dir
 
 
 def test_a_hold_that_keeps_a_drain_is_named_on_the_way_and_at_the_end(directory):
-    """
-    With nothing in flight an open hold is what the drain waits for; it is this run's own.
-    """
+    """With nothing in flight an open hold is what the drain waits for; it is this run's own."""
     with Running(directory) as run:
         gracekit(directory, "call", "compute", "hold", "vm=vm-7")
         answer = gracekit(directory, "drain", "--timeout", "1s")
@@ -116,9 +110,7 @@ def test_a_hold_that_keeps_a_drain_is_named_on_the_way_and_at_the_end(directory)
 
 
 def test_holds_are_named_beside_tasks_and_in_the_status(directory):
-    """
-    While a task still runs, the watcher and `status` also say which hold the drain waits for.
-    """
+    """While a task still runs, the watcher and `status` also say which hold the drain waits for."""
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "call", "compute", "hold", "vm=vm-7")
         start_work(directory, run)
@@ -140,9 +132,7 @@ def test_holds_are_named_beside_tasks_and_in_the_status(directory):
 
 
 def test_a_run_that_died_in_its_drain_is_not_said_to_drain(directory):
-    """
-    Its stop is on record, and it is gone.
-    """
+    """Its stop is on record, and it is gone."""
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run)
         with Started(directory, "drain", "--timeout", "60s", "--reason", "new disk") as drain:
@@ -156,9 +146,7 @@ def test_a_run_that_died_in_its_drain_is_not_said_to_drain(directory):
 
 
 def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
-    """
-    A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.
-    """
+    """A typed Ctrl-C ends the watching alone; `resume` brings the service back to work."""
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run)
         with Started(directory, "drain", "--timeout", "60s", terminal=True) as drain:
@@ -180,9 +168,7 @@ def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
 
 
 def test_a_watcher_learns_that_the_drain_was_undone(directory):
-    """
-    The one who watches is told, and does not wait for ever: exit 1.
-    """
+    """The one who watches is told, and does not wait for ever: exit 1."""
     with Running(directory) as run:
         start_work(directory, run)
         with Started(directory, "drain", "--timeout", "60s") as drain:
@@ -194,9 +180,7 @@ def test_a_watcher_learns_that_the_drain_was_undone(directory):
 
 
 def test_a_drain_by_command_is_given_more_time(directory):
-    """
-    The task succeeds after the first deadline; a service that serves has no deadline to move.
-    """
+    """The task succeeds after the first deadline; a service that serves has no deadline to move."""
     with Running(directory, "--progress-every", "1s") as run:
         start_work(directory, run)
         none = gracekit(directory, "extend", "--by", "5m")
@@ -217,9 +201,7 @@ def test_a_drain_by_command_is_given_more_time(directory):
 
 
 def test_quiet_closes_intake_and_resume_opens_it(directory):
-    """
-    A quiet service takes no request, and says so; resume of a serving one is refused.
-    """
+    """A quiet service takes no request, and says so; resume of a serving one is refused."""
     with Running(directory) as run:
         quiet = gracekit(directory, "quiet")
         run.wait_line("intake.closed")
@@ -238,9 +220,7 @@ def test_quiet_closes_intake_and_resume_opens_it(directory):
 
 @pytest.mark.parametrize("verb", ["quiet", "resume"])
 def test_a_run_that_is_not_asked_is_named_once(directory, verb):
-    """
-    One that has no door: the sentence that says so begins with the run's name.
-    """
+    """One that has no door: the sentence that says so begins with the run's name."""
     with Running(directory, "--instance", "api-1"):
         door = door_of(directory)
         door.unlink()
@@ -254,9 +234,7 @@ def test_a_run_that_is_not_asked_is_named_once(directory, verb):
 
 
 def test_several_runs_need_a_name_or_all(directory):
-    """
-    Nobody is drained by accident; --all takes each, and --no-wait asks only.
-    """
+    """Nobody is drained by accident; --all takes each, and --no-wait asks only."""
     with Running(directory, "--instance", "a") as one, Running(directory, "--instance", "b") as two:
         unclear = gracekit(directory, "drain")
         asked = gracekit(directory, "drain", "a", "--no-wait")
@@ -278,9 +256,7 @@ def test_several_runs_need_a_name_or_all(directory):
 
 
 def test_lines_tell_why_the_oldest_tasks_still_run(directory):
-    """
-    It prints a line for each change, and below it why the oldest tasks still run.
-    """
+    """It prints a line for each change, and below it why the oldest tasks still run."""
     with Running(directory) as run:
         for number in range(7):
             start_work(directory, run, f"vm-{number}")
@@ -318,9 +294,7 @@ def test_lines_tell_why_the_oldest_tasks_still_run(directory):
     ],
 )
 def test_why_a_task_blocks_is_said_in_words(said: dict[str, object], why: str):
-    """
-    The words are made of the run's report; control characters in it are escaped.
-    """
+    """The words are made of the run's report; control characters in it are escaped."""
     task = {"task_id": "a", "method": "work", "resource": "vm:12", "lane": "requests"}
     task |= {"state": "running", "age_s": 3.0} | said
 

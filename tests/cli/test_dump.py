@@ -46,9 +46,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_tasks_and_threads_are_printed(directory):
-    """
-    The text is that of SIGUSR1; control characters in a request id are escaped.
-    """
+    """The text is that of SIGUSR1; control characters in a request id are escaped."""
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "a\x1b[2Jb")
         run.wait_line("at work")
@@ -68,9 +66,7 @@ def test_tasks_and_threads_are_printed(directory):
 
 
 def test_of_a_blocked_loop_it_says_within_5_s_what_shows_its_stacks(directory):
-    """
-    The command names SIGUSR1, which still works; afterwards the run goes on.
-    """
+    """The command names SIGUSR1, which still works; afterwards the run goes on."""
     with Running(directory) as run:
         gracekit(directory, "cast", "compute", "block")
         run.wait_line("blocking")
@@ -85,9 +81,7 @@ def test_of_a_blocked_loop_it_says_within_5_s_what_shows_its_stacks(directory):
 
 
 def test_who_has_no_handler_for_the_signal_is_not_sent_it(directory):
-    """
-    The signal would end a program that embeds a service and handles signals itself.
-    """
+    """The signal would end a program that embeds a service and handles signals itself."""
     command = (sys.executable, "-c", EMBEDDED)
     with subprocess.Popen(
         command, cwd=directory, env=environment(), stdout=subprocess.PIPE, text=True
@@ -106,9 +100,7 @@ def test_who_has_no_handler_for_the_signal_is_not_sent_it(directory):
 
 
 def test_of_several_runs_one_has_to_be_named(directory):
-    """
-    The refusal names them, and no option that the command does not have.
-    """
+    """The refusal names them, and no option that the command does not have."""
     with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
         answer = gracekit(directory, "dump")
 

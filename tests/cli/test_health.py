@@ -22,9 +22,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_serves_passes_every_probe(directory):
-    """
-    It prints one word for people, or JSON with the run and the probe's answer.
-    """
+    """It prints one word for people, or JSON with the run and the probe's answer."""
     with Running(directory, "--instance", "api-1"):
         for probe in ((), ("--ready",), ("--live",), ("--started",)):
             answer = gracekit(directory, "health", *probe)
@@ -39,9 +37,7 @@ def test_a_run_that_serves_passes_every_probe(directory):
 
 
 def test_of_two_services_of_one_instance_name_one_is_named_with_its_service(directory):
-    """
-    Both run on one store: SERVICE@INSTANCE means one of them, as for every other command.
-    """
+    """Both run on one store: SERVICE@INSTANCE means one of them, as for every other command."""
     other = SERVICE.replace('Service("compute")', 'Service("other")')
     (directory / "other.py").write_text(other)
     words = ("run", "other:svc", "--instance", "api-1")
@@ -57,9 +53,7 @@ def test_of_two_services_of_one_instance_name_one_is_named_with_its_service(dire
 
 
 def test_a_quiet_run_fails_readiness_alone(directory):
-    """
-    The exit status is what a platform reads; the words are for people.
-    """
+    """The exit status is what a platform reads; the words are for people."""
     with Running(directory):
         gracekit(directory, "quiet")
 
@@ -70,9 +64,7 @@ def test_a_quiet_run_fails_readiness_alone(directory):
 
 
 def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
-    """
-    Cases: a run that hangs, one that was killed, and a store that never had a run.
-    """
+    """Cases: a run that hangs, one that was killed, and a store that never had a run."""
     none = gracekit(directory, "health")
     with Running(directory) as run:
         run.process.send_signal(signal.SIGSTOP)
@@ -90,9 +82,7 @@ def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
 
 
 def test_of_several_runs_one_must_be_named(directory):
-    """
-    The argument names it, or the variable by which the run itself was named.
-    """
+    """The argument names it, or the variable by which the run itself was named."""
     with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
         gracekit(directory, "quiet", "api-2")
 
@@ -113,9 +103,7 @@ def test_of_several_runs_one_must_be_named(directory):
 
 
 def test_a_probe_loads_neither_the_broker_s_client_nor_the_store(directory):
-    """
-    The command runs every few seconds for as long as the pod exists, so it must be cheap.
-    """
+    """The command runs every few seconds for as long as the pod exists, so it must be cheap."""
     loaded = (
         "import sys, gracekit.cli.health; "
         "print([name for name in ('asyncio', 'apsw', 'aio_pika', 'msgspec', 'opentelemetry') "

@@ -67,9 +67,7 @@ def recorded(store: Path) -> tuple[int, int]:
 
 
 def test_a_hold_is_listed_with_the_run_that_it_belongs_to(say: Say, store: Path):
-    """
-    Its instance; a run that is not on record any more has only its id.
-    """
+    """Its instance; a run that is not on record any more has only its id."""
     connection = apsw.Connection(str(store))
     names = [str(row[1]) for row in connection.execute("PRAGMA table_info(run)")]
     known = {"run_id": "run", "service": "compute", "instance": "api-1"}
@@ -86,9 +84,7 @@ def test_a_hold_is_listed_with_the_run_that_it_belongs_to(say: Say, store: Path)
 
 
 def test_a_command_that_waits_for_a_locked_store_says_so(say: Say, store: Path):
-    """
-    The order is carried out when the lock is free; until then the command does not look hung.
-    """
+    """The order is carried out when the lock is free; until then the command does not look hung."""
     locker = apsw.Connection(str(store))
     locker.execute("BEGIN IMMEDIATE")
     free = threading.Timer(task_orders.LOCKED_S + 1.0, locker.execute, ["ROLLBACK"])
@@ -103,8 +99,8 @@ def test_a_command_that_waits_for_a_locked_store_says_so(say: Say, store: Path):
 
 
 def test_a_hold_that_does_not_exist_is_not_found_and_leaves_no_incident(say: Say, store: Path):
-    """
-    The nearest open hold is named, the status is that of `tasks show`, and nothing is recorded.
+    """The nearest open hold is named, the status is that of `tasks show`, and nothing is
+    recorded.
     """
     answer = say("end", "migration", "vm-8", "--reason", "done")
 
@@ -115,9 +111,7 @@ def test_a_hold_that_does_not_exist_is_not_found_and_leaves_no_incident(say: Say
 
 
 def test_a_hold_that_is_like_no_other_is_not_found_without_a_guess(say: Say, store: Path):
-    """
-    Where no name is near, only the command that lists holds is named.
-    """
+    """Where no name is near, only the command that lists holds is named."""
     answer = say("end", "backup", "nightly", "--reason", "done")
 
     assert answer.exit_code == 1
@@ -126,8 +120,8 @@ def test_a_hold_that_is_like_no_other_is_not_found_without_a_guess(say: Say, sto
 
 
 def test_a_hold_that_has_ended_says_so_and_is_recorded_once(say: Say, store: Path):
-    """
-    The second end is no order that took effect: one incident, and the first answer says ended.
+    """The second end is no order that took effect: one incident, and the first answer says
+    ended.
     """
     first = say("end", "migration", "vm-7", "--reason", "done", "--json")
     again = say("end", "migration", "vm-7", "--reason", "done")

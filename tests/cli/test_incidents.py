@@ -25,9 +25,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_orders_of_operators_are_listed_with_who_and_why(directory: Path):
-    """
-    Newest first, also of runs that have ended, and of orders that no run carried out.
-    """
+    """Newest first, also of runs that have ended, and of orders that no run carried out."""
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
         run.wait_line("at work")
@@ -60,9 +58,7 @@ def test_orders_of_operators_are_listed_with_who_and_why(directory: Path):
 
 
 def test_a_store_without_incidents_says_so(directory: Path):
-    """
-    An empty table would leave the question open; a kind that there is not is refused.
-    """
+    """An empty table would leave the question open; a kind that there is not is refused."""
     with Running(directory) as run:
         answer = gracekit(directory, "incidents")
         none_of_a_kind = gracekit(directory, "incidents", "--what", "operator_c")
@@ -103,9 +99,7 @@ def kinds_in_call(call: ast.Call) -> Iterator[str]:
 
 
 def test_the_kinds_of_incidents_are_those_of_the_sources():
-    """
-    A kind that is missing there could not be asked for while there is none on record.
-    """
+    """A kind that is missing there could not be asked for while there is none on record."""
     found = set(kinds_in_sources())
 
     assert {"adopted", "parked", "restored", "operator_drain", "pending_expired"} <= found
@@ -113,9 +107,7 @@ def test_the_kinds_of_incidents_are_those_of_the_sources():
 
 
 def test_an_end_that_the_store_did_not_take_is_read_from_the_lock_file(directory: Path):
-    """
-    Another process keeps the store locked: the run drains and notes its exit code beside it.
-    """
+    """Another process keeps the store locked: the run drains and notes its exit code beside it."""
     with Running(directory) as run:
         with contextlib.closing(apsw.Connection(str(directory / "gracekit-store.db"))) as store:
             store.execute("BEGIN IMMEDIATE")
@@ -129,9 +121,7 @@ def test_an_end_that_the_store_did_not_take_is_read_from_the_lock_file(directory
 
 
 def test_the_run_that_ended_last_is_shown_first(directory: Path):
-    """
-    It lived long, so others have begun after it; its crash is what an operator looks for.
-    """
+    """It lived long, so others have begun after it; its crash is what an operator looks for."""
     with Running(directory, "--instance", "old") as old:
         for _ in range(5):
             with Running(directory, "--instance", "young") as young:

@@ -88,9 +88,7 @@ def verified(unit: Path) -> str:
 @pytest.mark.process
 @pytest.mark.parametrize("more", [(), ("--instances", "3"), ("--drain-timeout", "100")])
 def test_a_printed_unit_is_right_for_doctor_and_systemd(tmp_path, service, more):
-    """
-    Neither doctor nor `systemd-analyze verify` finds a fault in it.
-    """
+    """Neither doctor nor `systemd-analyze verify` finds a fault in it."""
     name = f"{service}@.service" if "--instances" in more else f"{service}.service"
     unit = tmp_path / name
     unit.write_text(printed("systemd", f"{service}:svc", *more))
@@ -100,9 +98,7 @@ def test_a_printed_unit_is_right_for_doctor_and_systemd(tmp_path, service, more)
 
 
 def test_the_times_of_a_unit_follow_from_the_service(tmp_path, service):
-    """
-    They follow from its own defaults, and a flag wins over these.
-    """
+    """They follow from its own defaults, and a flag wins over these."""
     words = ("systemd", f"{service}:svc", "--systemd-version", "252")
     unit = values(printed(*words))
     changed = values(printed(*words, "--drain-timeout", "100"))
@@ -114,9 +110,7 @@ def test_the_times_of_a_unit_follow_from_the_service(tmp_path, service):
 
 
 def test_a_unit_reloads_by_notification_where_systemd_can(tmp_path, service):
-    """
-    From 253 on systemd waits for the end of a reload; older ones only send the signal.
-    """
+    """From 253 on systemd waits for the end of a reload; older ones only send the signal."""
     words = ("systemd", f"{service}:svc", "--systemd-version")
     new, old = (values(printed(*words, version)) for version in ("253", "252"))
 
@@ -140,9 +134,7 @@ def documents(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("more", [(), (*ADMIN, "--admin-tls", "a,b"), ("--drain-timeout", "100")])
 def test_a_printed_manifest_is_right_for_doctor_and_kubernetes(tmp_path, service, more):
-    """
-    Doctor finds no fault in it, and each object fits its schema.
-    """
+    """Doctor finds no fault in it, and each object fits its schema."""
     words = ("k8s", f"{service}:svc", "--image", "registry.example/shop:1.2@sha256:0", *more)
     text = printed(*words)
     (tmp_path / "all.yaml").write_text(text)
@@ -154,9 +146,7 @@ def test_a_printed_manifest_is_right_for_doctor_and_kubernetes(tmp_path, service
 
 
 def test_the_times_of_a_manifest_follow_from_the_service(tmp_path, service):
-    """
-    The pod's grace period and the run's GRACEKIT_KILL_AFTER are the same number.
-    """
+    """The pod's grace period and the run's GRACEKIT_KILL_AFTER are the same number."""
     words = ("k8s", f"{service}:svc", "--image", "i")
     texts = printed(*words), printed(*words, "--drain-timeout", "100")
     pods = [documents(text)["StatefulSet"]["spec"]["template"]["spec"] for text in texts]
@@ -171,8 +161,8 @@ def test_the_times_of_a_manifest_follow_from_the_service(tmp_path, service):
 
 
 def test_help_says_which_store_makes_a_deployment():
-    """
-    A store is a file or memory today, and a reader should not expect a Deployment for a journal.
+    """A store is a file or memory today, and a reader should not expect a Deployment for a
+    journal.
     """
     said = " ".join(gracekit("init", "k8s", "--help").stdout.split())
 
@@ -188,9 +178,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_printed_dockerfile_starts_the_service_itself(tmp_path, service):
-    """
-    It uses neither a shell nor root, its files are on a volume, and comments have the times.
-    """
+    """It uses neither a shell nor root, its files are on a volume, and comments have the times."""
     text = printed("docker", f"{service}:svc", "--reply-queues", 'a "$b"')
     lines = text.splitlines()
     (tmp_path / "Dockerfile").write_text(text)
@@ -221,9 +209,7 @@ def shop(tmp_path) -> None:
 
 @pytest.mark.parametrize("words", [OF_SYSTEMD, ("k8s", "--image", "i"), ("docker",)])
 def test_a_password_is_not_printed(shop, words):
-    """
-    The text goes into files that many can read; it says where to write the password instead.
-    """
+    """The text goes into files that many can read; it says where to write the password instead."""
     url = "amqp://rider:canary@broker/vhost"
     words = ("init", *words, "shop:svc", "--name", "shop")
     result = gracekit(*words, GRACEKIT_TRANSPORT_URL=url)
@@ -235,9 +221,7 @@ def test_a_password_is_not_printed(shop, words):
 
 @pytest.mark.parametrize("words", [OF_SYSTEMD, ("k8s", "--image", "i")])
 def test_a_deployment_with_a_password_elsewhere_is_right_for_doctor(tmp_path, shop, words):
-    """
-    Doctor finds no fault in it, and does not say that its queue is the default's file.
-    """
+    """Doctor finds no fault in it, and does not say that its queue is the default's file."""
     url = "amqp://rider:canary@127.0.0.1:1/vhost"
     named = ("shop:svc", "--name", "shop")
     file, option = ("u.service", "--unit") if words == OF_SYSTEMD else ("m.yaml", "--manifest")
@@ -266,9 +250,7 @@ def test_a_deployment_with_a_password_elsewhere_is_right_for_doctor(tmp_path, sh
     ],
 )
 def test_what_cannot_be_deployed_is_refused(shop, words, said):
-    """
-    The command exits with 78, prints nothing on standard output, and names a remedy.
-    """
+    """The command exits with 78, prints nothing on standard output, and names a remedy."""
     result = gracekit("init", *words, "shop:svc")
 
     assert (result.exit_code, result.stdout) == (78, "")

@@ -63,8 +63,7 @@ def call(directory: Path, method: str, *words: str) -> Answer:
 
 @pytest.mark.parametrize("method", ["kept", "asked"])
 def test_a_handler_that_raises_is_one_line(tmp_path: Path, method: str):
-    """
-    By default a warning with class, message and the whole request id, journaled or not.
+    """By default a warning with class, message and the whole request id, journaled or not.
 
     What the caller has sent is not in it, and no terminal code is.
     """
@@ -81,8 +80,8 @@ def test_a_handler_that_raises_is_one_line(tmp_path: Path, method: str):
 
 
 def test_its_traceback_is_a_setting(tmp_path: Path):
-    """
-    `log_failures` adds the traceback, in whose text the request is masked as well, or is silent.
+    """`log_failures` adds the traceback, in whose text the request is masked as well, or is
+    silent.
     """
     write_service(tmp_path, text=SERVICE)
     with Running(tmp_path, "--log-failures", "traceback") as run:
@@ -100,9 +99,7 @@ def test_its_traceback_is_a_setting(tmp_path: Path):
 
 
 def test_a_log_level_is_a_setting(tmp_path: Path):
-    """
-    `warning` leaves a quiet service silent; `debug` tells each request.
-    """
+    """`warning` leaves a quiet service silent; `debug` tells each request."""
     write_service(tmp_path, text=SERVICE)
     with Running(tmp_path, "--log-level", "debug") as run:
         call(tmp_path, "says")
@@ -119,8 +116,8 @@ def test_a_log_level_is_a_setting(tmp_path: Path):
 
 
 def test_lines_of_a_handler_carry_its_request_id(tmp_path: Path):
-    """
-    Whatever code logs while a handler runs, in a coroutine or a thread, its line names the task.
+    """Whatever code logs while a handler runs, in a coroutine or a thread, its line names the
+    task.
     """
     write_service(tmp_path, text=SERVICE)
     with Running(tmp_path) as run:
@@ -135,8 +132,8 @@ def test_lines_of_a_handler_carry_its_request_id(tmp_path: Path):
 
 
 def test_the_logging_of_an_application_stands(tmp_path: Path):
-    """
-    A service's module that configures logging has its format and level, gracekit's lines included.
+    """A service's module that configures logging has its format and level, gracekit's lines
+    included.
 
     A format that is asked for goes before it; `logging.warning()` at import is no configuration.
     """
@@ -166,9 +163,7 @@ logging.config.dictConfig({
 
 
 def test_a_dict_config_disables_no_line_of_gracekit(tmp_path: Path):
-    """
-    Python's default there disables each logger that exists before it, gracekit's too.
-    """
+    """Python's default there disables each logger that exists before it, gracekit's too."""
     write_service(tmp_path, text=SERVICE + DICT_CONFIG)
     with Started(tmp_path, "run", "compute") as run:
         run.wait_line("DICT gracekit service.serving")
@@ -290,8 +285,7 @@ def drained(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
-    """
-    What ran at its start, how each of them ended, what was handed over, from where, and what not
+    """What ran at its start, how each of them ended, what was handed over, from where, and what not
     started: each unfinished id is in one line, as in the journal, and the sums are in the last one.
     """
     lines = drained(tmp_path)
@@ -375,8 +369,8 @@ def check_harmless(text: str) -> None:
 @pytest.mark.parametrize("error", ["ConfigError", "RuntimeError"])
 @pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
 def test_a_start_that_fails_says_so_harmlessly(tmp_path: Path, error: str, words: tuple[str, ...]):
-    """
-    What a broker or a hook has put into an error is escaped and redacted; --json keeps to JSON.
+    """What a broker or a hook has put into an error is escaped and redacted; --json keeps to
+    JSON.
     """
     hook = f"""
 @svc.on_start
@@ -399,9 +393,7 @@ async def begin() -> None:
 
 
 def test_a_module_that_cannot_be_loaded_says_so_harmlessly(tmp_path: Path):
-    """
-    So does an import, and a setting; under --json both are JSON.
-    """
+    """So does an import, and a setting; under --json both are JSON."""
     write_service(tmp_path, text=f"{NASTY}raise LookupError(TEXT)")
 
     plain = gracekit(tmp_path, "run", "compute")
@@ -415,9 +407,7 @@ def test_a_module_that_cannot_be_loaded_says_so_harmlessly(tmp_path: Path):
 
 
 def test_a_thread_of_the_application_says_so_harmlessly(tmp_path: Path):
-    """
-    What no code of gracekit sees, Python itself would print: it goes into the log.
-    """
+    """What no code of gracekit sees, Python itself would print: it goes into the log."""
     thread = """
 import threading
 
@@ -453,9 +443,7 @@ async def cast_what_nobody_serves(directory: Path, number: int) -> None:
 
 
 def test_a_flood_of_refusals_is_one_line_a_second(tmp_path: Path):
-    """
-    With the number that was left out, so that none is lost from the sum.
-    """
+    """With the number that was left out, so that none is lost from the sum."""
     write_service(tmp_path, text=SERVICE)
     with Running(tmp_path, "--beat", "100ms") as run:
         asyncio.run(cast_what_nobody_serves(tmp_path, 60))
@@ -468,9 +456,7 @@ def test_a_flood_of_refusals_is_one_line_a_second(tmp_path: Path):
 
 
 def test_what_a_flood_left_out_is_told_while_the_service_lives_on(tmp_path: Path):
-    """
-    Also if nothing of its kind comes any more.
-    """
+    """Also if nothing of its kind comes any more."""
     write_service(tmp_path, text=SERVICE)
     known = 0
     with Running(tmp_path, "--beat", "100ms") as run:

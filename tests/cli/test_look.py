@@ -46,9 +46,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_living_run_is_shown_in_its_own_words(directory):
-    """
-    Phase, what is in flight, the longest task, and accounts that balance.
-    """
+    """Phase, what is in flight, the longest task, and accounts that balance."""
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "a\x1b[2Jb")
         run.wait_line("at work")
@@ -72,9 +70,8 @@ MANY = 2_100
 
 
 def test_a_saturated_run_says_how_much_it_holds_and_lists_it_page_by_page(directory):
-    """
-    With more than 2,000 tasks in flight it answers, its tasks are listed as its own, and its drain
-    is watched.
+    """With more than 2,000 tasks in flight it answers, its tasks are listed as its own, and its
+    drain is watched.
     """
     with Running(directory, "--instance", "api-1", GRACEKIT_MAX_ACCEPTED=f"{MANY}") as run:
         cast_many(directory, MANY)
@@ -108,9 +105,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_silent_run_is_said_to_be_silent(directory):
-    """
-    A stopped process lives: the store speaks for it, and nobody calls it gone.
-    """
+    """A stopped process lives: the store speaks for it, and nobody calls it gone."""
     with Running(directory, "--instance", "api-1") as run:
         run.process.send_signal(signal.SIGSTOP)
 
@@ -122,9 +117,7 @@ def test_a_silent_run_is_said_to_be_silent(directory):
 
 
 def test_commands_say_that_a_process_is_stopped_and_how_it_goes_on(directory):
-    """
-    They advise no signal that it cannot act on; doctor fails.
-    """
+    """They advise no signal that it cannot act on; doctor fails."""
     words = (
         ["status"],
         ["drain"],
@@ -148,8 +141,8 @@ def test_commands_say_that_a_process_is_stopped_and_how_it_goes_on(directory):
 
 
 def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
-    """
-    A process that writes to the queue waits for the lock that the run holds; `status` ends in time.
+    """A process that writes to the queue waits for the lock that the run holds; `status` ends in
+    time.
     """
     with Running(directory, "--instance", "api-1") as run:
         writer_lock = os.open(directory / "gracekit.db-writer", os.O_RDWR)
@@ -191,8 +184,7 @@ def after_the_listing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Non
 def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
     directory, monkeypatch: pytest.MonkeyPatch, words: list[str], shown: str
 ):
-    """
-    The other runs are asked all the same, the new one is asked for what is only looked at, and a
+    """The other runs are asked all the same, the new one is asked for what is only looked at, and a
     verb for the run that has ended does not hit its successor.
     """
     store, successor = f"sqlite:///{directory / 'gracekit-store.db'}", contextlib.ExitStack()
@@ -244,9 +236,7 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
 def test_a_run_that_ends_between_listing_and_asking_is_not_called_silent(
     directory, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str
 ):
-    """
-    Nobody is to send a signal to its pid, which may be another process by now.
-    """
+    """Nobody is to send a signal to its pid, which may be another process by now."""
     ended: list[int] = []
 
     def end() -> None:
@@ -265,8 +255,7 @@ def test_a_run_that_ends_between_listing_and_asking_is_not_called_silent(
 
 
 def test_a_killed_run_leaves_orphans_that_are_listed(directory):
-    """
-    With no process alive the store tells who was there, how it ended and what it left. Who asks
+    """With no process alive the store tells who was there, how it ended and what it left. Who asks
     for one run learns by the exit status that it does not live.
     """
     with Running(directory, "--instance", "worker-0") as run:
@@ -301,9 +290,7 @@ def test_a_killed_run_leaves_orphans_that_are_listed(directory):
 
 
 def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
-    """
-    After a drain that ran out of time the row waits, ownerless, with its cut.
-    """
+    """After a drain that ran out of time the row waits, ownerless, with its cut."""
     with Running(directory, "--instance", "worker-0") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1")
         run.wait_line("at work")
@@ -331,9 +318,7 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
 
 
 def test_work_without_a_row_is_listed_too(directory):
-    """
-    A `requeue` task is known to its process alone, which says so.
-    """
+    """A `requeue` task is known to its process alone, which says so."""
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
         run.wait_line("peeking")
@@ -346,9 +331,7 @@ def test_work_without_a_row_is_listed_too(directory):
 
 
 def test_no_list_shows_the_login_of_a_url(directory):
-    """
-    JSON is for other programs' logs, so it is redacted as the table is.
-    """
+    """JSON is for other programs' logs, so it is redacted as the table is."""
     with Running(directory) as run:
         gracekit(directory, "cast", "compute", "work", "vm=amqp://u:canary@host/v")
         run.wait_line("at work")
@@ -361,9 +344,7 @@ def test_no_list_shows_the_login_of_a_url(directory):
 
 
 def test_no_record_shows_the_login_of_a_url(directory):
-    """
-    Messages and tracebacks of the application hold what they like, in text and in JSON.
-    """
+    """Messages and tracebacks of the application hold what they like, in text and in JSON."""
     with Running(directory):
         called = gracekit(directory, "call", "compute", "leak", "--id", "t-1", "--json")
 
@@ -377,9 +358,7 @@ def test_no_record_shows_the_login_of_a_url(directory):
 
 
 def test_ids_that_would_read_alike_are_shown_whole(directory):
-    """
-    What is copied from the list names one task.
-    """
+    """What is copied from the list names one task."""
     alike = ["6f9619ff8b86d011b42d00cf4fc964ff", "6f9619ff8b86d011b42d00cf4fc964fe"]
     long = ["order-" + "x" * 60 + letter for letter in "ab"]
     other = "0f9619ff8b86d011b42d00cf4fc964ff"
@@ -395,9 +374,7 @@ def test_ids_that_would_read_alike_are_shown_whole(directory):
 
 
 def test_filters_narrow_the_list(directory):
-    """
-    By state, resource and number; the cut list says that there is more.
-    """
+    """By state, resource and number; the cut list says that there is more."""
     with Running(directory):
         for n in range(3):
             gracekit(directory, "call", "compute", "echo", f"value={n}")
@@ -412,9 +389,7 @@ def test_filters_narrow_the_list(directory):
 
 
 def test_the_age_of_a_task_is_what_the_help_says():
-    """
-    Since its end, its last start or its acceptance, which may be an earlier process's.
-    """
+    """Since its end, its last start or its acceptance, which may be an earlier process's."""
     now, whole = time.time(), " ".join(CliRunner().invoke(cli, ["tasks", "--help"]).output.split())
 
     def age(state: str, *, live: float | None = None, **moments: float) -> float:
@@ -441,8 +416,8 @@ def test_the_age_of_a_task_is_what_the_help_says():
 
 
 def test_tasks_of_an_unknown_instance_are_refused(directory):
-    """
-    A mistyped name lists no other run's tasks; the nearest known name is said, as by `status`.
+    """A mistyped name lists no other run's tasks; the nearest known name is said, as by
+    `status`.
     """
     with Running(directory, "--instance", "api-1"):
         gracekit(directory, "call", "compute", "echo")
@@ -462,9 +437,7 @@ def test_tasks_of_an_unknown_instance_are_refused(directory):
     ["status", "tasks", "drain", "quiet", "resume", "holds", "holds end move vm-1 --reason done"],
 )
 def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
-    """
-    Looking and changing create nothing, and the message names path and option.
-    """
+    """Looking and changing create nothing, and the message names path and option."""
     answer = gracekit(tmp_path, *command.split())
 
     assert answer.code == 78
@@ -475,8 +448,8 @@ def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
 
 @pytest.mark.parametrize("command", ["status", "tasks", "drain", "store backup copy.db"])
 def test_a_lost_store_is_said_to_be_lost(tmp_path: Path, command: str):
-    """
-    The directory of its runs knows that there was one: who restores it has not named a wrong file.
+    """The directory of its runs knows that there was one: who restores it has not named a wrong
+    file.
     """
     runs = tmp_path / "gracekit-store.db-runs"
     runs.mkdir()
@@ -491,9 +464,7 @@ def test_a_lost_store_is_said_to_be_lost(tmp_path: Path, command: str):
 
 
 def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
-    """
-    Neither a database of somebody else nor an older or newer schema is migrated.
-    """
+    """Neither a database of somebody else nor an older or newer schema is migrated."""
     other = tmp_path / "gracekit-store.db"
     connection = apsw.Connection(str(other))
     connection.execute("CREATE TABLE mine (n)")
@@ -513,9 +484,7 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
 
 
 def test_more_than_a_listing_can_hold_is_no_limit(tmp_path: Path):
-    """
-    A number that no database counts to is refused as others are.
-    """
+    """A number that no database counts to is refused as others are."""
     answer = gracekit(tmp_path, "tasks", "--limit", "9" * 20)
 
     assert answer.code == 2
@@ -523,9 +492,7 @@ def test_more_than_a_listing_can_hold_is_no_limit(tmp_path: Path):
 
 
 def test_a_device_without_an_end_is_no_settings_file(tmp_path: Path):
-    """
-    Reading stops where no file of settings is that long.
-    """
+    """Reading stops where no file of settings is that long."""
     answer = gracekit(tmp_path, "status", "--config", "/dev/zero")
 
     assert answer.code == 78
@@ -534,9 +501,7 @@ def test_a_device_without_an_end_is_no_settings_file(tmp_path: Path):
 
 @pytest.mark.parametrize("words", [("status",), ("store", "backup", "copy.db")])
 def test_a_directory_is_no_store(tmp_path: Path, words: tuple[str, ...]):
-    """
-    Who names the directory of a store in its place is told so in a sentence.
-    """
+    """Who names the directory of a store in its place is told so in a sentence."""
     place = tmp_path / "place"
     place.mkdir()
 
@@ -550,9 +515,7 @@ def test_a_directory_is_no_store(tmp_path: Path, words: tuple[str, ...]):
 
 
 def test_a_store_whose_log_is_gone_is_said_to_be_empty(tmp_path: Path):
-    """
-    The main file of a young store holds nothing: who lost its -wal did not name a wrong file.
-    """
+    """The main file of a young store holds nothing: who lost its -wal did not name a wrong file."""
     store = tmp_path / "gracekit-store.db"
     connection = apsw.Connection(str(store))
     connection.execute("PRAGMA journal_mode=WAL")
@@ -569,9 +532,7 @@ def test_a_store_whose_log_is_gone_is_said_to_be_empty(tmp_path: Path):
 
 
 def test_no_color_is_honoured_and_a_pipe_gets_none(directory):
-    """
-    Colour is for terminals, and there only without NO_COLOR.
-    """
+    """Colour is for terminals, and there only without NO_COLOR."""
     with Running(directory) as run:
         run.process.send_signal(signal.SIGTERM)
         run.wait()
@@ -622,9 +583,8 @@ def store_with(path: Path, *, past: int) -> None:
 def test_a_look_at_open_tasks_does_not_walk_the_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str
 ):
-    """
-    Listing what is open, or looking for an id, costs the same beside a long record as beside none,
-    in steps of SQLite's machine.
+    """Listing what is open, or looking for an id, costs the same beside a long record as beside
+    none, in steps of SQLite's machine.
     """
     steps: dict[str, int] = {}
 
@@ -649,9 +609,7 @@ def test_a_look_at_open_tasks_does_not_walk_the_past(
 
 
 def test_status_says_that_more_instances_ended_lately_than_it_shows(tmp_path: Path):
-    """
-    The last to end are shown, and --limit shows more of them.
-    """
+    """The last to end are shown, and --limit shows more of them."""
     path = tmp_path / "beside" / "store.db"
     store_with(path, past=0)
     connection = apsw.Connection(str(path))
@@ -680,9 +638,7 @@ def test_status_says_that_more_instances_ended_lately_than_it_shows(tmp_path: Pa
 
 
 def test_status_shows_what_waits_in_the_queue_of_each_topic(directory):
-    """
-    How much and for how long, and once, although several runs read the queue.
-    """
+    """How much and for how long, and once, although several runs read the queue."""
     with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
         assert "queues:" not in gracekit(directory, "status").out
         gracekit(directory, "quiet", "--all")
@@ -697,9 +653,7 @@ def test_status_shows_what_waits_in_the_queue_of_each_topic(directory):
 
 
 def test_a_run_that_cannot_read_is_said_not_to_be_ready():
-    """
-    With the reason in its own words, escaped; one that drains says so by its phase.
-    """
+    """With the reason in its own words, escaped; one that drains says so by its phase."""
     why = "requests cannot be read: locked\x1b[2J"
 
     assert not_ready({"phase": "serving", "not_ready": why}) == why.replace("\x1b", r"\x1b")
@@ -708,8 +662,8 @@ def test_a_run_that_cannot_read_is_said_not_to_be_ready():
 
 
 def test_a_dead_run_leaves_no_door_behind(directory):
-    """
-    Whoever adopts it removes its lock, its door and its wake-up pipe, and a command says "gone".
+    """Whoever adopts it removes its lock, its door and its wake-up pipe, and a command says
+    "gone".
     """
     with Running(directory) as killed:
         killed.kill()

@@ -24,9 +24,7 @@ pytestmark = pytest.mark.process
 
 
 def test_help_loads_no_broker_and_no_command(tmp_path: Path):
-    """
-    `gracekit --help` is answered from a table; commands load when they are used.
-    """
+    """`gracekit --help` is answered from a table; commands load when they are used."""
     code = (
         "import sys; from gracekit.cli.main import cli\n"
         "cli(['--help'], standalone_mode=False)\n"
@@ -51,9 +49,7 @@ def test_help_loads_no_broker_and_no_command(tmp_path: Path):
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_json_and_help(name: str):
-    """
-    What a person can read, a script can read too.
-    """
+    """What a person can read, a script can read too."""
     command = cli.get_command(click.Context(cli), name)
 
     assert command is not None
@@ -82,9 +78,7 @@ tell([], cli)
 
 
 def test_every_command_has_the_same_help_without_docstrings():
-    """
-    `python -OO` removes docstrings, in which the help of commands and settings stands.
-    """
+    """`python -OO` removes docstrings, in which the help of commands and settings stands."""
     plain, stripped = (
         subprocess.run(
             [sys.executable, *flags, "-c", _ALL_HELP],
@@ -103,9 +97,7 @@ def test_every_command_has_the_same_help_without_docstrings():
 
 
 def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):
-    """
-    A typing error costs one look, not a manual.
-    """
+    """A typing error costs one look, not a manual."""
     answer = gracekit(tmp_path, "drian")
 
     assert answer.code == 2
@@ -113,9 +105,7 @@ def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):
 
 
 def test_all_wrong_settings_are_told_at_once(tmp_path: Path):
-    """
-    Contradictions and unknown names come as one message.
-    """
+    """Contradictions and unknown names come as one message."""
     answer = gracekit(
         tmp_path,
         *("status", "--store", "sqlite:///a.db", "--transport", "sqlite:///a.db"),
@@ -129,9 +119,7 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path):
 
 
 def test_arguments_are_json_where_they_read_as_json():
-    """
-    `n=3` is a number, `name=vm-1` a text, and an object is taken whole.
-    """
+    """`n=3` is a number, `name=vm-1` a text, and an object is taken whole."""
     words = ("n=3", "name=vm-1", "on=true", 'text="3"', "list=[1, 2]", "x=NaN", "eq=a=b")
 
     assert arguments(words, '{"more": null}') == {
@@ -161,17 +149,13 @@ def test_arguments_are_json_where_they_read_as_json():
     ],
 )
 def test_wrong_arguments_are_usage_errors(words, text, message):
-    """
-    Each says what is wrong with the word that was typed.
-    """
+    """Each says what is wrong with the word that was typed."""
     with pytest.raises(click.UsageError, match=message):
         arguments(words, text)
 
 
 def test_tables_and_json_cannot_move_the_cursor():
-    """
-    Control characters and direction marks of names and results are shown, not obeyed.
-    """
+    """Control characters and direction marks of names and results are shown, not obeyed."""
     wire = "a\x1b[2J\nb\u202ec\x9b"
 
     shown = table(("NAME",), [(wire,)]) + json_text({wire: "ä\x7f"})
@@ -182,9 +166,7 @@ def test_tables_and_json_cannot_move_the_cursor():
 
 
 def test_durations_show_two_units():
-    """
-    As an operator says them.
-    """
+    """As an operator says them."""
     assert [duration(s) for s in (None, 0.4, 41, 72, 4200, 266400)] == [
         "-", "0s", "41s", "1m12s", "1h10m", "3d02h",
     ]  # fmt: skip
@@ -193,9 +175,7 @@ def test_durations_show_two_units():
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_standard_stream_is_no_error(tmp_path, closed):
-    """
-    As a service manager may start it: the command does its work, and its exit status says so.
-    """
+    """As a service manager may start it: the command does its work, and its exit status says so."""
     command = [sys.executable, "-m", "gracekit", "config", "show", "drain_timeout"]
     ran = subprocess.run(
         ["sh", "-c", f'exec "$0" "$@" {closed}', *command],
@@ -212,9 +192,7 @@ def test_a_closed_standard_stream_is_no_error(tmp_path, closed):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [("--help",), ("config", "show"), ("status",), ("holds",)])
 def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, unbuffered):
-    """
-    Whoever sends a listing to a full disk is told so, and the process ends.
-    """
+    """Whoever sends a listing to a full disk is told so, and the process ends."""
     make_store(tmp_path / "gracekit-store.db")
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
@@ -249,9 +227,7 @@ def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, 
     ],
 )
 def test_with_json_a_refusal_is_one_json_line_on_standard_error(tmp_path, command, code, message):
-    """
-    A script that reads JSON reads why it was refused in the same way, for every command.
-    """
+    """A script that reads JSON reads why it was refused in the same way, for every command."""
     make_store(tmp_path / "gracekit-store.db")
 
     answer = gracekit(tmp_path, *command.split())
@@ -287,9 +263,7 @@ def make_store(path: Path) -> None:
     ],
 )
 def test_a_working_directory_that_was_deleted_is_78_and_a_sentence(tmp_path: Path, words):
-    """
-    The default URLs are relative to it, as --config and --app-dir may be.
-    """
+    """The default URLs are relative to it, as --config and --app-dir may be."""
     done = without_directory(tmp_path, words)
 
     assert done.returncode == 78, done
@@ -305,9 +279,7 @@ def test_a_working_directory_that_was_deleted_is_78_and_a_sentence(tmp_path: Pat
     ],
 )
 def test_who_names_absolute_paths_needs_no_working_directory(tmp_path: Path, words, code, said):
-    """
-    A probe of a pod or an order to a run must not depend on where it was started.
-    """
+    """A probe of a pod or an order to a run must not depend on where it was started."""
     done = without_directory(
         tmp_path,
         words,
@@ -334,9 +306,7 @@ def without_directory(tmp_path: Path, words, **variables: str) -> subprocess.Com
 
 
 def test_an_argument_that_is_no_utf_8_is_refused_with_a_sentence(tmp_path: Path):
-    """
-    No name on record is written so; with --json the sentence is a line of JSON.
-    """
+    """No name on record is written so; with --json the sentence is a line of JSON."""
     write_service(tmp_path)
     with Running(tmp_path) as run:
         run.kill()

@@ -30,9 +30,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_an_operator_is_known_by_the_kernel(monkeypatch: pytest.MonkeyPatch):
-    """
-    The record names the uid and its name; a variable that anybody can set says nothing.
-    """
+    """The record names the uid and its name; a variable that anybody can set says nothing."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "mallory")
 
@@ -58,9 +56,7 @@ def start_work(directory: Path, run: Running, task_id: str, vm: str = "vm-1") ->
 
 
 def test_a_running_task_is_cancelled_and_its_end_is_waited_for(directory):
-    """
-    The verb returns when the row is CANCELLED; who did it and why is on record.
-    """
+    """The verb returns when the row is CANCELLED; who did it and why is on record."""
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run, "order-1")
         answer = gracekit(directory, "tasks", "cancel", "order-1", *WHY, "--json")
@@ -82,9 +78,7 @@ def test_a_running_task_is_cancelled_and_its_end_is_waited_for(directory):
 
 
 def test_a_caller_hears_of_the_cancel(directory):
-    """
-    `gracekit call` ends with the operator's reason.
-    """
+    """`gracekit call` ends with the operator's reason."""
     with Running(directory) as run:
         words = ("call", "compute", "work", "vm=v", "--id", "order-1")
         with Started(directory, *words) as call:
@@ -98,9 +92,7 @@ def test_a_caller_hears_of_the_cancel(directory):
 
 
 def test_work_without_a_row_is_cancelled_too(directory):
-    """
-    A `requeue` task is known to its process alone.
-    """
+    """A `requeue` task is known to its process alone."""
     with Running(directory) as run:
         gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
         run.wait_line("peeking")
@@ -120,9 +112,7 @@ def hand_over(directory: Path, *task_ids: str) -> None:
 
 
 def test_rows_of_a_stopped_service_are_changed_in_its_store(directory):
-    """
-    Cancelled and failed for good; retried, the next start runs it at once.
-    """
+    """Cancelled and failed for good; retried, the next start runs it at once."""
     hand_over(directory, "order-c", "order-f", "order-r")
 
     cancelled = gracekit(directory, "tasks", "cancel", "order-c", *WHY)
@@ -140,9 +130,7 @@ def test_rows_of_a_stopped_service_are_changed_in_its_store(directory):
 
 
 def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(directory):
-    """
-    Under the same id, and with its failure on record; the accounts balance at each step.
-    """
+    """Under the same id, and with its failure on record; the accounts balance at each step."""
     with Running(directory) as run:
         gracekit(directory, "call", "compute", "boom", "--id", "order-1")
         living = gracekit(directory, "tasks", "retry", "order-1", "--reason", "the disk is back")
@@ -162,9 +150,8 @@ def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(dire
 
 
 def test_a_task_is_shown_with_all_that_is_on_record(directory):
-    """
-    States with moments, attempts, orders with who and why, failure with traceback, kept arguments
-    without their content; while it runs its lease, its cursor and what its process says.
+    """States with moments, attempts, orders with who and why, failure with traceback, kept
+    arguments without their content; while it runs its lease, its cursor and what its process says.
     """
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "call", "compute", "boom", "--id", "order-1")
@@ -208,9 +195,7 @@ def test_a_task_is_shown_with_all_that_is_on_record(directory):
 
 
 def test_what_is_due_of_a_task_is_shown_and_how_far_it_came(directory):
-    """
-    Its cursor, until when it settles, and the hook that was called and has not returned.
-    """
+    """Its cursor, until when it settles, and the hook that was called and has not returned."""
     text = """
 import asyncio
 from gracekit import Context, Service
@@ -278,9 +263,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_killed_run_s_task_is_cancelled_before_the_next_start(directory):
-    """
-    Its process is proven dead, so nobody has to be asked; the start does not run it again.
-    """
+    """Its process is proven dead, so nobody has to be asked; the start does not run it again."""
     with Running(directory) as run:
         start_work(directory, run, "order-1")
         run.kill()
@@ -296,8 +279,8 @@ def test_a_killed_run_s_task_is_cancelled_before_the_next_start(directory):
 
 @pytest.mark.parametrize("phase", ["before", "after"])
 def test_an_operator_s_crash_leaves_all_or_nothing(directory, phase):
-    """
-    Killed at its commit, the command has changed the row together with its record, or neither.
+    """Killed at its commit, the command has changed the row together with its record, or
+    neither.
     """
     hand_over(directory, "order-1")
 
@@ -315,9 +298,7 @@ def test_an_operator_s_crash_leaves_all_or_nothing(directory, phase):
 
 
 def test_an_owner_that_cannot_write_says_why_it_is_silent(directory):
-    """
-    Another program has locked the store: the run answers questions, and carries out no order.
-    """
+    """Another program has locked the store: the run answers questions, and carries out no order."""
     with Running(directory) as run:
         start_work(directory, run, "w")
         locker = apsw.Connection(str(directory / "gracekit-store.db"))
@@ -332,9 +313,7 @@ def test_an_owner_that_cannot_write_says_why_it_is_silent(directory):
 
 
 def test_a_silent_owner_is_not_gone_round(directory):
-    """
-    It lives, so it alone may act: exit 4, and its row stays as it is.
-    """
+    """It lives, so it alone may act: exit 4, and its row stays as it is."""
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run, "order-1")
         run.process.send_signal(signal.SIGSTOP)
@@ -347,8 +326,8 @@ def test_a_silent_owner_is_not_gone_round(directory):
 
 
 def test_an_abbreviated_id_is_confirmed_and_an_unclear_one_refused(directory):
-    """
-    A mistyped one is refused too, and names no other task, which might be cancelled in its place.
+    """A mistyped one is refused too, and names no other task, which might be cancelled in its
+    place.
     """
     hand_over(directory, "order-11", "order-12")
 
@@ -369,8 +348,8 @@ def test_an_abbreviated_id_is_confirmed_and_an_unclear_one_refused(directory):
 
 
 def test_the_question_is_asked_at_a_terminal(directory):
-    """
-    No is no, and yes is done. Where nobody can be asked, four characters that are unmistakable do.
+    """No is no, and yes is done. Where nobody can be asked, four characters that are
+    unmistakable do.
     """
     hand_over(directory, "0123456789abcdef0123456789abcdef", "fedcba9876543210fedcba9876543210")
 
@@ -395,9 +374,7 @@ def test_the_question_is_asked_at_a_terminal(directory):
 
 
 def test_a_periodic_job_is_listed_as_one_and_takes_no_orders(directory):
-    """
-    The list and the refusal say what it is, while it runs and after it.
-    """
+    """The list and the refusal say what it is, while it runs and after it."""
     text = """
 import asyncio
 from gracekit import Context, Service
@@ -427,9 +404,7 @@ async def sweep(ctx: Context) -> None:
 
 
 def test_usage_is_told(directory):
-    """
-    A reason is owed, options belong to the verb, and a wrong verb gets the nearest.
-    """
+    """A reason is owed, options belong to the verb, and a wrong verb gets the nearest."""
     no_reason = gracekit(directory, "tasks", "cancel", "x")
     before = gracekit(directory, "tasks", "--json", "retry", "x")
     wrong = gracekit(directory, "tasks", "cancle", "x")
@@ -441,9 +416,7 @@ def test_usage_is_told(directory):
 
 
 def test_a_handler_that_does_not_return_is_said_to_run_on(directory):
-    """
-    Exit 3: asked for, not ended; detached by Ctrl-C the order stands.
-    """
+    """Exit 3: asked for, not ended; detached by Ctrl-C the order stands."""
     text = """
 import asyncio
 from gracekit import Context, Service
@@ -476,9 +449,7 @@ async def stay(ctx: Context) -> None:
 
 
 def test_a_refused_repetition_does_not_hide_its_task(directory: Path):
-    """
-    Whoever sends a task's id again with other arguments must not keep operators from it.
-    """
+    """Whoever sends a task's id again with other arguments must not keep operators from it."""
     with Running(directory) as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
         run.wait_line("at work")
@@ -493,8 +464,8 @@ def test_a_refused_repetition_does_not_hide_its_task(directory: Path):
 
 
 def test_a_cancel_that_was_taken_outlives_its_process(directory: Path):
-    """
-    A handler hangs in its thread, and the process is killed: the next run does not start it again.
+    """A handler hangs in its thread, and the process is killed: the next run does not start it
+    again.
     """
     text = """
 import time

@@ -38,8 +38,8 @@ def age(directory: Path, task_id: str, *, by_s: float) -> None:
 
 
 def test_a_call_whose_task_is_parked_says_so_and_has_not_failed(directory):
-    """
-    Exit 3: nothing on standard output, and how to look at the task beside its version and deadline.
+    """Exit 3: nothing on standard output, and how to look at the task beside its version and
+    deadline.
     """
     with running(directory):
         called = gracekit(directory, "call", "compute", "build", "vm=v", "--id", "a b")
@@ -63,9 +63,7 @@ def test_a_call_whose_task_is_parked_says_so_and_has_not_failed(directory):
 
 
 def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory):
-    """
-    The table has what a resolver needs, and the JSON is that of version 1.1.
-    """
+    """The table has what a resolver needs, and the JSON is that of version 1.1."""
     left_parked(directory, "new", "old", "late")
     age(directory, "new", by_s=10)
     age(directory, "old", by_s=250)
@@ -101,9 +99,7 @@ def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory
 
 
 def test_a_list_is_of_one_service_or_of_that_of_an_instance(directory):
-    """
-    A name of which no run is on record is refused, and so are two ways to say it.
-    """
+    """A name of which no run is on record is refused, and so are two ways to say it."""
     with running(directory, "--instance", "api-1"):
         park(directory, "order-1")
         named = gracekit(directory, "pending", "--instance", "api-1", "--json").json
@@ -116,9 +112,7 @@ def test_a_list_is_of_one_service_or_of_that_of_an_instance(directory):
 
 
 def test_what_a_handler_says_can_forge_no_line(directory):
-    """
-    Reasons and what was requested are escaped and cut, in each listing.
-    """
+    """Reasons and what was requested are escaped and cut, in each listing."""
     left_parked(
         directory, "order-1", why='"a\\n\x1b[31mforged"', zone='"b\\n\u202e' + "c" * 80 + '"'
     )
@@ -137,9 +131,7 @@ def test_what_a_handler_says_can_forge_no_line(directory):
 
 
 def test_the_list_follows_a_service_that_parks(directory):
-    """
-    With --watch each look is a document of its own.
-    """
+    """With --watch each look is a document of its own."""
     left_parked(directory, "order-1")
     with Started(directory, "pending", "--json", "--watch", "100ms") as watch:
         line = watch.wait_line("{")
@@ -151,8 +143,8 @@ def test_the_list_follows_a_service_that_parks(directory):
 
 
 def test_a_retry_with_another_argument_is_run_by_a_living_service(directory):
-    """
-    It is woken at once. Who changed which argument is on record; no value of the request is shown.
+    """It is woken at once. Who changed which argument is on record; no value of the request is
+    shown.
     """
     with running(directory) as run:
         park(directory, "order-1")
@@ -174,8 +166,7 @@ def test_a_retry_with_another_argument_is_run_by_a_living_service(directory):
 
 
 def test_orders_about_tasks_of_a_stopped_service_are_carried_out_in_its_store(directory):
-    """
-    Each leaves a notification for any run. The next start sends them, runs what was retried, and
+    """Each leaves a notification for any run. The next start sends them, runs what was retried, and
     calls the hook of what was given up.
     """
     left_parked(directory, "again", "large", "gone")
@@ -207,9 +198,7 @@ def test_orders_about_tasks_of_a_stopped_service_are_carried_out_in_its_store(di
 
 
 def test_the_orders_for_tasks_work_on_parked_ones(directory):
-    """
-    `gracekit tasks` retries, cancels and fails them as it does others that nobody works on.
-    """
+    """`gracekit tasks` retries, cancels and fails them as it does others that nobody works on."""
     left_parked(directory, "again", "gone", "wrong")
 
     codes = [
@@ -225,9 +214,7 @@ def test_the_orders_for_tasks_work_on_parked_ones(directory):
 
 
 def test_a_task_that_is_not_parked_is_refused_with_what_it_is(directory):
-    """
-    Whatever it is: at work without a row, ended, or not known.
-    """
+    """Whatever it is: at work without a row, ended, or not known."""
     with running(directory) as run:
         gracekit(directory, "call", "compute", "echo", "--id", "echo-1")
         gracekit(directory, "cast", "compute", "peek", "--id", "peek-1")
@@ -267,9 +254,7 @@ def test_a_task_that_is_not_parked_is_refused_with_what_it_is(directory):
 def test_arguments_that_do_not_fit_are_refused(
     directory: Path, tmp_path_factory: pytest.TempPathFactory, word: str, code: int, said: str
 ):
-    """
-    With the reason; the task stays parked as it was, and its own arguments are never shown.
-    """
+    """With the reason; the task stays parked as it was, and its own arguments are never shown."""
     with running(directory):
         park(directory, "order-1")
         wait_for(lambda: not rows(directory, "SELECT 1 FROM outbox"))
@@ -296,9 +281,7 @@ def test_arguments_that_do_not_fit_are_refused(
 def test_arguments_with_the_id_of_the_resource_inside_are_compared(
     directory: Path, source: str, word: str, said: str
 ):
-    """
-    By a path or a function: the run that checks them has it.
-    """
+    """By a path or a function: the run that checks them has it."""
     text = PARKING.replace('resource="vm"', f'resource=("vm", {source})')
     text = text.replace("vm: str,", "vm: dict[str, str],")
     write_service(directory, text=text)
@@ -321,9 +304,7 @@ def test_arguments_with_the_id_of_the_resource_inside_are_compared(
     ],
 )
 def test_a_command_line_that_cannot_be_read_names_what_is_near(tmp_path: Path, words, said):
-    """
-    And nothing that is not: two dashes are no likeness.
-    """
+    """And nothing that is not: two dashes are no likeness."""
     answer = gracekit(tmp_path, "pending", *words)
 
     assert answer.code == 2
@@ -332,9 +313,7 @@ def test_a_command_line_that_cannot_be_read_names_what_is_near(tmp_path: Path, w
 
 
 def test_an_ended_task_is_retried_by_another_command(directory):
-    """
-    `pending retry` is for parked tasks; the refusal names the command, and is no fatal error.
-    """
+    """`pending retry` is for parked tasks; the refusal names the command, and is no fatal error."""
     left_parked(directory, "order-1")
     gracekit(directory, "pending", "give-up", "order-1", *WHY)
 
@@ -347,9 +326,7 @@ def test_an_ended_task_is_retried_by_another_command(directory):
 
 
 def test_an_argument_that_is_not_utf8_is_refused(directory):
-    """
-    Python keeps such bytes as half characters, which no store takes.
-    """
+    """Python keeps such bytes as half characters, which no store takes."""
     left_parked(directory, "order-1")
 
     answer = gracekit(directory, "pending", "retry", "order-1", "--set", "zone=\udcff")
@@ -359,9 +336,7 @@ def test_an_argument_that_is_not_utf8_is_refused(directory):
 
 
 def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(directory):
-    """
-    It cannot say what the method takes, so nothing is replaced.
-    """
+    """It cannot say what the method takes, so nothing is replaced."""
     with running(directory, "--instance", "old"):
         park(directory, "order-1")
         write_service(directory, text=PARKING.replace("build", "make"))
@@ -374,9 +349,7 @@ def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(
 
 
 def test_of_two_operators_at_once_one_alone_is_heard(directory):
-    """
-    The other is told what the task is now; there is one record and one notification.
-    """
+    """The other is told what the task is now; there is one record and one notification."""
     left_parked(directory, "order-1")
 
     verbs = (("give-up", *WHY), ("cancel", *WHY), ("retry",))
@@ -394,9 +367,7 @@ def test_of_two_operators_at_once_one_alone_is_heard(directory):
 
 @pytest.mark.parametrize("phase", ["before", "after"])
 def test_a_command_that_is_killed_leaves_all_or_nothing(directory, phase):
-    """
-    The row, the record of the order and the notification are of one commit.
-    """
+    """The row, the record of the order and the notification are of one commit."""
     left_parked(directory, "order-1")
 
     kill = {"GRACEKIT_FAILPOINT": f"settle.{phase}", **FAILPOINTS_ON}
@@ -415,9 +386,7 @@ def test_a_command_that_is_killed_leaves_all_or_nothing(directory, phase):
 
 
 def test_an_abbreviated_id_is_asked_about_as_with_other_orders(directory):
-    """
-    At a terminal a no is a no; elsewhere four characters are needed.
-    """
+    """At a terminal a no is a no; elsewhere four characters are needed."""
     left_parked(directory, "0123456789abcdef0123456789abcdef")
 
     short = gracekit(directory, "pending", "give-up", "012", *WHY)
@@ -433,17 +402,13 @@ def test_an_abbreviated_id_is_asked_about_as_with_other_orders(directory):
 
 
 def test_an_end_needs_a_reason(directory):
-    """
-    It is on record, and the errored hook may tell it.
-    """
+    """It is on record, and the errored hook may tell it."""
     assert gracekit(directory, "pending", "give-up", "order-1").code == 2
     assert gracekit(directory, "pending", "cancel", "order-1", "--reason", " ").code == 2
 
 
 def test_the_shell_completes_parked_tasks_alone(directory):
-    """
-    For the orders about them; what may be retried is completed with them for `tasks retry`.
-    """
+    """For the orders about them; what may be retried is completed with them for `tasks retry`."""
     with running(directory):
         park(directory, "order-1")
         gracekit(directory, "call", "compute", "echo", "--id", "order-2")
@@ -479,9 +444,7 @@ def test_a_parked_task_is_pending_in_every_document(directory):
 
 
 def test_people_read_that_a_task_waits_for_capacity_and_until_when(directory):
-    """
-    It has no owner and needs none; it is not stuck, however long it waits.
-    """
+    """It has no owner and needs none; it is not stuck, however long it waits."""
     left_parked(directory, "order-1", "late-1")
     age(directory, "order-1", by_s=250)
     age(directory, "late-1", by_s=2 * 3600)
@@ -506,9 +469,7 @@ def test_people_read_that_a_task_waits_for_capacity_and_until_when(directory):
 
 
 def test_the_status_counts_parked_tasks_and_unsent_notifications(directory):
-    """
-    Parked tasks are not without an owner: no start settles them.
-    """
+    """Parked tasks are not without an owner: no start settles them."""
     left_parked(directory, "order-1", "order-2", "late-1")
     nothing_due = gracekit(directory, "status").out
     age(directory, "order-1", by_s=48 * 60 - 30)

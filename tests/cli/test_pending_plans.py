@@ -58,9 +58,7 @@ def steps(database: apsw.Connection, text: str, *params: object) -> int:
 
 
 def test_parked_rows_are_counted_by_their_index_and_not_read(database):
-    """
-    What probes, metrics and the status ask has no step through the table.
-    """
+    """What probes, metrics and the status ask has no step through the table."""
     facts = plan(database, listings_sql.UNFINISHED_OF_SERVICE, "compute")
     counts = plan(database, listings_sql.PARKED_COUNTS, 1.0)
     unfinished = plan(database, listings_sql.UNFINISHED)
@@ -76,9 +74,7 @@ def test_parked_rows_are_counted_by_their_index_and_not_read(database):
 
 
 def test_the_list_reads_the_rows_that_it_shows(database):
-    """
-    The index has the order of deadlines, of one service or of all.
-    """
+    """The index has the order of deadlines, of one service or of all."""
     for text, params in (
         (listings_sql.PARKED, (51,)),
         (listings_sql.PARKED_OF_SERVICE, ("compute", 51)),
@@ -89,9 +85,7 @@ def test_the_list_reads_the_rows_that_it_shows(database):
 
 
 def test_unsent_notifications_are_counted_by_an_index(database):
-    """
-    Their payloads are not read; the oldest is the first row.
-    """
+    """Their payloads are not read; the oldest is the first row."""
     due = plan(database, listings_sql.NOTIFICATIONS_DUE, "compute")
     unsent = plan(database, listings_sql.UNSENT)
 
@@ -103,9 +97,7 @@ def test_unsent_notifications_are_counted_by_an_index(database):
 
 
 def test_beside_parked_tasks_a_look_costs_a_few_steps_for_each(database):
-    """
-    A count walks the index; what is unfinished beside 2,000 costs the same as beside two.
-    """
+    """A count walks the index; what is unfinished beside 2,000 costs the same as beside two."""
     park(database, 1, 2)
     bare = {
         text: steps(database, text, *params)

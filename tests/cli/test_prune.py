@@ -27,9 +27,7 @@ def live_once(directory: Path, host: str) -> None:
 
 
 def test_what_a_host_that_is_gone_has_left_is_removed(directory: Path):
-    """
-    Its queues and its lock file; a dry run lists the same, and the living host keeps its own.
-    """
+    """Its queues and its lock file; a dry run lists the same, and the living host keeps its own."""
     live_once(directory, "pod-a")
     with Running(directory, "--host", "pod-b"):
         kept = gracekit(directory, "prune")
@@ -49,9 +47,7 @@ def test_what_a_host_that_is_gone_has_left_is_removed(directory: Path):
 
 
 def test_what_a_host_may_still_need_is_kept(directory: Path):
-    """
-    A task that is for this host alone, and a message in its queue; the rest of it goes.
-    """
+    """A task that is for this host alone, and a message in its queue; the rest of it goes."""
     with Running(directory, "--host", "pod-a") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--host", "pod-a")
         run.wait_line("at work")
@@ -75,9 +71,7 @@ def test_what_a_host_may_still_need_is_kept(directory: Path):
 
 
 def test_a_queue_that_another_service_shares_is_kept(directory: Path):
-    """
-    `compute.b` is the name of a host's queue of `compute`, and of a service of that name.
-    """
+    """`compute.b` is the name of a host's queue of `compute`, and of a service of that name."""
     write_service(directory, "other", SERVICE.replace('"compute"', '"compute.b"'))
     live_once(directory, "pod-a")
     with Started(directory, "run", "other", "--host", "pod-a") as run:

@@ -161,9 +161,7 @@ def in_a_rule(directory: Path, *words: str, **options: Any) -> Iterator[tuple[Ru
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(tmp_path: Path):
-    """
-    One line for each resource in a transient status, in the order of the kinds and ids.
-    """
+    """One line for each resource in a transient status, in the order of the kinds and ids."""
     prepare(tmp_path)
     with serving(tmp_path, **BY_HAND) as run:
         assert gracekit(tmp_path, "cast", "shares", "extend", "share=sh-6", "--id", "r-6").code == 0
@@ -186,9 +184,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(tmp_path: Path):
 
 
 def test_one_resource_is_settled_alone(tmp_path: Path):
-    """
-    The line says from which status to which, with what facts, by which rule and token.
-    """
+    """The line says from which status to which, with what facts, by which rule and token."""
     prepare(tmp_path)
     with serving(tmp_path, **BY_HAND):
         answer = gracekit(tmp_path, "reconcile", "--resource", "share:sh-1")
@@ -213,9 +209,7 @@ def test_one_resource_is_settled_alone(tmp_path: Path):
 
 
 def test_a_record_that_refuses_the_token_is_exit_status_3(tmp_path: Path):
-    """
-    With --resource: it was asked for, and has its status still.
-    """
+    """With --resource: it was asked for, and has its status still."""
     prepare(tmp_path, ["share", "lost-1", {"status": "deleting", "since": 1}])
     with serving(tmp_path, **BY_HAND):
         answer = gracekit(tmp_path, "reconcile", "--resource", "share:lost-1")
@@ -231,9 +225,7 @@ def test_a_record_that_refuses_the_token_is_exit_status_3(tmp_path: Path):
 
 
 def test_what_was_left_is_listed_with_its_reason(tmp_path: Path):
-    """
-    The first 20, behind what was changed: the number alone would not say which, nor why.
-    """
+    """The first 20, behind what was changed: the number alone would not say which, nor why."""
     left = [["share", f"z-{n:02}", {"status": "migrating", "since": 1}] for n in range(25)]
     prepare(tmp_path, *left)
     with serving(tmp_path, **BY_HAND):
@@ -255,9 +247,7 @@ def test_what_was_left_is_listed_with_its_reason(tmp_path: Path):
 
 
 def test_what_waits_is_exit_status_3_and_is_shown_by_status(tmp_path: Path):
-    """
-    A failed rule is 1; without a living run it is 4.
-    """
+    """A failed rule is 1; without a living run it is 4."""
     prepare(tmp_path, WAITS)
     with serving(tmp_path, **BY_HAND):
         waits = gracekit(tmp_path, "reconcile", "--resource", "share:sh-3")
@@ -282,9 +272,8 @@ def test_what_waits_is_exit_status_3_and_is_shown_by_status(tmp_path: Path):
 
 
 def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(tmp_path: Path):
-    """
-    Neither tasks nor resources are settled; a request for such a resource is refused with the way
-    out; `gracekit reconcile` settles both.
+    """Neither tasks nor resources are settled; a request for such a resource is refused with the
+    way out; `gracekit reconcile` settles both.
     """
     prepare(tmp_path)
     with serving(tmp_path, **OFF) as killed:
@@ -318,9 +307,7 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
 
 
 def test_a_service_without_kinds_says_so(tmp_path: Path):
-    """
-    "0 settled" would look as if all were well.
-    """
+    """ "0 settled" would look as if all were well."""
     write_service(tmp_path, "compute", 'from gracekit import Service\n\nsvc = Service("plain")\n')
     with serving(tmp_path, **BY_HAND):
         answers = [gracekit(tmp_path, "reconcile", *more) for more in ((), ("--dry-run",))]
@@ -333,9 +320,7 @@ def test_a_service_without_kinds_says_so(tmp_path: Path):
 
 
 def test_two_services_with_one_kind_cannot_share_a_store(tmp_path: Path):
-    """
-    The second start is refused with both names, as their rules would fight.
-    """
+    """The second start is refused with both names, as their rules would fight."""
     prepare(tmp_path)
     other = SERVICE.replace('Service("shares")', 'Service("backups")')
     write_service(tmp_path, "backups", other)
@@ -347,9 +332,7 @@ def test_two_services_with_one_kind_cannot_share_a_store(tmp_path: Path):
 
 
 def test_doctor_judges_kinds(tmp_path: Path):
-    """
-    It names their order, and a method whose resource has no kind.
-    """
+    """It names their order, and a method whose resource has no kind."""
     prepare(tmp_path)
     text = SERVICE.replace('resource="share"', 'resource="shere"').replace(
         "share: str) -> str", "shere: str) -> str"
@@ -365,8 +348,7 @@ def test_doctor_judges_kinds(tmp_path: Path):
 
 
 def test_what_passes_do_not_settle_is_shown_everywhere(tmp_path: Path):
-    """
-    A kind whose `find` raises, and what waits of a kind that the service has no longer, which
+    """A kind whose `find` raises, and what waits of a kind that the service has no longer, which
     `gracekit reconcile` drops. Doctor also says that runs of one host share their passes.
     """
     prepare(tmp_path, WAITS)
@@ -404,9 +386,7 @@ def test_what_passes_do_not_settle_is_shown_everywhere(tmp_path: Path):
 
 
 def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):
-    """
-    After five seconds, in which most passes end.
-    """
+    """After five seconds, in which most passes end."""
     prepare(tmp_path, SLOW)
     with serving(tmp_path, GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS="0s") as run:
         run.wait_line("asking slow-1")
@@ -422,9 +402,7 @@ def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):
 
 
 def test_ctrl_c_detaches_and_the_pass_goes_on(tmp_path: Path):
-    """
-    It says in which run, and how to look at it; exit status 130.
-    """
+    """It says in which run, and how to look at it; exit status 130."""
     with in_a_rule(tmp_path, terminal=True) as (run, command):
         command.wait_line("srv-7")
         command.type("\x03")
@@ -439,9 +417,7 @@ def test_ctrl_c_detaches_and_the_pass_goes_on(tmp_path: Path):
 
 
 def test_ctrl_c_in_a_dry_run_leaves_nothing_to_look_at(tmp_path: Path):
-    """
-    The run still finds, and changes nothing; exit status 130.
-    """
+    """The run still finds, and changes nothing; exit status 130."""
     prepare(tmp_path)
     write_service(tmp_path, "compute", SERVICE.replace(FIND, FIND + HOLD))
     with (
@@ -457,8 +433,8 @@ def test_ctrl_c_in_a_dry_run_leaves_nothing_to_look_at(tmp_path: Path):
 
 
 def test_a_thread_that_hangs_holds_up_its_resource_alone(tmp_path: Path):
-    """
-    The others are settled, exit status 3; who hangs is shown with its task, and left from then on.
+    """The others are settled, exit status 3; who hangs is shown with its task, and left from
+    then on.
     """
     prepare(tmp_path)
     hangs = SERVICE.replace("after=server)", 'after=server, max_wait="1s")').replace(DELETE, HANGS)
@@ -485,9 +461,7 @@ def test_a_thread_that_hangs_holds_up_its_resource_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("order", ["quiet", "drain"])
 def test_a_pass_that_a_drain_or_a_quiet_cuts_short_says_so(tmp_path: Path, order: str):
-    """
-    Also when the process ends right behind it: exit status 3.
-    """
+    """Also when the process ends right behind it: exit status 3."""
     with in_a_rule(tmp_path) as (run, command):
         if order == "quiet":
             gracekit(tmp_path, "quiet")
@@ -504,9 +478,7 @@ def test_a_pass_that_a_drain_or_a_quiet_cuts_short_says_so(tmp_path: Path, order
 
 
 def test_a_pass_whose_run_is_killed_says_that_the_run_has_ended(tmp_path: Path):
-    """
-    Exit status 3; with --json what was seen of the pass is shown.
-    """
+    """Exit status 3; with --json what was seen of the pass is shown."""
     with in_a_rule(tmp_path, "--json") as (run, command):
         run.kill()
         code, said = command.wait(), command.rest()
@@ -520,9 +492,7 @@ def test_a_pass_whose_run_is_killed_says_that_the_run_has_ended(tmp_path: Path):
 
 
 def test_a_run_that_ends_before_it_was_asked_again_has_ended(tmp_path: Path):
-    """
-    It is not called silent, and nobody waits for its answer.
-    """
+    """It is not called silent, and nobody waits for its answer."""
     with in_a_rule(tmp_path) as (run, command):
         command.process.send_signal(signal.SIGSTOP)
         gracekit(tmp_path, "call", "shares", "answered", "--ops")
@@ -539,9 +509,7 @@ def test_a_run_that_ends_before_it_was_asked_again_has_ended(tmp_path: Path):
 
 
 def test_a_dry_run_that_is_cut_short_says_so(tmp_path: Path):
-    """
-    Its list is not whole: exit status 3.
-    """
+    """Its list is not whole: exit status 3."""
     prepare(tmp_path)
     write_service(tmp_path, "compute", SERVICE.replace(FIND, FIND + HOLD))
     with (

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.process
 
 
 def test_a_crash_point_that_does_not_exist_is_explained(tmp_path: Path):
-    """
-    A sentence and exit code 78, as for any other wrong setting.
-    """
+    """A sentence and exit code 78, as for any other wrong setting."""
     write_service(tmp_path)
 
     answer = gracekit(tmp_path, "run", "compute", GRACEKIT_FAILPOINT="acept.after", **FAILPOINTS_ON)
@@ -80,9 +78,7 @@ def test_a_crash_point_that_does_not_exist_is_explained(tmp_path: Path):
 def test_a_service_that_cannot_be_found_is_explained(
     tmp_path: Path, module, text, target, code, message
 ):
-    """
-    No such module, an error inside it, no such attribute, no Service: each has its own words.
-    """
+    """No such module, an error inside it, no such attribute, no Service: each has its own words."""
     write_service(tmp_path, module, text)
 
     answer = gracekit(tmp_path, "run", target)
@@ -110,9 +106,7 @@ def test_a_service_that_cannot_be_found_is_explained(
     ],
 )
 def test_a_factory_that_fails_is_explained(tmp_path: Path, text, code, message):
-    """
-    Its module was imported; the traceback begins where the application's own code does.
-    """
+    """Its module was imported; the traceback begins where the application's own code does."""
     write_service(tmp_path, text=text)
 
     answer = gracekit(tmp_path, "run", "--factory", "compute")
@@ -132,8 +126,8 @@ def test_a_factory_that_fails_is_explained(tmp_path: Path, text, code, message):
 def test_a_module_that_exits_as_it_is_imported_does_not_end_a_command_with_0(
     tmp_path: Path, words, code
 ):
-    """
-    Whoever started the command would take it for done, although nothing was looked at or printed.
+    """Whoever started the command would take it for done, although nothing was looked at or
+    printed.
     """
     write_service(tmp_path, text="import sys\nsys.exit(0)")
 
@@ -143,9 +137,7 @@ def test_a_module_that_exits_as_it_is_imported_does_not_end_a_command_with_0(
 
 
 def test_a_setting_that_is_a_flag_takes_no_value(tmp_path: Path):
-    """
-    The value would be taken for the service, or for one word too many.
-    """
+    """The value would be taken for the service, or for one word too many."""
     answers = [
         gracekit(tmp_path, "run", *words)
         for words in (
@@ -160,9 +152,7 @@ def test_a_setting_that_is_a_flag_takes_no_value(tmp_path: Path):
 
 
 def test_a_contradiction_of_settings_is_78(tmp_path: Path):
-    """
-    A supervisor learns that a restart will not help.
-    """
+    """A supervisor learns that a restart will not help."""
     write_service(tmp_path)
 
     answer = gracekit(tmp_path, "run", "compute", "--drain-timeout", "60s", "--kill-after", "30s")
@@ -182,9 +172,7 @@ def test_a_contradiction_of_settings_is_78(tmp_path: Path):
 def test_a_refused_start_ends_with_the_page_that_explains_it(
     tmp_path: Path, words: list[str], code: int, anchor: str
 ):
-    """
-    Before the Runtime opens as well as after, and in JSON too.
-    """
+    """Before the Runtime opens as well as after, and in JSON too."""
     write_service(tmp_path)
     twice = "@svc.rpc()\nasync def again(ctx): ...\n"
     (tmp_path / "twice.py").write_text(SERVICE + twice + twice)
@@ -198,9 +186,7 @@ def test_a_refused_start_ends_with_the_page_that_explains_it(
 
 
 def test_several_wrong_settings_share_one_pointer_to_their_page(tmp_path: Path):
-    """
-    It has a line of its own behind theirs.
-    """
+    """It has a line of its own behind theirs."""
     write_service(tmp_path)
 
     answer = gracekit(tmp_path, "run", "compute", "--threads", "0", "--beat", "0")
@@ -211,9 +197,7 @@ def test_several_wrong_settings_share_one_pointer_to_their_page(tmp_path: Path):
 
 @pytest.mark.parametrize("spoil", ["symlink", "file"])
 def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, spoil: str):
-    """
-    A sentence with its remedy, and nothing is made through a link.
-    """
+    """A sentence with its remedy, and nothing is made through a link."""
     write_service(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     directory = tmp_path / "gracekit-store.db-runs"
@@ -232,9 +216,7 @@ def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, 
 
 
 def test_an_ops_topic_that_is_the_topic_is_78(tmp_path: Path):
-    """
-    Each cast would be read as an ops request; the names are compared as they are in the end.
-    """
+    """Each cast would be read as an ops request; the names are compared as they are in the end."""
     write_service(tmp_path)
 
     answer = gracekit(tmp_path, "run", "compute", GRACEKIT_OPS_TOPIC="compute")
@@ -245,9 +227,7 @@ def test_an_ops_topic_that_is_the_topic_is_78(tmp_path: Path):
 
 
 def test_threads_that_eventlet_has_patched_are_refused(tmp_path: Path):
-    """
-    78, and a sentence that names eventlet and what to remove.
-    """
+    """78, and a sentence that names eventlet and what to remove."""
     write_service(
         tmp_path,
         "compute",
@@ -267,9 +247,7 @@ def test_threads_that_eventlet_has_patched_are_refused(tmp_path: Path):
 
 
 def test_a_start_that_is_refused_logs_one_exit_code(tmp_path: Path):
-    """
-    The code that the process leaves with, in each line that names one.
-    """
+    """The code that the process leaves with, in each line that names one."""
     refusal = """
 @svc.on_start
 async def refuse() -> None:
@@ -286,9 +264,7 @@ async def refuse() -> None:
 
 
 def test_a_probe_that_nobody_wrote_is_warned_of_at_the_start(tmp_path: Path):
-    """
-    doctor FAILs for it; who does not ask doctor reads it in the log.
-    """
+    """doctor FAILs for it; who does not ask doctor reads it in the log."""
     text = """
 @svc.rpc(on_interrupt="probe")
 async def create(ctx: Context) -> None: ...
@@ -304,9 +280,7 @@ async def create(ctx: Context) -> None: ...
 
 
 def test_nothing_is_imported_from_the_working_directory_unless_it_is_the_app_dir(tmp_path: Path):
-    """
-    Whoever may write where somebody happens to be must not decide what runs.
-    """
+    """Whoever may write where somebody happens to be must not decide what runs."""
     (tmp_path / "apps").mkdir()
     write_service(tmp_path / "apps", "shop", SERVICE + "\nimport helper\n")
     write_service(tmp_path, "helper", "")
@@ -323,9 +297,7 @@ def test_nothing_is_imported_from_the_working_directory_unless_it_is_the_app_dir
 
 
 def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):
-    """
-    The command line itself was wrong: 2, as for every command.
-    """
+    """The command line itself was wrong: 2, as for every command."""
     answer = gracekit(tmp_path, "run", "compute", "--drain-timeot", "60s")
 
     assert answer.code == 2
@@ -333,9 +305,7 @@ def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):
 
 
 def test_every_setting_has_a_flag():
-    """
-    A new setting needs no second list.
-    """
+    """A new setting needs no second list."""
     command = cli.get_command(click.Context(cli), "run")
     assert command is not None
     flags = {parameter.name for parameter in command.params}
@@ -347,9 +317,7 @@ def test_every_setting_has_a_flag():
 
 
 def test_logs_are_json_where_nobody_looks_and_term_exits_0(tmp_path: Path):
-    """
-    A pipe gets one JSON object a line; a factory's service is drained by TERM.
-    """
+    """A pipe gets one JSON object a line; a factory's service is drained by TERM."""
     text = "from gracekit import Service\ndef make():\n    return Service('made')\n"
     (tmp_path / "apps").mkdir()
     write_service(tmp_path / "apps", "shop", text)
@@ -367,9 +335,7 @@ def test_logs_are_json_where_nobody_looks_and_term_exits_0(tmp_path: Path):
 
 
 def test_logs_are_text_on_a_terminal_and_ctrl_c_ends_by_int(tmp_path: Path):
-    """
-    A person reads lines, is told what a second Ctrl-C does, and the shell sees an INT.
-    """
+    """A person reads lines, is told what a second Ctrl-C does, and the shell sees an INT."""
     write_service(tmp_path)
 
     with Running(tmp_path, terminal=True) as run:
@@ -381,8 +347,8 @@ def test_logs_are_text_on_a_terminal_and_ctrl_c_ends_by_int(tmp_path: Path):
 
 
 def test_ctrl_c_while_a_service_is_imported_ends_by_int(tmp_path: Path):
-    """
-    Nothing has begun that a drain could end, and a shell must know that somebody wants to stop.
+    """Nothing has begun that a drain could end, and a shell must know that somebody wants to
+    stop.
     """
     text = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
     (tmp_path / "slow.py").write_text(text)
@@ -396,9 +362,7 @@ def test_ctrl_c_while_a_service_is_imported_ends_by_int(tmp_path: Path):
 
 
 def test_quit_hands_over_and_exits_75(tmp_path: Path):
-    """
-    Unfinished tasks are in the journal, and the exit code says so.
-    """
+    """Unfinished tasks are in the journal, and the exit code says so."""
     write_service(tmp_path)
 
     with Running(tmp_path) as run:
@@ -410,9 +374,7 @@ def test_quit_hands_over_and_exits_75(tmp_path: Path):
 
 
 def test_the_process_ends_when_systemd_has_read_what_it_was_told_last(tmp_path: Path):
-    """
-    systemd drops messages of a process that has ended, so the last one asks for an answer.
-    """
+    """systemd drops messages of a process that has ended, so the last one asks for an answer."""
     write_service(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(PATIENCE_S)

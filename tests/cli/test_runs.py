@@ -37,9 +37,7 @@ def left(directory: Path) -> str:
 
 
 def test_a_run_of_which_nothing_is_proven_is_listed_with_the_reason(directory: Path, left: str):
-    """
-    Status, tasks and doctor name it, its reason and the remedy; nobody calls it gone.
-    """
+    """Status, tasks and doctor name it, its reason and the remedy; nobody calls it gone."""
     status, tasks = gracekit(directory, "status"), gracekit(directory, "tasks")
     (run,) = gracekit(directory, "status", "--json").json["runs"]
     (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
@@ -56,9 +54,7 @@ def test_a_run_of_which_nothing_is_proven_is_listed_with_the_reason(directory: P
 
 
 def test_no_order_changes_what_a_run_owns_that_may_live(directory: Path, left: str):
-    """
-    It would hit a living task: cancel, retry and drain are refused with the reason.
-    """
+    """It would hit a living task: cancel, retry and drain are refused with the reason."""
     answers = [
         gracekit(directory, "tasks", "cancel", "order-1", "--reason", "r"),
         gracekit(directory, "drain", "worker-0"),
@@ -74,9 +70,7 @@ def test_no_order_changes_what_a_run_owns_that_may_live(directory: Path, left: s
 def test_recovery_leaves_it_alone_until_an_operator_says_that_it_is_gone(
     directory: Path, left: str
 ):
-    """
-    Who and why are on record; then a living run takes its tasks over at once.
-    """
+    """Who and why are on record; then a living run takes its tasks over at once."""
     with Running(directory, "--instance", "worker-1") as run:
         (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
         assert (task["state"], task["owner_run"]) == ("running", left)
@@ -94,9 +88,7 @@ def test_recovery_leaves_it_alone_until_an_operator_says_that_it_is_gone(
 
 
 def test_what_is_proven_needs_no_word(directory: Path):
-    """
-    A living run is drained instead, a dead one is taken over anyway, an unknown one is named.
-    """
+    """A living run is drained instead, a dead one is taken over anyway, an unknown one is named."""
     with Running(directory, "--instance", "worker-0") as run:
         alive = gracekit(directory, "runs", "gone", "worker-0", "--reason", "r")
         run.kill()
@@ -112,9 +104,7 @@ def test_what_is_proven_needs_no_word(directory: Path):
 
 
 def test_a_run_that_lives_after_all_ends_when_it_was_said_to_be_gone(directory: Path):
-    """
-    Others take its tasks: it cuts them, takes no more, and ends with 70.
-    """
+    """Others take its tasks: it cuts them, takes no more, and ends with 70."""
     with Running(directory, "--instance", "worker-0") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1")
         run.wait_line("at work")
@@ -130,9 +120,7 @@ def test_a_run_that_lives_after_all_ends_when_it_was_said_to_be_gone(directory: 
 
 @pytest.mark.parametrize("command", ["runs gone api-1", "holds end migration v1", "tasks fail x"])
 def test_an_order_without_a_reason_is_refused(directory: Path, command: str):
-    """
-    It is what others read on record.
-    """
+    """It is what others read on record."""
     refused = gracekit(directory, *command.split(), "--reason", " ")
 
     assert refused.code == 2

@@ -51,9 +51,7 @@ class Schemas:
 
 
 def test_each_command_with_json_has_a_schema():
-    """
-    This fails for a new command without a schema; `run` prints a log and has none.
-    """
+    """This fails for a new command without a schema; `run` prints a log and has none."""
     found = {
         name
         for name, command in commands(cli)
@@ -67,9 +65,8 @@ def test_each_command_with_json_has_a_schema():
 
 @pytest.mark.process
 def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
-    """
-    There are runs that serve, drain and have ended, and tasks that run, wait, have failed, and are
-    parked.
+    """There are runs that serve, drain and have ended, and tasks that run, wait, have failed, and
+    are parked.
     """
     schemas = Schemas()
     write_service(tmp_path)
@@ -141,9 +138,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
 
 @pytest.mark.process
 def test_a_watched_line_is_as_the_schema_of_its_command(tmp_path: Path):
-    """
-    `--watch` adds no field and leaves none out.
-    """
+    """`--watch` adds no field and leaves none out."""
     write_service(tmp_path)
     with (
         Running(tmp_path),

@@ -58,8 +58,7 @@ def cast(directory: Path, request_id: str, method: str, *, ops: bool = False, **
 
 
 def test_commands_and_log_show_the_callers_ids_and_what_an_ops_method_is_about(tmp_path: Path):
-    """
-    As text and as JSON, while the tasks run and afterwards; a task without a row, too. Commands
+    """As text and as JSON, while the tasks run and afterwards; a task without a row, too. Commands
     about a service without keys have no such column.
     """
     write_service(tmp_path, text=SERVICE)
@@ -99,9 +98,7 @@ def test_commands_and_log_show_the_callers_ids_and_what_an_ops_method_is_about(t
 
 
 def test_without_keys_the_table_is_as_before(tmp_path: Path):
-    """
-    The column is there only if a listed task has something in it.
-    """
+    """The column is there only if a listed task has something in it."""
     write_service(tmp_path)
     with Running(tmp_path):
         cast(tmp_path, "echo-1", "echo")

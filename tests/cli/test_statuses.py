@@ -55,9 +55,7 @@ def on_page() -> dict[str, set[int]]:
 
 
 def test_every_command_has_its_exit_statuses_on_one_page():
-    """
-    No command is missing or too many; the numbers are those of its help.
-    """
+    """No command is missing or too many; the numbers are those of its help."""
     page, known = on_page(), dict(commands(cli))
 
     assert page.keys() == known.keys()
@@ -93,9 +91,7 @@ DRY: Final = {"dry_run": True}
 def test_a_pass_ends_with_the_status_that_its_help_names(
     report: dict[str, Any], asked: dict[str, bool], status: int
 ):
-    """
-    3 means that not everything is settled; which cases are that is said one by one.
-    """
+    """3 means that not everything is settled; which cases are that is said one by one."""
     whole = {"broken": {}, "interrupted": False, "results": [], **report}
     whole["counts"] = Counter(report.get("counts", {}))
 

@@ -28,9 +28,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_backup_is_one_private_file_with_all_that_was_committed(directory: Path):
-    """
-    Also what is in the -wal alone; the service goes on, and its store is not marked.
-    """
+    """Also what is in the -wal alone; the service goes on, and its store is not marked."""
     copy = directory / "copy.db"
     with Running(directory, "--instance", "api-1"):
         gracekit(directory, "call", "compute", "echo", "--id", "one")
@@ -57,9 +55,7 @@ def test_a_backup_is_one_private_file_with_all_that_was_committed(directory: Pat
 
 
 def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
-    """
-    No store, or no place for the copy, is said; no half of a copy stays.
-    """
+    """No store, or no place for the copy, is said; no half of a copy stays."""
     missing = gracekit(directory, "store", "backup", "copy.db")
     with Running(directory, "--instance", "api-1"):
         nowhere = gracekit(directory, "store", "backup", "no/where/copy.db")
@@ -70,9 +66,7 @@ def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
 
 
 def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path):
-    """
-    A name is free when the copy begins; when it is whole, somebody else may have taken it.
-    """
+    """A name is free when the copy begins; when it is whole, somebody else may have taken it."""
     part, target = tmp_path / "copy.db.part", tmp_path / "copy.db"
     part.write_text("ours")
     target.write_text("theirs")
@@ -86,9 +80,7 @@ def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path):
 def test_a_file_system_without_links_writes_over_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    There the name is taken by an empty file first.
-    """
+    """There the name is taken by an empty file first."""
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "as FAT says")
@@ -106,9 +98,7 @@ def test_a_file_system_without_links_writes_over_nothing_either(
 
 
 def test_a_dangling_link_is_no_free_name(directory: Path):
-    """
-    What stands there is somebody's, whatever it leads to.
-    """
+    """What stands there is somebody's, whatever it leads to."""
     (directory / "copy.db").symlink_to("nowhere")
     with Running(directory, "--instance", "api-1"):
         made = gracekit(directory, "store", "backup", "copy.db")
@@ -119,9 +109,7 @@ def test_a_dangling_link_is_no_free_name(directory: Path):
 
 
 def test_a_backup_onto_a_full_disk_says_so(directory: Path):
-    """
-    And leaves nothing behind.
-    """
+    """And leaves nothing behind."""
     (directory / "small").mkdir()
     mounted = "mount -t tmpfs -o size=16k none small || exit 9"
     with Running(directory, "--instance", "api-1"):
@@ -142,9 +130,7 @@ def test_a_backup_onto_a_full_disk_says_so(directory: Path):
 
 
 def test_doctor_says_that_a_store_is_lost(directory: Path):
-    """
-    The run locks beside it know that there was one.
-    """
+    """The run locks beside it know that there was one."""
     fresh = gracekit(directory, "doctor")
     with Running(directory, "--instance", "api-1"):
         gracekit(directory, "call", "compute", "echo")
@@ -159,9 +145,7 @@ def test_doctor_says_that_a_store_is_lost(directory: Path):
 
 
 def test_doctor_says_that_a_store_is_a_backup_or_an_older_one(directory: Path):
-    """
-    Before the start that raises its tokens, and not after it.
-    """
+    """Before the start that raises its tokens, and not after it."""
     store = directory / "gracekit-store.db"
     with Running(directory, "--instance", "api-1"):
         gracekit(directory, "store", "backup", "copy.db")
@@ -213,9 +197,7 @@ def on_full_disk(directory: Path, script: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_damaged_store_on_a_full_disk_is_damaged(directory: Path):
-    """
-    Room on the disk would not mend it: only what cannot be written is for want of room.
-    """
+    """Room on the disk would not mend it: only what cannot be written is for want of room."""
     (directory / "gracekit-store.db").write_bytes(b"no database" * 1000)
     (directory / "gracekit.db").touch()
     done = on_full_disk(directory, FULL_DISK)
@@ -225,9 +207,7 @@ def test_a_damaged_store_on_a_full_disk_is_damaged(directory: Path):
 
 
 def test_every_command_names_a_full_disk(directory: Path):
-    """
-    In the same words, whether it reads or writes, the store or the queue.
-    """
+    """In the same words, whether it reads or writes, the store or the queue."""
     with Running(directory):
         gracekit(directory, "call", "compute", "echo")
     done = on_full_disk(directory, FULL_DISK)

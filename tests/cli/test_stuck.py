@@ -37,9 +37,7 @@ def wait_stuck(directory: Path, *words: str) -> Answer:
 
 
 def test_a_stuck_task_is_listed_with_the_reason(tmp_path):
-    """
-    Table and JSON have the same words; tasks that are not stuck are in neither.
-    """
+    """Table and JSON have the same words; tasks that are not stuck are in neither."""
     write_service(tmp_path, text=NAPPING)
     with Running(tmp_path) as run:
         for _ in range(5):

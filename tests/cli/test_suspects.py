@@ -67,9 +67,7 @@ def lives(directory: Path) -> bool:
 
 
 def test_an_operator_ends_an_errored_hook_that_kills_its_process(tmp_path):
-    """
-    doctor names it; cancelled, it is called no more, and the service lives.
-    """
+    """doctor names it; cancelled, it is called no more, and the service lives."""
     write_service(tmp_path, text=KILLER)
     die_of(tmp_path, "work", "at work")
 
@@ -89,9 +87,7 @@ def test_an_operator_ends_an_errored_hook_that_kills_its_process(tmp_path):
 
 
 def test_an_operator_ends_a_hold_whose_probe_kills_its_process(tmp_path):
-    """
-    It is listed with the processes that ended of it, named by doctor, and ended for good.
-    """
+    """It is listed with the processes that ended of it, named by doctor, and ended for good."""
     write_service(tmp_path, text=KILLER)
     die_of(tmp_path, "move", "holds")
 
@@ -109,9 +105,7 @@ def test_an_operator_ends_a_hold_whose_probe_kills_its_process(tmp_path):
 
 
 def test_tasks_says_who_runs_apart_and_who_waits_for_that(tmp_path):
-    """
-    And the log names the one that was running when processes died.
-    """
+    """And the log names the one that was running when processes died."""
     write_service(tmp_path)
     work = ("cast", "compute", "work")
     options = {

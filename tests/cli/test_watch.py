@@ -22,8 +22,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_terminal_shows_one_picture_over_the_other_until_ctrl_c(directory):
-    """
-    Each picture is drawn from the top without clearing, and shows changes; at the end the
+    """Each picture is drawn from the top without clearing, and shows changes; at the end the
     command dies of SIGINT.
     """
     with (
@@ -46,9 +45,7 @@ def test_a_terminal_shows_one_picture_over_the_other_until_ctrl_c(directory):
 
 
 def test_a_pipe_gets_each_picture_behind_an_empty_line(directory):
-    """
-    There are no terminal codes; `tasks` is watched with the options of the list.
-    """
+    """There are no terminal codes; `tasks` is watched with the options of the list."""
     with (
         Running(directory) as run,
         Started(directory, "tasks", "--resource", "vm-1", "--watch", "200ms") as watch,
@@ -68,9 +65,7 @@ def test_a_pipe_gets_each_picture_behind_an_empty_line(directory):
 
 @pytest.mark.parametrize("command", ["status", "tasks"])
 def test_watched_json_is_a_document_a_line(directory, command: str):
-    """
-    Each line can be read by itself, and is what the command prints without --watch.
-    """
+    """Each line can be read by itself, and is what the command prints without --watch."""
     with Running(directory):
         once = gracekit(directory, command, "--json").json
         with Started(directory, command, "--json", "--watch", "100ms") as watch:
@@ -80,9 +75,7 @@ def test_watched_json_is_a_document_a_line(directory, command: str):
 
 
 def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
-    """
-    The picture says so, and a later one shows the store again; the first look must succeed.
-    """
+    """The picture says so, and a later one shows the store again; the first look must succeed."""
     gracekit(directory, "status")
     with Running(directory) as run:
         run.process.send_signal(signal.SIGTERM)
@@ -102,9 +95,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
 
 
 def test_watched_json_has_a_message_where_there_is_nothing_to_show(directory):
-    """
-    As for any command, a JSON line on standard error; the lines of pictures fit their schema.
-    """
+    """As for any command, a JSON line on standard error; the lines of pictures fit their schema."""
     gracekit(directory, "status")
     with Running(directory) as run:
         run.process.send_signal(signal.SIGTERM)
@@ -126,9 +117,7 @@ def test_watched_json_has_a_message_where_there_is_nothing_to_show(directory):
 
 
 def test_a_picture_is_not_longer_than_the_terminal(directory):
-    """
-    Otherwise its first lines would scroll away, and the next picture would begin below.
-    """
+    """Otherwise its first lines would scroll away, and the next picture would begin below."""
     with Running(directory):
         cast_many(directory, 40)
         words = ("tasks", "--watch", "100ms")
@@ -146,9 +135,7 @@ def test_a_picture_is_not_longer_than_the_terminal(directory):
     ("given", "why"), [("0", "0 is below 100ms"), ("soon", "'soon' is not a duration")]
 )
 def test_a_wrong_pause_is_refused(directory, given: str, why: str):
-    """
-    The command ends at once, without a traceback.
-    """
+    """The command ends at once, without a traceback."""
     answer = gracekit(directory, "status", f"--watch={given}")
 
     assert answer.code == 2

@@ -48,9 +48,7 @@ def follow(output: str) -> int:
 
 @pytest.mark.parametrize("words", [["status"], ["tasks"], ["tasks", "show"], ["holds"]])
 def test_a_wrong_file_is_named_with_its_line_and_the_way_on(url: str, words: list[str]):
-    """
-    File, line, rule and remedy; then the same command without the file.
-    """
+    """File, line, rule and remedy; then the same command without the file."""
     more = ["x"] if words[-1] == "show" else []
     answer = CliRunner().invoke(cli, [*words, *more, "--config", "wrong.toml", "--store", url])
 
@@ -65,9 +63,7 @@ def test_a_wrong_file_is_named_with_its_line_and_the_way_on(url: str, words: lis
 
 
 def test_the_way_on_names_the_store_of_the_file_and_leaves_out_the_variable(url: str):
-    """
-    With GRACEKIT_CONFIG the file would be read again; its store is named, as it is known.
-    """
+    """With GRACEKIT_CONFIG the file would be read again; its store is named, as it is known."""
     Path("wrong.toml").write_text(f'{WRONG}store_url = "{url}"\n')
 
     answer = CliRunner().invoke(cli, ["status"], env={"GRACEKIT_CONFIG": "wrong.toml"})
@@ -82,8 +78,8 @@ def test_the_way_on_names_the_store_of_the_file_and_leaves_out_the_variable(url:
 
 
 def test_a_command_that_sends_needs_the_queue(url: str):
-    """
-    The URLs of the file are given as options; not one with a password, which others could read.
+    """The URLs of the file are given as options; not one with a password, which others could
+    read.
     """
     Path("wrong.toml").write_text(f'{WRONG}transport_url = "sqlite:///q.db"\n')
     known = CliRunner().invoke(cli, ["call", "compute", "echo", "--config", "wrong.toml"])
@@ -98,9 +94,7 @@ def test_a_command_that_sends_needs_the_queue(url: str):
 
 
 def test_a_store_that_is_not_known_is_left_to_fill_in(url: str):
-    """
-    A file that cannot be read does not say where the store is.
-    """
+    """A file that cannot be read does not say where the store is."""
     Path("wrong.toml").write_text('drain_timeout = "5s\n')
 
     answer = CliRunner().invoke(cli, ["status", "--config", "wrong.toml"])
@@ -116,8 +110,8 @@ def test_a_store_that_is_not_known_is_left_to_fill_in(url: str):
 
 
 def test_a_file_that_names_no_store_is_just_left_out(url: str):
-    """
-    The service then uses the default, as the command does; but a misspelt name may mean the store.
+    """The service then uses the default, as the command does; but a misspelt name may mean the
+    store.
     """
     plain = CliRunner().invoke(cli, ["status", "--config", "wrong.toml"])
     Path("wrong.toml").write_text(f'{WRONG}store_ulr = "{url}"\n')
@@ -128,9 +122,7 @@ def test_a_file_that_names_no_store_is_just_left_out(url: str):
 
 
 def test_a_fault_that_is_not_the_file_s_shows_no_way_without_it(url: str):
-    """
-    Without the file the variable would be as wrong.
-    """
+    """Without the file the variable would be as wrong."""
     Path("wrong.toml").write_text("max_running = 20\n")
 
     answer = CliRunner().invoke(

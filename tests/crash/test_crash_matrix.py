@@ -105,9 +105,8 @@ async def send_again(cell: Cell) -> None:
 
 @pytest.mark.parametrize("where", scale(list(some_cells()), list(cells())), ids=str)
 async def test_a_kill_loses_nothing_and_starts_nothing_twice(where: CellId, tmp_path: Path):
-    """
-    Whatever was confirmed ends as its policy says, is accounted for and answered, and the resource
-    is free.
+    """Whatever was confirmed ends as its policy says, is accounted for and answered, and the
+    resource is free.
     """
     async with cell_in(tmp_path, SqliteQueues(tmp_path)) as cell:
         await check_kill(cell, where)
@@ -115,26 +114,22 @@ async def test_a_kill_loses_nothing_and_starts_nothing_twice(where: CellId, tmp_
 
 @pytest.mark.parametrize("where", scale(list(some_pairs()), list(pairs())), ids=str)
 async def test_a_recovery_that_dies_twice_is_recovered(where: Pair, tmp_path: Path):
-    """
-    Killed in its work, then in the recovery of it, then in the recovery of that: nothing is lost.
+    """Killed in its work, then in the recovery of it, then in the recovery of that: nothing is
+    lost.
     """
     async with cell_in(tmp_path, SqliteQueues(tmp_path)) as cell:
         await check_two_kills(cell, where)
 
 
 def test_every_point_has_a_cell():
-    """
-    A commit, ack, reply or lease change that is never interrupted is not known to be safe.
-    """
+    """A commit, ack, reply or lease change that is never interrupted is not known to be safe."""
     covered = {cell.point for cell in some_cells()}
 
     assert covered == set(Point)
 
 
 def test_the_matrix_is_large_enough():
-    """
-    Each point is stopped at before and after, in at least sixty cells of a quick run.
-    """
+    """Each point is stopped at before and after, in at least sixty cells of a quick run."""
     some = list(some_cells())
 
     assert len(some) >= AT_LEAST

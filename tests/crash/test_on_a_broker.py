@@ -46,9 +46,8 @@ def queues(shared_broker: Broker, rabbit_vhost: str) -> BrokerQueues:
 async def test_on_a_broker_a_kill_loses_nothing_and_starts_nothing_twice(
     where: CellId, tmp_path: Path, queues: BrokerQueues
 ):
-    """
-    Whatever the broker confirmed ends as its policy says, is accounted for and answered, although
-    the broker delivers it again.
+    """Whatever the broker confirmed ends as its policy says, is accounted for and answered,
+    although the broker delivers it again.
     """
     async with cell_in(tmp_path, queues) as cell:
         await check_kill(cell, where)
@@ -58,17 +57,15 @@ async def test_on_a_broker_a_kill_loses_nothing_and_starts_nothing_twice(
 async def test_on_a_broker_a_recovery_that_dies_twice_is_recovered(
     where: Pair, tmp_path: Path, queues: BrokerQueues
 ):
-    """
-    Killed in its work, then in the recovery of it, then in the recovery of that: nothing is lost.
+    """Killed in its work, then in the recovery of it, then in the recovery of that: nothing is
+    lost.
     """
     async with cell_in(tmp_path, queues) as cell:
         await check_two_kills(cell, where)
 
 
 def test_a_broker_lacks_no_cell_but_those_with_a_reason():
-    """
-    What a broker cannot be stopped at is written down, and nothing that there is not.
-    """
+    """What a broker cannot be stopped at is written down, and nothing that there is not."""
     lacking = places(cells()) - places(cells_on_a_broker())
     points = {point for _, point in places(cells_on_a_broker())}
 
@@ -78,9 +75,7 @@ def test_a_broker_lacks_no_cell_but_those_with_a_reason():
 
 
 def test_a_quick_run_stops_at_both_sides_of_each_point_at_the_wire():
-    """
-    Under journaled policies and `requeue`, whose requests the broker keeps until their end.
-    """
+    """Under journaled policies and `requeue`, whose requests the broker keeps until their end."""
     some = list(some_cells_on_a_broker())
 
     assert [(cell.point, cell.phase) for cell in some] == [

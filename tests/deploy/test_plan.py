@@ -75,17 +75,13 @@ def env_of(one: Plan) -> dict[str, Any]:
     [("compute", "compute"), ("Nova.Compute_1", "nova-compute-1"), ("a@b", "a-b")],
 )
 def test_a_name_is_made_from_the_topic(topic, name):
-    """
-    Letters become lower-case, and all but letters and digits becomes a dash.
-    """
+    """Letters become lower-case, and all but letters and digits becomes a dash."""
     assert name_for(topic, None) == name
 
 
 @pytest.mark.parametrize("given_name", ["", "1a", "a-", "Ab", "a.b", "a" * 32, "ä"])
 def test_a_name_that_users_or_kubernetes_do_not_take_is_refused(given_name):
-    """
-    One name is for a user, a unit and the objects of Kubernetes.
-    """
+    """One name is for a user, a unit and the objects of Kubernetes."""
     with pytest.raises(ConfigError, match="give another one by --name"):
         name_for("shop", given_name)
 
@@ -94,15 +90,12 @@ def test_a_name_that_users_or_kubernetes_do_not_take_is_refused(given_name):
 
 
 def test_a_longer_kill_after_is_kept(tmp_path):
-    """
-    An operator may know that the platform waits longer than a run needs.
-    """
+    """An operator may know that the platform waits longer than a run needs."""
     assert (plan().stop_s, plan(kill_after="2m").stop_s) == (31, 120)
 
 
 def test_only_what_was_set_is_repeated(tmp_path):
-    """
-    Defaults are left out, as a new version may change them; values of a settings file are
+    """Defaults are left out, as a new version may change them; values of a settings file are
     repeated for a pod, which does not have the file, and not for a unit, which does.
     """
     file = tmp_path / "shop.toml"
@@ -118,8 +111,8 @@ def test_only_what_was_set_is_repeated(tmp_path):
 
 
 def test_files_go_where_the_platform_keeps_them():
-    """
-    A relative path is put into the state directory; an absolute one stays and becomes writable.
+    """A relative path is put into the state directory; an absolute one stays and becomes
+    writable.
     """
     one = plan(store_url="sqlite:///own.db", transport_url="sqlite:////mnt/big/queue.db")
 
@@ -134,9 +127,7 @@ SECRETS: Final = {"admin_token_file": "tokens", "admin_tls": "tls/cert.pem, /etc
 
 
 def test_a_unit_names_the_files_that_were_given(tmp_path, monkeypatch):
-    """
-    It starts the service in another directory than the one in which it was printed.
-    """
+    """It starts the service in another directory than the one in which it was printed."""
     monkeypatch.chdir(tmp_path)
 
     variables, _ = _environment(parse_unit(unit_of(plan(**SECRETS))))
@@ -146,8 +137,8 @@ def test_a_unit_names_the_files_that_were_given(tmp_path, monkeypatch):
 
 
 def test_an_image_names_no_file_of_this_machine():
-    """
-    The container does not have it: variables name its own places, and comments how to mount there.
+    """The container does not have it: variables name its own places, and comments how to mount
+    there.
     """
     text = dockerfile(plan(admin="0.0.0.0:9701", loop="uvloop", **SECRETS))
 
@@ -159,8 +150,7 @@ def test_an_image_names_no_file_of_this_machine():
 
 
 def test_a_container_keeps_its_files_in_its_volume():
-    """
-    The directories of an absolute path are this machine's: a pod may not write there, and what a
+    """The directories of an absolute path are this machine's: a pod may not write there, and what a
     container writes there does not outlive it.
     """
     one = plan(store_url="sqlite:////home/api/own.db", transport_url="sqlite:////data/q/queue.db")
@@ -175,9 +165,7 @@ def test_a_container_keeps_its_files_in_its_volume():
 
 
 def test_two_files_of_one_name_do_not_become_one():
-    """
-    Store and queue in one file would be refused by each start, so no such image is printed.
-    """
+    """Store and queue in one file would be refused by each start, so no such image is printed."""
     one = plan(store_url="sqlite:////a/own.db", transport_url="sqlite:////b/own.db")
 
     for printed in (lambda: manifests(one, "i"), lambda: dockerfile(one)):
@@ -195,9 +183,7 @@ def test_two_files_of_one_name_do_not_become_one():
     ],
 )
 def test_a_socket_is_where_a_container_may_write(place, store, is_right):
-    """
-    Elsewhere each start would end with 78.
-    """
+    """Elsewhere each start would end with 78."""
     more = {"transport_url": "memory://"} if store == "memory://" else {}
     one = plan(admin=f"unix:{place}", store_url=store, **more)
 
@@ -218,18 +204,14 @@ def test_a_socket_is_where_a_container_may_write(place, store, is_right):
     ],
 )
 def test_a_unit_does_not_hide_the_files_of_its_settings(settings, home, temporary):
-    """
-    Store, queue and socket can be written wherever they are, and secrets can be read.
-    """
+    """Store, queue and socket can be written wherever they are, and secrets can be read."""
     found = parse_unit(unit_of(plan(**settings)))
 
     assert (found["ProtectHome"], found.get("PrivateTmp")) == (home, temporary)
 
 
 def test_a_unit_does_not_hide_a_settings_file_or_an_interpreter(tmp_path):
-    """
-    The script of a virtual environment names an interpreter that may be in a home.
-    """
+    """The script of a virtual environment names an interpreter that may be in a home."""
     file = tmp_path / "shop.toml"  # below /tmp
     file.write_text("threads = 7\n")
 
@@ -248,18 +230,14 @@ def test_a_unit_does_not_hide_a_settings_file_or_an_interpreter(tmp_path):
     ],
 )
 def test_a_unit_does_not_hide_what_it_starts(app, home, temporary):
-    """
-    An application in a home stays readable, and one in /tmp is not hidden by a private /tmp.
-    """
+    """An application in a home stays readable, and one in /tmp is not hidden by a private /tmp."""
     found = parse_unit(unit_of(plan(), app=app))
 
     assert (found["ProtectHome"], found.get("PrivateTmp")) == (home, temporary)
 
 
 def test_each_instance_has_a_name_and_a_socket_of_its_own():
-    """
-    systemd puts the number of the instance into both.
-    """
+    """systemd puts the number of the instance into both."""
     words = unit_of(plan(admin="unix:/run/shop/admin.sock"), instances=2)
 
     assert "GRACEKIT_INSTANCE=%H-%i" in words
@@ -280,9 +258,7 @@ def test_each_instance_has_a_name_and_a_socket_of_its_own():
     ],
 )
 def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
-    """
-    The kubelet connects from outside of the pod, and has no token.
-    """
+    """The kubelet connects from outside of the pod, and has no token."""
     (container,) = pod_of(plan(**admin))["containers"]
 
     assert [how in container[f"{one}Probe"] for one in ("startup", "readiness", "liveness")] == [
@@ -303,9 +279,7 @@ def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
     ],
 )
 def test_the_endpoint_of_a_pod_admits_its_names_in_the_cluster(name):
-    """
-    Operators ask by the names that the headless Service gives, or by those that they set.
-    """
+    """Operators ask by the names that the headless Service gives, or by those that they set."""
     one = plan(admin="0.0.0.0:9701", admin_token_file="t", admin_hosts="shop.example.org")
     access = Access(hosts=words_in(expanded(one, "shop-0", "web")["GRACEKIT_ADMIN_HOSTS"]))
 
@@ -315,8 +289,8 @@ def test_the_endpoint_of_a_pod_admits_its_names_in_the_cluster(name):
 
 
 def test_a_pod_without_files_has_no_name_of_its_own():
-    """
-    The headless Service names the pods of a StatefulSet alone; those of a Deployment share its.
+    """The headless Service names the pods of a StatefulSet alone; those of a Deployment share
+    its.
     """
     admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
     one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
@@ -328,9 +302,7 @@ def test_a_pod_without_files_has_no_name_of_its_own():
 
 @pytest.mark.parametrize("admin", [{}, {"admin": "unix:/tmp/admin.sock"}])
 def test_a_pod_without_a_port_names_no_hosts(admin):
-    """
-    Nobody can ask it by a name.
-    """
+    """Nobody can ask it by a name."""
     assert not {"GRACEKIT_ADMIN_HOSTS", "POD_NAME", "POD_NAMESPACE"} & env_of(plan(**admin)).keys()
 
 
@@ -346,9 +318,7 @@ def expanded(one: Plan, pod: str, namespace: str) -> dict[str, str]:
 
 
 def test_a_service_without_files_is_a_deployment():
-    """
-    Its pods get new names, so the host, for which queues are named, is fixed.
-    """
+    """Its pods get new names, so the host, for which queues are named, is fixed."""
     admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
     one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
 
@@ -373,16 +343,12 @@ values = st.recursive(
 
 @given(st.dictionaries(printable, values))
 def test_yaml_reads_back_what_was_written(value):
-    """
-    Any text in a name or a setting arrives unchanged in the manifest.
-    """
+    """Any text in a name or a setting arrives unchanged in the manifest."""
     assert yaml.safe_load(yaml_text(value)) == (value or None)
 
 
 def test_a_comment_stands_above_its_value():
-    """
-    This holds also in a list, where the value begins with a dash.
-    """
+    """This holds also in a list, where the value begins with a dash."""
     noted = {"a": Noted([Noted({"b": 1, "c": Noted(2, "two")}, "in a list")], "a list")}
 
     assert yaml_text(noted) == "# a list\na:\n  # in a list\n  - b: 1\n    # two\n    c: 2\n"
@@ -390,9 +356,7 @@ def test_a_comment_stands_above_its_value():
 
 @pytest.mark.parametrize("value", ["a\nb", "\x1b[31m"])
 def test_what_is_not_printable_is_refused(value):
-    """
-    A line break in a value could add a directive, or a key.
-    """
+    """A line break in a value could add a directive, or a key."""
     with pytest.raises(ConfigError, match="cannot stand in"):
         unit_of(plan(reply_queues=value))
     with pytest.raises(ConfigError, match="cannot stand in"):
@@ -401,9 +365,7 @@ def test_what_is_not_printable_is_refused(value):
 
 @pytest.mark.parametrize("user", ["shop", "_shop", "svc.shop-1", "1001"])
 def test_a_unit_names_a_user(user):
-    """
-    By name, or by number.
-    """
+    """By name, or by number."""
     assert parse_unit(unit_of(plan(), user=user))["User"] == user
 
 
@@ -411,9 +373,7 @@ def test_a_unit_names_a_user(user):
     "user", ["", "api\nExecStartPre=+/bin/x", "a b", "%i", "-a", "a" * 32, "a\\", "a;b"]
 )
 def test_what_is_no_user_is_refused(user):
-    """
-    A line of its own in the unit would be run by root.
-    """
+    """A line of its own in the unit would be run by root."""
     with pytest.raises(ConfigError, match="--user"):
         unit_of(plan(), user=user)
 
@@ -432,26 +392,20 @@ LINE: Final = "x\nExecStartPre=+/bin/x"
     ],
 )
 def test_no_word_of_a_unit_becomes_a_directive(changed):
-    """
-    Whatever is given, each directive is one that gracekit writes.
-    """
+    """Whatever is given, each directive is one that gracekit writes."""
     with pytest.raises(ConfigError, match="cannot stand in a unit"):
         unit_of(msgspec.structs.replace(plan(), **changed))
 
 
 def test_a_socket_of_instances_may_have_a_blank_in_its_name():
-    """
-    A variable of the unit is one word.
-    """
+    """A variable of the unit is one word."""
     words = unit_of(plan(admin="unix:/run/shop/the admin.sock"), instances=2)
 
     assert 'Environment="GRACEKIT_ADMIN=unix:/run/shop/%i/the admin.sock"' in words.splitlines()
 
 
 def test_no_word_of_a_container_becomes_a_line():
-    """
-    Neither in a manifest nor in a Dockerfile.
-    """
+    """Neither in a manifest nor in a Dockerfile."""
     one = msgspec.structs.replace(plan(), target="x\nUSER root")
 
     with pytest.raises(ConfigError, match="cannot stand in"):
@@ -463,9 +417,7 @@ def test_no_word_of_a_container_becomes_a_line():
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
 def test_doctor_reads_back_what_a_unit_says(value):
-    """
-    Blanks, quotes, backslashes, dollars and percent signs arrive unchanged.
-    """
+    """Blanks, quotes, backslashes, dollars and percent signs arrive unchanged."""
     variables, _ = _environment(parse_unit(unit_of(plan(reply_queues=value))))
 
     assert variables["GRACEKIT_REPLY_QUEUES"] == value

@@ -22,9 +22,7 @@ HARMLESS: Final = {"SystemCallErrorNumber"}  # says only how a refusal looks
 
 
 def test_the_drop_in_for_privsep_undoes_each_restriction_of_the_unit():
-    """
-    One that were left would keep sudo from working; tests/systemd/ tries it.
-    """
+    """One that were left would keep sudo from working; tests/systemd/ tries it."""
     (drop_in,) = re.findall(r"^```ini\n(.*?)^```", PAGE.text, re.MULTILINE | re.DOTALL)
     undone = set(re.findall(r"^(\w+)=", drop_in, re.MULTILINE))
 
@@ -32,9 +30,7 @@ def test_the_drop_in_for_privsep_undoes_each_restriction_of_the_unit():
 
 
 def test_the_page_names_settings_that_there_are():
-    """
-    Each variable of gracekit on it is one.
-    """
+    """Each variable of gracekit on it is one."""
     known = {variable_name(field.name) for field in fields(Settings)}
 
     assert set(re.findall(r"GRACEKIT_\w+", PAGE.text)) <= known
@@ -42,9 +38,7 @@ def test_the_page_names_settings_that_there_are():
 
 @pytest.mark.process
 def test_doctor_finds_the_methods_with_the_options_of_the_page(tmp_path: Path):
-    """
-    Three of the example, one of them on the ops topic, too, and three of oslo.service.
-    """
+    """Three of the example, one of them on the ops topic, too, and three of oslo.service."""
     PAGE.write_to(tmp_path)
     ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
 

@@ -28,8 +28,8 @@ def shell_blocks(copy: Path) -> list[str]:
 
 @pytest.mark.process
 def test_the_steps_of_the_page_restore_a_store(tmp_path: Path):
-    """
-    What was recorded before the backup is back, and what came later is not; the start says so.
+    """What was recorded before the backup is back, and what came later is not; the start says
+    so.
     """
     directory, copy = tmp_path / "site", tmp_path / "copy.db"
     directory.mkdir()
@@ -60,9 +60,7 @@ def test_the_steps_of_the_page_restore_a_store(tmp_path: Path):
 
 
 def test_numbers_and_names_are_those_of_the_code():
-    """
-    Where new tokens begin, and what kind of incident a restored task is.
-    """
+    """Where new tokens begin, and what kind of incident a restored task is."""
     assert f"`epoch * 2^{EPOCH_BITS}`" in PAGE.text
     assert "gracekit incidents --what restored" in PAGE.text
     assert "restored" in KINDS

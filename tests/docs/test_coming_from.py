@@ -27,9 +27,7 @@ def mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("failures", [0, 3, 4])
 def test_the_moved_task_tries_as_often_as_the_original(mail: ModuleType, failures: int):
-    """
-    Three retries after the first try, as Celery's max_retries=3.
-    """
+    """Three retries after the first try, as Celery's max_retries=3."""
     tries = 0
 
     async def deliver(address: str) -> str:
@@ -54,9 +52,7 @@ def test_the_moved_task_tries_as_often_as_the_original(mail: ModuleType, failure
 
 
 def test_the_moved_task_goes_on_with_the_next_try_after_a_drain(mail: ModuleType):
-    """
-    As the loop of the page about handlers does: a stop does not give it all its tries again.
-    """
+    """As the loop of the page about handlers does: a stop does not give it all its tries again."""
     tries: list[str] = []
 
     async def deliver(address: str) -> str:
@@ -80,9 +76,7 @@ def test_the_moved_task_goes_on_with_the_next_try_after_a_drain(mail: ModuleType
 
 
 def test_settings_and_options_exist():
-    """
-    Each variable and each option of a method that a table names is one of gracekit's.
-    """
+    """Each variable and each option of a method that a table names is one of gracekit's."""
     variables = set(re.findall(r"GRACEKIT_[A-Z_]+", PAGE.text))
     options = set(re.findall(r"`(?:@svc\.rpc\()?(timeout|max_running|on_interrupt)=", PAGE.text))
 

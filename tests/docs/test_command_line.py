@@ -20,9 +20,7 @@ PAGE: Final = Page("command-line.md")
 
 
 def test_the_overview_names_every_command():
-    """
-    By what it is for; some have two uses.
-    """
+    """By what it is for; some have two uses."""
     (rows,) = tables(section(PAGE.text, "The commands"))
     named = ", ".join(row[1] for row in rows).split(", ")
 
@@ -30,9 +28,7 @@ def test_the_overview_names_every_command():
 
 
 def test_the_shared_options_are_options():
-    """
-    Of two commands or more.
-    """
+    """Of two commands or more."""
     (rows,) = tables(section(PAGE.text, "Options that many commands share"))
     ctx = click.Context(cli)
     for option in (row[0].split()[0] for row in rows):
@@ -46,9 +42,7 @@ def test_the_shared_options_are_options():
 
 
 def test_the_commands_of_the_page_are_read():
-    """
-    Help and version are printed; every other one is a command line that can be parsed.
-    """
+    """Help and version are printed; every other one is a command line that can be parsed."""
     for line in commands(PAGE.text):
         words = line.replace('"', "").split()[1:]
         if line.startswith("gracekit pending"):
@@ -60,9 +54,7 @@ def test_the_commands_of_the_page_are_read():
 @pytest.mark.process
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_line_for_a_shell_prints_its_script(tmp_path: Path, shell: str):
-    """
-    As the start-up file of the shell would ask for it.
-    """
+    """As the start-up file of the shell would ask for it."""
     (line,) = re.findall(
         rf"^.*_GRACEKIT_COMPLETE=({shell}_source) gracekit\b", PAGE.text, re.MULTILINE
     )

@@ -46,9 +46,7 @@ def table(name: str, number: str, first: str) -> list[list[str]]:
 
 
 def test_no_number_of_a_decision_is_given_twice():
-    """
-    On each page they rise.
-    """
+    """On each page they rise."""
     numbers = [number for _, number in DECISIONS]
 
     assert len(set(numbers)) == len(numbers) > 40
@@ -59,9 +57,7 @@ def test_no_number_of_a_decision_is_given_twice():
 
 @pytest.mark.parametrize(("name", "number"), DECISIONS)
 def test_a_decision_has_its_parts(name: str, number: str):
-    """
-    Title, day, then context, decision and consequence, none of them empty.
-    """
+    """Title, day, then context, decision and consequence, none of them empty."""
     head, *parts = re.split(
         r"^\*(Context|Decision|Consequence)\.\*", DECISIONS[name, number], flags=re.MULTILINE
     )
@@ -72,9 +68,7 @@ def test_a_decision_has_its_parts(name: str, number: str):
 
 
 def test_the_index_lists_each_decision_as_its_page_says():
-    """
-    With its title, its page and its number.
-    """
+    """With its title, its page and its number."""
     listed = re.findall(r"^- \[(.*)\]\((.*)#(\d{4})\)$", INDEX, re.MULTILINE)
     said = {key: text.partition("**")[2].partition(".**")[0] for key, text in DECISIONS.items()}
 
@@ -83,16 +77,12 @@ def test_the_index_lists_each_decision_as_its_page_says():
 
 
 def test_architecture_is_read_in_one_go():
-    """
-    What does not fit goes into a decision, or to the docstring of the module that does it.
-    """
+    """What does not fit goes into a decision, or to the docstring of the module that does it."""
     assert len(ARCHITECTURE.splitlines()) <= LONGEST
 
 
 def test_the_table_of_floors_is_the_one_that_is_checked():
-    """
-    From the top down, each floor with its number and its rooms.
-    """
+    """From the top down, each floor with its number and its rooms."""
     table = ARCHITECTURE.partition("| floor | rooms |\n")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines()[1:]]
     drawn = {int(number): set(re.findall(r"`(\w+)`", rooms)) for number, rooms in rows}
@@ -104,9 +94,7 @@ def test_the_table_of_floors_is_the_one_that_is_checked():
 
 
 def test_the_house_shows_every_room_once():
-    """
-    A new module or package of gracekit/ is named in the tree.
-    """
+    """A new module or package of gracekit/ is named in the tree."""
     tree = ARCHITECTURE.partition("## The house\n")[2].split("```")[1]
     shown = [word for line in tree.splitlines() for word in line[:24].split()]
     rooms = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
@@ -117,9 +105,7 @@ def test_the_house_shows_every_room_once():
 
 
 def test_links_of_architecture_lead_somewhere():
-    """
-    To pages that exist, and to decisions on them.
-    """
+    """To pages that exist, and to decisions on them."""
     links = re.findall(r"\]\(([^)\s]+)\)", ARCHITECTURE)
     targets = [link.partition("#")[::2] for link in links]
 
@@ -133,9 +119,7 @@ def test_links_of_architecture_lead_somewhere():
 
 
 def test_times_of_a_drain_are_the_defaults():
-    """
-    The drawing and the sentence below it say what a drain takes without any setting.
-    """
+    """The drawing and the sentence below it say what a drain takes without any setting."""
     times = Settings()
     wait, grace, flush, margin = (
         times.drain_timeout_s,
@@ -166,9 +150,7 @@ PIDS: Final = ((Pid.THERE,), (Pid.GONE, Pid.REUSED, Pid.EXECED), (Pid.HIDDEN, Pi
 
 
 def test_the_table_of_liveness_is_the_rule():
-    """
-    Each sign of a lock with each sign of a process gives the answer that the table shows.
-    """
+    """Each sign of a lock with each sign of a process gives the answer that the table shows."""
     rows = table("recovery.md", "0023", "| process is there")
     assert [row[0] for row in rows] == list(LOCKS)
 
@@ -181,9 +163,7 @@ def test_the_table_of_liveness_is_the_rule():
 
 
 def test_the_table_of_orders_is_the_one_that_is_obeyed():
-    """
-    What an order makes of a task in each state; `refused` where the code has no end.
-    """
+    """What an order makes of a task in each state; `refused` where the code has no end."""
     rows = table("operating.md", "0063", "| ACCEPTED")
     states = (TaskState.ACCEPTED, TaskState.RUNNING, TaskState.HANDED_OVER)
 
@@ -197,9 +177,7 @@ def test_the_table_of_orders_is_the_one_that_is_obeyed():
 
 
 def test_statements_with_conditions_that_span_rows_exist():
-    """
-    The list for authors of engines names statements of the modules where they stand.
-    """
+    """The list for authors of engines names statements of the modules where they stand."""
     text = DECISIONS["store.md", "0048"]
     named = re.findall(r"`(\w+_sql)\.(\w+)`", text)
     rooms = {"leases_sql": "leases", "runs_sql": "runs"}

@@ -57,9 +57,7 @@ def assert_within(shown: list[str], printed: str) -> None:
 
 @pytest.mark.process
 def test_commands_of_the_page_print_what_doctor_then_examines(directory: Path):
-    """
-    Each one works as it stands; doctor finds no fault in manifest and Dockerfile.
-    """
+    """Each one works as it stands; doctor finds no fault in manifest and Dockerfile."""
     lines = commands(PAGE.text)
     prints = {line.split()[2]: invoke(line) for line in lines if " init " in line}
     assert prints.keys() == FILES.keys()
@@ -78,27 +76,21 @@ def test_commands_of_the_page_print_what_doctor_then_examines(directory: Path):
 
 
 def test_the_manifest_is_what_is_printed(directory: Path):
-    """
-    Probes, volume and times, line by line.
-    """
+    """Probes, volume and times, line by line."""
     printed = invoke("gracekit init k8s thumbs:svc --image registry.example/thumbs:1").output
 
     assert_within(block("yaml"), printed)
 
 
 def test_the_dockerfile_is_what_is_printed(directory: Path):
-    """
-    But for the version of Python, which is that of whoever prints it.
-    """
+    """But for the version of Python, which is that of whoever prints it."""
     printed = invoke("gracekit init docker thumbs:svc").output
 
     assert_within(block("dockerfile"), re.sub(r"(?<=FROM python:)3\.\d+", "3.11", printed))
 
 
 def test_the_unit_is_what_is_printed_for_the_place_of_the_page():
-    """
-    Each line that is shown, and each directive that the table explains.
-    """
+    """Each line that is shown, and each directive that the table explains."""
     place = Path("/opt/thumbs")
     plan = Plan(
         name="thumbs",
@@ -129,9 +121,7 @@ def test_the_unit_is_what_is_printed_for_the_place_of_the_page():
 
 @pytest.mark.process
 def test_processes_are_restarted_one_after_the_other(directory: Path):
-    """
-    By the script of the page: each is drained and ready again before the next one ends.
-    """
+    """By the script of the page: each is drained and ready again before the next one ends."""
     (script,) = re.findall(r"```sh\n# roll.sh\n(.*?)^```", PAGE.text, re.DOTALL | re.MULTILINE)
     program = directory / "bin" / "gracekit"
     program.parent.mkdir()
@@ -165,9 +155,7 @@ def test_processes_are_restarted_one_after_the_other(directory: Path):
 
 @pytest.mark.process
 def test_a_service_has_the_files_of_the_table(directory: Path):
-    """
-    While it runs: all that the table lists, and nothing else.
-    """
+    """While it runs: all that the table lists, and nothing else."""
     (rows,) = tables(section(PAGE.text, "Files"))
     named = {row[0].rstrip("/") for row in rows}
     suffixes = {end.strip("…") for name in named if name[0] == "…" for end in name.split(", ")}
@@ -192,9 +180,7 @@ def test_a_service_has_the_files_of_the_table(directory: Path):
 @pytest.mark.process
 @pytest.mark.parametrize("unsafe", ["writable for everybody", "a symbolic link"])
 def test_a_start_refuses_files_that_others_could_change(directory: Path, unsafe: str):
-    """
-    With 78 and the remedy, as the page says.
-    """
+    """With 78 and the remedy, as the page says."""
     if unsafe == "a symbolic link":
         (directory / "elsewhere.db").touch(mode=0o600)
         (directory / "gracekit-store.db").symlink_to("elsewhere.db")

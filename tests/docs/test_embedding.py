@@ -81,9 +81,7 @@ def port() -> str:
 @pytest.mark.process
 @pytest.mark.parametrize("program", ["smallest.py", "with_anyio.py", "synchronous.py"])
 def test_program_prints_what_the_page_shows(directory: Path, program: str):
-    """
-    Each serves, calls itself, drains and ends.
-    """
+    """Each serves, calls itself, drains and ends."""
     shown = re.split(rf"^# {program}$", PAGE.text, flags=re.MULTILINE)[1]
     (output, *_) = re.findall(r"^```text\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)
 
@@ -103,9 +101,7 @@ if child:
 
 @pytest.mark.process
 def test_a_wsgi_program_answers_in_each_process_and_exits(directory: Path):
-    """
-    Each has a portal of its own, which the module keeps; without `atexit` neither would end.
-    """
+    """Each has a portal of its own, which the module keeps; without `atexit` neither would end."""
     with running(directory, "-m", "gracekit", "run", "inside:svc") as service:
         service.wait_text("service.serving")
         (directory / "one_request.py").write_text(ONE_REQUEST)
@@ -117,9 +113,7 @@ def test_a_wsgi_program_answers_in_each_process_and_exits(directory: Path):
 
 @pytest.mark.process
 def test_fastapi_program_serves_and_drains_when_it_shuts_down(directory: Path, port: str):
-    """
-    uvicorn chooses the exit code; the end of the service is on record.
-    """
+    """uvicorn chooses the exit code; the end of the service is on record."""
     with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
         assert wait_answer(program, f"http://127.0.0.1:{port}/readyz", 200) == '"serving"'
         assert wait_answer(program, f"http://127.0.0.1:{port}/double/4", 200) == "8"
@@ -132,9 +126,8 @@ def test_fastapi_program_serves_and_drains_when_it_shuts_down(directory: Path, p
 
 @pytest.mark.process
 def test_each_answer_of_the_program_for_production_is_that_of_the_page(directory: Path, port: str):
-    """
-    200 while it serves, and 503 for what comes in the drain; 202 for a task that outlives it, whose
-    result is there after the restart.
+    """200 while it serves, and 503 for what comes in the drain; 202 for a task that outlives it,
+    whose result is there after the restart.
     """
     inside = (directory / "inside.py").read_text()
     assert "    return 2 * n\n" in inside
@@ -171,8 +164,8 @@ def test_each_answer_of_the_program_for_production_is_that_of_the_page(directory
 def test_caller_of_a_task_that_fails_gets_its_id_and_the_class_of_the_error(
     directory: Path, port: str
 ):
-    """
-    502 for an exception of the handler and for an operator's order, and no traceback in the log.
+    """502 for an exception of the handler and for an operator's order, and no traceback in the
+    log.
     """
     inside = (directory / "inside.py").read_text()
     fails = "    if n < 0:\n        raise KeyError(n)\n" + UNTIL_GO
@@ -210,9 +203,7 @@ def test_caller_of_a_task_that_fails_gets_its_id_and_the_class_of_the_error(
 def test_program_for_production_that_is_refused_ends_as_gracekit_run_does(
     directory: Path, wrong: dict[str, str], code: ExitCode
 ):
-    """
-    The exit code of the error, and one line; with an empty *wrong* the port alone is in use.
-    """
+    """The exit code of the error, and one line; with an empty *wrong* the port alone is in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str((free if wrong else taken).getsockname()[1])
@@ -228,9 +219,7 @@ def test_program_for_production_that_is_refused_ends_as_gracekit_run_does(
 
 @pytest.mark.process
 def test_program_with_signals_of_its_own_ends_with_the_code_of_the_drain(directory: Path):
-    """
-    Its handler asks for the stop, and `serve` returns the report.
-    """
+    """Its handler asks for the stop, and `serve` returns the report."""
     with running(directory, "program.py") as program:
         program.wait_text("serving")
         assert run(directory, "-m", "gracekit", "call", "inside", "double", "n=21") == "42\n"
@@ -240,9 +229,7 @@ def test_program_with_signals_of_its_own_ends_with_the_code_of_the_drain(directo
 
 @pytest.mark.process
 def test_drain_by_a_command_ends_the_service_and_not_the_program(directory: Path, port: str):
-    """
-    A program that does nothing about it stays there without a service.
-    """
+    """A program that does nothing about it stays there without a service."""
     with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
         wait_answer(program, f"http://127.0.0.1:{port}/readyz", 200)
         run(directory, "-m", "gracekit", "drain")
@@ -251,8 +238,8 @@ def test_drain_by_a_command_ends_the_service_and_not_the_program(directory: Path
 
 
 def test_settings_come_from_where_the_page_says(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    `Settings(...)` asks no variable; flags of `load` win over a variable, and a file does not.
+    """`Settings(...)` asks no variable; flags of `load` win over a variable, and a file does
+    not.
     """
     monkeypatch.chdir(directory)
     monkeypatch.setenv("GRACEKIT_DRAIN_TIMEOUT", "33s")
@@ -280,9 +267,7 @@ def rows(heading: str) -> list[str]:
 
 
 def test_runtime_is_shown_whole():
-    """
-    Each public member has its row; `ground` and `wired` are internal.
-    """
+    """Each public member has its row; `ground` and `wired` are internal."""
     named = set(re.findall(r"runtime\.(\w+)", " ".join(rows("The Runtime"))))
     assert named == {name for name in vars(Runtime) if not name.startswith("_")}
     assert {"by", "reason"} <= inspect.signature(Runtime.request_stop).parameters.keys()
@@ -291,18 +276,14 @@ def test_runtime_is_shown_whole():
 
 
 def test_report_is_shown_whole():
-    """
-    Each field and property of the report has its row.
-    """
+    """Each field and property of the report has its row."""
     named = set(re.findall(r"`(\w+)`", " ".join(rows("Reports and exit codes"))))
     properties = {name for name, value in vars(DrainReport).items() if isinstance(value, property)}
     assert named == {field.name for field in fields(DrainReport)} | properties
 
 
 def test_limit_of_a_drain_is_that_of_the_settings():
-    """
-    The drain's timeout, and what follows it.
-    """
+    """The drain's timeout, and what follows it."""
     (drain_s, more_s) = re.findall(r"`drain_timeout` \((\d+) s\) and (\d+)\s+s more", PAGE.text)[0]
     settings = Settings()
     assert settings.drain_timeout_s == float(drain_s)
@@ -330,9 +311,7 @@ FORMS = {
 def test_changed_lines_make_files_that_doctor_accepts(
     directory: Path, platform: str, row: int, form: int
 ):
-    """
-    What `gracekit init` prints, with the lines of the table in place of its own.
-    """
+    """What `gracekit init` prints, with the lines of the table in place of its own."""
     words = {"systemd": ("--user", "root"), "k8s": ("--image", "inside:1"), "docker": ()}[platform]
     text = run(directory, "-m", "gracekit", "init", platform, "inside:svc", *words)
     lines = [line for line in PAGE.text.splitlines() if " | `" in line and line.startswith("| ")]

@@ -13,9 +13,7 @@ EXAMPLES: Final = ROOT / "examples"
 
 
 def test_every_rung_of_the_ladder_is_listed_in_its_order():
-    """
-    And each is said to explain something.
-    """
+    """And each is said to explain something."""
     linked = re.findall(r"\(\.\./examples/(ex\w+\.py)\)", section(PAGE.text, "The ladder"))
     (rows,) = tables(section(PAGE.text, "Which example explains what"))
     explained = re.findall(r"\d\d", " ".join(row[1] for row in rows))
@@ -25,9 +23,7 @@ def test_every_rung_of_the_ladder_is_listed_in_its_order():
 
 
 def test_every_larger_example_is_listed_with_its_command():
-    """
-    What `python -m` is given can be run.
-    """
+    """What `python -m` is given can be run."""
     modules = re.findall(r"python -m examples\.([\w.]+)", PAGE.text)
 
     assert {module.split(".")[0] for module in modules} == {

@@ -20,16 +20,12 @@ LISTED = re.compile(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)", re.MULTILINE)
 
 @pytest.mark.parametrize("name", pages.PAGES)
 def test_a_generated_page_says_what_the_code_says(name: str):
-    """
-    Whoever changes a setting, an option or an event writes its page again.
-    """
+    """Whoever changes a setting, an option or an event writes its page again."""
     assert (DOCS / name).read_text() == pages.made(name), "run: make docs, or python -m tools.pages"
 
 
 def test_a_page_without_a_place_for_a_part_is_refused(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """
-    Otherwise a page whose marks were deleted would never be written again.
-    """
+    """Otherwise a page whose marks were deleted would never be written again."""
     (tmp_path / "events.md").write_text("# Events\n")
     monkeypatch.setattr(pages, "DOCS", tmp_path)
 
@@ -45,18 +41,14 @@ def anchors(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", pages.error_classes())
 def test_a_refused_start_points_to_an_anchor_of_the_page_of_errors(name: str):
-    """
-    Each class has exactly one.
-    """
+    """Each class has exactly one."""
     anchor = explained(pages.an_error(name)).rpartition("see docs/errors.md#")[2]
 
     assert anchors("errors.md").count(anchor) == 1
 
 
 def test_a_subclass_that_is_not_public_is_explained_by_its_base():
-    """
-    Its own name has no place on the page.
-    """
+    """Its own name has no place on the page."""
 
     class OwnError(gracekit.ConfigError):
         pass
@@ -67,9 +59,7 @@ def test_a_subclass_that_is_not_public_is_explained_by_its_base():
 
 @pytest.mark.parametrize("name", pages.error_classes())
 def test_a_caller_gets_the_class_that_a_handler_has_raised(name: str):
-    """
-    But for those that the page names.
-    """
+    """But for those that the page names."""
     of_a_sender = (
         *(errors.VersionCapError, errors.DependencyError, errors.Undeliverable),
         *(errors.UnconfirmedError, errors.CallTimeoutError),
@@ -92,9 +82,7 @@ def documented() -> Iterator[str]:
 
 
 def test_every_public_name_is_on_the_page_of_the_api():
-    """
-    Of `gracekit`, and of what tests import.
-    """
+    """Of `gracekit`, and of what tests import."""
     public = {f"gracekit.{name}" for name in gracekit.__all__}
     public |= {f"gracekit.testing.{name}" for name in testing.__all__}
     again = {"gracekit.testing.TaskState"}  # the one of gracekit
@@ -103,9 +91,7 @@ def test_every_public_name_is_on_the_page_of_the_api():
 
 
 def test_the_page_of_the_api_names_what_there_is():
-    """
-    Also those parts of a name that Sphinx does not import.
-    """
+    """Also those parts of a name that Sphinx does not import."""
     for name in LISTED.findall((DOCS / "api.md").read_text()):
         if "oslo" not in name:  # which needs the library
             parts = name.split(".")
@@ -117,9 +103,7 @@ def test_the_page_of_the_api_names_what_there_is():
 
 
 def test_the_page_of_metrics_lists_each_alert():
-    """
-    The rule file is the other place that names them.
-    """
+    """The rule file is the other place that names them."""
     rules = (DOCS.parent / "dashboards" / "alerts.yml").read_text()
     page = (DOCS / "observability.md").read_text()
 

@@ -94,9 +94,7 @@ def code(cell: str) -> str:
 
 
 def test_options_and_their_defaults_are_those_of_the_code():
-    """
-    Where the page names a setting as the default, it is one, and has the value that is shown.
-    """
+    """Where the page names a setting as the default, it is one, and has the value that is shown."""
     marks, ops, places, service = tables("Options")
     defaults = inspect.signature(options_from).parameters
     known_marks = MarkOptions.__annotations__.keys()
@@ -128,9 +126,7 @@ def shown_default(cell: str, value: object) -> str:
 
 
 def test_words_of_options_are_those_of_the_code():
-    """
-    Each policy has its row, and the other word of `in_drain` is explained.
-    """
+    """Each policy has its row, and the other word of `in_drain` is explained."""
     (policies,) = tables("When the process stops")
     assert tuple(code(row).strip('"') for row in policies) == choices_of(OnInterrupt)
     (answers,) = tables("Probes")
@@ -141,9 +137,7 @@ def test_words_of_options_are_those_of_the_code():
 
 
 def test_context_is_shown_whole():
-    """
-    Each public attribute and method of the Context has a row, and there is no other row.
-    """
+    """Each public attribute and method of the Context has a row, and there is no other row."""
     (members,) = tables("The context")
     named = set(re.findall(r"(?:\bctx|\bContext)\.(\w+)", " ".join(members)))
     public = {name for name in vars(Context) if not name.startswith("_")}
@@ -155,17 +149,13 @@ def test_context_is_shown_whole():
 
 
 def test_reasons_of_the_errored_hook_are_those_of_the_code():
-    """
-    And `hold`, which no task has.
-    """
+    """And `hold`, which no task has."""
     (reasons,) = tables("The errored hook")
     assert {code(row) for row in reasons} == {reason.value for reason in Reason} | {"hold"}
 
 
 def test_limits_name_settings_with_their_defaults():
-    """
-    Also those of the text: threads, and what the hooks may take.
-    """
+    """Also those of the text: threads, and what the hooks may take."""
     for name, value in re.findall(r"`(\w+)` \((\d+(?: ?s|d| days)?)[,)]", PAGE.text):
         setting = name if name in SETTINGS else f"{name}_s"
         own = can_accept(Settings(), []) if name == "max_accepted" else getattr(Settings(), setting)
@@ -178,9 +168,7 @@ def test_limits_name_settings_with_their_defaults():
 
 
 def test_values_arrive_as_the_table_says():
-    """
-    Each expression of the table is sent, arrives as it shows, and comes back as the same.
-    """
+    """Each expression of the table is sent, arrives as it shows, and comes back as the same."""
     svc = Service("echo")
     arrived: list[Any] = []
 
@@ -232,9 +220,7 @@ def test_values_arrive_as_the_table_says():
 
 
 def test_result_after_the_timeout_counts():
-    """
-    The caller has got the error, and a call under the same id gets the result.
-    """
+    """The caller has got the error, and a call under the same id gets the result."""
     svc = Service("stubborn")
 
     @svc.rpc(timeout="1s")
@@ -286,8 +272,8 @@ async def fail_by(ctx: Context, how: str) -> Any:
 
 
 def test_callers_get_what_the_table_says():
-    """
-    State and class of each row; what is raised for a builtin has the remote traceback in its notes.
+    """State and class of each row; what is raised for a builtin has the remote traceback in its
+    notes.
     """
     svc = Service("faults", exceptions={f"{KnownError.__module__}.KnownError": KnownError})
     fail = svc.rpc(timeout="5s")(fail_by)
@@ -335,8 +321,8 @@ def test_callers_get_what_the_table_says():
 
 
 def test_signatures_are_judged_as_the_page_says():
-    """
-    Wrong arguments get an InvalidArgumentsError, which is a TypeError; wrong declarations fail.
+    """Wrong arguments get an InvalidArgumentsError, which is a TypeError; wrong declarations
+    fail.
     """
     svc = Service("signatures")
 
@@ -382,9 +368,7 @@ def wrong_functions() -> Iterator[Callable[..., Any]]:
 
 
 def test_render_goes_on_after_a_drain_and_ops_answers(loaded):
-    """
-    The first block: tasks for one album run in turn, and a drain stops at a safe point.
-    """
+    """The first block: tasks for one album run in turn, and a drain stops at a safe point."""
     thumbs = loaded("thumbs")
 
     async def main() -> None:
@@ -402,9 +386,7 @@ def test_render_goes_on_after_a_drain_and_ops_answers(loaded):
 
 
 async def test_decorated_function_can_be_called_as_in_a_unit_test():
-    """
-    Nothing of gracekit runs then.
-    """
+    """Nothing of gracekit runs then."""
     svc = Service("direct")
 
     @svc.rpc
@@ -416,9 +398,7 @@ async def test_decorated_function_can_be_called_as_in_a_unit_test():
 
 
 def test_client_rebuilds_the_class_that_the_service_names(loaded):
-    """
-    By module and class, as the service raises it.
-    """
+    """By module and class, as the service raises it."""
     disks = loaded("disks")
 
     async def main() -> None:
@@ -430,9 +410,7 @@ def test_client_rebuilds_the_class_that_the_service_names(loaded):
 
 
 def test_safe_points_are_where_the_next_start_goes_on(loaded):
-    """
-    With a function of the cursor, and without a loop.
-    """
+    """With a function of the cursor, and without a loop."""
     pages = loaded("pages")
 
     async def main() -> None:
@@ -456,9 +434,7 @@ def test_safe_points_are_where_the_next_start_goes_on(loaded):
 
 
 def test_stop_at_a_safe_point_is_no_interruption():
-    """
-    Whatever the policy: a task that must not be repeated goes on, too.
-    """
+    """Whatever the policy: a task that must not be repeated goes on, too."""
     svc = Service("careful")
     done: list[int] = []
 
@@ -488,9 +464,7 @@ def test_stop_at_a_safe_point_is_no_interruption():
 
 
 def test_probe_is_given_the_arguments_as_the_handler_sees_them_and_decides(loaded):
-    """
-    Each answer ends the task as the table says; `on_start` has run before.
-    """
+    """Each answer ends the task as the table says; `on_start` has run before."""
     volumes = loaded("volumes")
     svc = volumes.make_service()
     (create,) = (method for method in svc.methods if method.name == "create")
@@ -533,9 +507,7 @@ def test_probe_is_given_the_arguments_as_the_handler_sees_them_and_decides(loade
 
 
 def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
-    """
-    A probe that answers `Wait` for longer than `max_wait` ends the task as `gave_up`.
-    """
+    """A probe that answers `Wait` for longer than `max_wait` ends the task as `gave_up`."""
     volumes = loaded("volumes")
     svc = volumes.make_service()
     (create,) = (method for method in svc.methods if method.name == "create")
@@ -571,9 +543,7 @@ def test_errored_hook_is_called_with_arguments_and_reason(loaded, capsys):
 
 
 def test_function_can_have_a_namespace_and_a_version_of_its_own():
-    """
-    For a method of a class, the options of `include` count, and a mark refuses them.
-    """
+    """For a method of a class, the options of `include` count, and a mark refuses them."""
     svc = Service("versions", version="2.0")
     options: Any = {"namespace": "storage", "version": "1.3"}
 
@@ -604,9 +574,7 @@ def test_function_can_have_a_namespace_and_a_version_of_its_own():
 
 
 def test_probe_of_a_hold_gets_the_arguments_of_the_request_that_opened_it(loaded):
-    """
-    Its context has no caller, and the id that the page names.
-    """
+    """Its context has no caller, and the id that the page names."""
     migration = loaded("migration")
     (expect,) = (one for one in migration.svc.methods if one.name == "expect")
     called: list[tuple[str, dict[str, Any], Mapping[str, Any]]] = []
@@ -630,9 +598,7 @@ def test_probe_of_a_hold_gets_the_arguments_of_the_request_that_opened_it(loaded
 
 
 def test_resource_must_be_in_the_request():
-    """
-    Its default does not count.
-    """
+    """Its default does not count."""
     svc = Service("resources")
 
     @svc.rpc(resource="vm")
@@ -649,9 +615,7 @@ def test_resource_must_be_in_the_request():
 
 
 def test_lease_travels_with_calls():
-    """
-    A method without a resource has the fencing token of the task that called it.
-    """
+    """A method without a resource has the fencing token of the task that called it."""
     svc = Service("travels")
     kit: list[InMemoryService] = []
 
@@ -674,9 +638,7 @@ def test_lease_travels_with_calls():
 
 
 def test_hold_keeps_the_drain_and_its_probe_settles_what_is_left(loaded):
-    """
-    `end_hold` from an ops method ends the drain; after a crash the probe is asked.
-    """
+    """`end_hold` from an ops method ends the drain; after a crash the probe is asked."""
     migration = loaded("migration")
 
     async def main() -> None:
@@ -700,9 +662,7 @@ def test_hold_keeps_the_drain_and_its_probe_settles_what_is_left(loaded):
 
 
 def test_periodic_job_comes_after_its_pause_and_again_after_a_failure(loaded):
-    """
-    A singleton has a token; a job has no request.
-    """
+    """A singleton has a token; a job has no request."""
     weather = loaded("weather")
     jobs: list[str] = []
 
@@ -729,9 +689,7 @@ def test_periodic_job_comes_after_its_pause_and_again_after_a_failure(loaded):
 
 
 def test_same_id_gets_the_recorded_answer():
-    """
-    Also the recorded failure: a retry by the caller needs a new id.
-    """
+    """Also the recorded failure: a retry by the caller needs a new id."""
     svc = Service("ids")
     runs: list[str] = []
 
@@ -751,9 +709,7 @@ def test_same_id_gets_the_recorded_answer():
 
 
 def test_retry_in_the_handler_can_be_stopped_between_two_tries(loaded):
-    """
-    The pauses are steps, so the next start goes on with the next one.
-    """
+    """The pauses are steps, so the next start goes on with the next one."""
     attach = loaded("attach")
 
     async def main() -> None:
@@ -769,9 +725,7 @@ def test_retry_in_the_handler_can_be_stopped_between_two_tries(loaded):
 
 
 def test_stop_hooks_are_called_after_a_start_that_has_failed():
-    """
-    In the order of their declaration.
-    """
+    """In the order of their declaration."""
     svc = Service("hooks")
     called: list[str] = []
 
@@ -811,9 +765,7 @@ def serving(directory: Path, **env: str) -> Iterator[Program]:
 
 @pytest.mark.process
 def test_call_under_the_id_of_a_cast_returns_its_result(tmp_path: Path):
-    """
-    As the page prints it, and each picture is rendered once.
-    """
+    """As the page prints it, and each picture is rendered once."""
     PAGE.write_to(tmp_path)
     with serving(tmp_path) as program:
         assert run_python(tmp_path, "order.py") == PAGE.outputs[0]
@@ -821,9 +773,7 @@ def test_call_under_the_id_of_a_cast_returns_its_result(tmp_path: Path):
 
 
 def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url: str):
-    """
-    Without an envelope, by a library that knows nothing of gracekit; its id is the request's.
-    """
+    """Without an envelope, by a library that knows nothing of gracekit; its id is the request's."""
     PAGE.write_to(tmp_path)
     settings = {"GRACEKIT_TRANSPORT_URL": rabbit_url, "GRACEKIT_LOG_LEVEL": "debug"}
     with serving(tmp_path, **settings) as program:
@@ -833,9 +783,7 @@ def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url:
 
 
 def test_the_keys_of_a_foreign_request_are_read():
-    """
-    The keys that the table names are those that a service reads from bare JSON.
-    """
+    """The keys that the table names are those that a service reads from bare JSON."""
     named = re.findall(r"`([a-z_]+)`", PAGE.text.partition("## Other producers")[2])
     body = (
         b'{"method": "m", "args": {"a": 1}, "_unique_id": "r", "version": "1.2", '
@@ -853,9 +801,7 @@ def test_the_keys_of_a_foreign_request_are_read():
 
 
 def test_a_failure_of_a_cast_is_got_by_its_id_and_nothing_runs_again():
-    """
-    A call with the id of a FAILED cast raises what its handler raised.
-    """
+    """A call with the id of a FAILED cast raises what its handler raised."""
     svc, runs = Service("orders"), []
 
     @svc.rpc(on_interrupt="retry")
@@ -876,9 +822,7 @@ def test_a_failure_of_a_cast_is_got_by_its_id_and_nothing_runs_again():
 
 
 def test_a_call_that_nobody_read_in_time_is_not_run():
-    """
-    Its caller has left; a cast waits for as long as it takes.
-    """
+    """Its caller has left; a cast waits for as long as it takes."""
     svc, runs = Service("shop"), []
 
     @svc.rpc(on_interrupt="retry")

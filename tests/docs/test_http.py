@@ -57,9 +57,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_the_mounted_application_answers_probes(program: Any):
-    """
-    Before the Runtime is open only /livez passes; with the lifespan the service is ready.
-    """
+    """Before the Runtime is open only /livez passes; with the lifespan the service is ready."""
     app = program.make_app()
     assert (await ask(app, "/ops/livez"))[0] == 200
     assert (await ask(app, "/ops/readyz"))[0] == 503
@@ -72,9 +70,7 @@ async def test_the_mounted_application_answers_probes(program: Any):
 
 
 async def test_without_a_token_file_the_listings_are_closed(program: Any):
-    """
-    The application cannot know who can reach the program.
-    """
+    """The application cannot know who can reach the program."""
     app = program.make_app()
     async with app.router.lifespan_context(app):
         status, _ = await ask(app, "/ops/api/v1/status")

@@ -45,9 +45,7 @@ run(main())
 
 @pytest.mark.process
 def test_a_line_of_an_embedding_program_has_the_request_id(tmp_path: Path):
-    """
-    By the filter and the format of the page.
-    """
+    """By the filter and the format of the page."""
     PAGE.write_to(tmp_path)
     (tmp_path / "program.py").write_text(SERVICE)
 
@@ -56,8 +54,8 @@ def test_a_line_of_an_embedding_program_has_the_request_id(tmp_path: Path):
 
 @pytest.mark.process
 def test_the_line_of_the_page_is_one_that_its_commands_find(tmp_path: Path):
-    """
-    With the keys that the page names and the fields of its event; text that is no JSON is skipped.
+    """With the keys that the page names and the fields of its event; text that is no JSON is
+    skipped.
     """
     (line,) = re.findall(r"^```json\n(.*)\n```", PAGE.text, re.MULTILINE)
     shown = json.loads(line)
@@ -77,9 +75,7 @@ def test_the_line_of_the_page_is_one_that_its_commands_find(tmp_path: Path):
 
 
 def test_the_tables_name_events_that_there_are():
-    """
-    Each row that begins with the name of an event.
-    """
+    """Each row that begins with the name of an event."""
     rows = re.findall(
         r"^\| (`[a-z]+\.[a-z_]+`(?:, `[a-z]+\.[a-z_]+`)*) \|", PAGE.text, re.MULTILINE
     )
@@ -90,9 +86,7 @@ def test_the_tables_name_events_that_there_are():
 
 
 def test_the_values_of_the_settings_are_those_that_there_are():
-    """
-    Of format, level and failures.
-    """
+    """Of format, level and failures."""
     table = dict(
         re.findall(r"^\| `(GRACEKIT_LOG_\w+)` \| `\w+` \| (.*) \|$", PAGE.text, re.MULTILINE)
     )

@@ -131,8 +131,8 @@ def columns_of(command: str) -> list[str]:
 
 @pytest.mark.process
 def test_the_commands_of_the_page_do_what_it_says(directory: Path):
-    """
-    One story that types them all: looks, orders about tasks and runs, a drain that a hold keeps.
+    """One story that types them all: looks, orders about tasks and runs, a drain that a hold
+    keeps.
     """
     op = Operator()
     with Running(directory, "--instance", "api-1") as run:
@@ -248,9 +248,7 @@ def _say_gone(op: Operator, directory: Path) -> set[str]:
 
 
 def test_with_a_wrong_setting_only_doctor_works(directory: Path):
-    """
-    It names the setting, and examines what does not depend on settings.
-    """
+    """It names the setting, and examines what does not depend on settings."""
     wrong = {"GRACEKIT_DRAIN_TIMOUT": "60s"}
 
     refused = CliRunner().invoke(cli, ["status"], env=wrong)
@@ -270,25 +268,19 @@ def table_rows(heading: str) -> Iterator[list[str]]:
 
 
 def test_the_reasons_of_errored_tasks_are_those_of_the_code():
-    """
-    Each with its meaning.
-    """
+    """Each with its meaning."""
     assert [row[0] for row in table_rows("A task is ERRORED")] == [one.value for one in Reason]
 
 
 def test_the_reasons_of_refused_requests_are_those_of_the_code():
-    """
-    Each with its meaning.
-    """
+    """Each with its meaning."""
     listed = [row[0] for row in table_rows("Requests are refused")]
 
     assert listed == list(choices_of(RejectReason))
 
 
 def test_the_table_of_orders_is_that_of_the_code():
-    """
-    What an order makes of a task in each state, and which are refused.
-    """
+    """What an order makes of a task in each state, and which are refused."""
     said: dict[tuple[Verb, str], str] = {}
     for states, *ends in table_rows("Act on a task"):
         for state in states.partition(" (")[0].split(", "):

@@ -66,9 +66,7 @@ def texts_in(function: Any, pattern: str) -> list[str]:
 
 
 def test_the_lines_of_a_task_are_those_that_are_printed():
-    """
-    In their order, each with its meaning.
-    """
+    """In their order, each with its meaning."""
     printed = texts_in(task_show._facts, r'yield "([a-z ]+)"')
 
     shown = first_cells("Lines of `gracekit tasks show`")
@@ -77,16 +75,12 @@ def test_the_lines_of_a_task_are_those_that_are_printed():
 
 
 def test_the_kinds_of_incidents_are_those_of_the_code():
-    """
-    Each is in one row.
-    """
+    """Each is in one row."""
     assert sorted(first_cells("Kinds of incidents")) == sorted(KINDS)
 
 
 def test_the_columns_and_states_of_holds_are_those_of_the_code():
-    """
-    METHOD and HOST included.
-    """
+    """METHOD and HOST included."""
     rows = next(tables(section(PAGE.text, "Columns of `gracekit holds`")))
     (states,) = (row[1] for row in rows if row[0] == "STATE")
 
@@ -97,18 +91,14 @@ def test_the_columns_and_states_of_holds_are_those_of_the_code():
 
 
 def test_the_fields_of_a_dump_are_those_of_the_code():
-    """
-    In the order of a line.
-    """
+    """In the order of a line."""
     fields = texts_in(stacks._of_task, r'"(\w+)":')
 
     assert first_cells("Fields of `gracekit dump`") == ["task", *fields]
 
 
 def test_the_words_for_a_run_that_gives_no_answer_are_those_of_the_code():
-    """
-    `left alone` and `reconcile pending` are about runs that are not asked.
-    """
+    """`left alone` and `reconcile pending` are about runs that are not asked."""
     unheard = texts_in(reach._why_not, r'return "([a-z ]+)"')
 
     shown = first_cells("Columns of `gracekit status`", 1)
@@ -117,9 +107,7 @@ def test_the_words_for_a_run_that_gives_no_answer_are_those_of_the_code():
 
 
 def test_the_lines_of_a_drain_are_those_that_are_printed():
-    """
-    Each text of the table, as the command makes it from the status of a run.
-    """
+    """Each text of the table, as the command makes it from the status of a run."""
     task = {"method": "render", "resource": "album:spring", "task_id": "9f31c2", "age_s": 41.0}
     running = task | {"state": "running"}
     charge = {"method": "charge", "task_id": "e20ea3", "age_s": 19.0, "state": "running"}
@@ -143,9 +131,7 @@ def test_the_lines_of_a_drain_are_those_that_are_printed():
 
 @pytest.mark.process
 def test_a_suspended_run_is_shown_and_ignores_what_it_was_ordered_meanwhile(tmp_path: Path):
-    """
-    The page says what status and an order print, and what SIGUSR1 and SIGCONT do.
-    """
+    """The page says what status and an order print, and what SIGUSR1 and SIGCONT do."""
     write_service(tmp_path, text=WAITING)
     with Running(tmp_path, "--instance", "api-1") as run:
         gracekit(tmp_path, "cast", "thumbs", "render", "album=spring", "--id", "9f31c2aa")
@@ -178,9 +164,7 @@ def test_a_suspended_run_is_shown_and_ignores_what_it_was_ordered_meanwhile(tmp_
 
 @pytest.mark.process
 def test_a_dead_letter_is_listed_and_sent_again_as_the_page_says(tmp_path: Path):
-    """
-    An earlier version served the method; under the same id it runs when that version is back.
-    """
+    """An earlier version served the method; under the same id it runs when that version is back."""
     (again,) = (line for line in commands(PAGE.text) if line.startswith("gracekit cast orders"))
     listing, body = re.findall(r'^sqlite3 .*gracekit\.db "(.*)"$', PAGE.text, re.MULTILINE)
     (example,) = JSON.findall(section(PAGE.text, "Dead letters"))

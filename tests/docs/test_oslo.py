@@ -16,9 +16,7 @@ PAGE: Final = Page("oslo.md").text
 
 
 def test_the_table_of_profiles_says_what_each_combination_of_options_means():
-    """
-    Each combination has one row, and its profile is the one that `Settings.from_oslo` takes.
-    """
+    """Each combination has one row, and its profile is the one that `Settings.from_oslo` takes."""
     (rows,) = tables(section(PAGE, "Which profile"))
 
     shown = {}

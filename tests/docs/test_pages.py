@@ -26,9 +26,7 @@ TO_SECTION = re.compile(r"\]\(([\w./-]*\.md|)#([^)\s]+)\)")
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_link_of_a_page_leads_somewhere(name: str):
-    """
-    Also one to a file outside of docs/, which Sphinx makes a download.
-    """
+    """Also one to a file outside of docs/, which Sphinx makes a download."""
     page = DOCS / name
     targets = {target for target in LINK.findall(page.read_text()) if not target.startswith("http")}
     assert [one for one in targets if not (page.parent / one).is_file()] == []
@@ -36,9 +34,7 @@ def test_a_link_of_a_page_leads_somewhere(name: str):
 
 @pytest.mark.parametrize("name", TYPED)
 def test_a_link_to_a_section_leads_to_its_heading(name: str):
-    """
-    Otherwise the reader lands at the top of a long page.
-    """
+    """Otherwise the reader lands at the top of a long page."""
     text, directory = Page(name).text, (DOCS / name).parent
     wrong = [
         f"{target}#{anchor}"
@@ -49,9 +45,7 @@ def test_a_link_to_a_section_leads_to_its_heading(name: str):
 
 
 def test_the_index_leads_to_every_page():
-    """
-    But for the decisions, which have an index of their own.
-    """
+    """But for the decisions, which have an index of their own."""
     index = (DOCS / "index.md").read_text()
     listed = set(re.findall(r"^([a-z/-]+)$", index, re.MULTILINE))
     assert listed == {name[:-3] for name in PAGES if "/" not in name and name != "index.md"} | {
@@ -62,9 +56,7 @@ def test_the_index_leads_to_every_page():
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_programs_of_all_pages_are_typed(tmp_path: Path):
-    """
-    A reader who runs mypy --strict over those of one page sees no error.
-    """
+    """A reader who runs mypy --strict over those of one page sees no error."""
     wrong: dict[str, str] = {}
     for name in TYPED:
         page, directory = Page(name), tmp_path / name.replace("/", "-")

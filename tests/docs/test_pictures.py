@@ -33,24 +33,18 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_what_would_be_drawn_now(name: str):
-    """
-    If not, `python3 -m tools.pictures` draws it anew.
-    """
+    """If not, `python3 -m tools.pictures` draws it anew."""
     assert (FOLDER / name).read_text() == DRAWN[name]
 
 
 def test_no_picture_is_left_over():
-    """
-    Each file has a drawing that makes it.
-    """
+    """Each file has a drawing that makes it."""
     assert {path.name for path in FOLDER.iterdir()} == set(DRAWN)
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_says_in_words_what_it_shows(name: str):
-    """
-    A reader of screens gets a title and a description, and every text is a text.
-    """
+    """A reader of screens gets a title and a description, and every text is a text."""
     root = ET.fromstring(DRAWN[name])
     title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
 
@@ -63,9 +57,7 @@ def test_a_picture_says_in_words_what_it_shows(name: str):
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 def test_each_text_has_contrast_to_what_is_behind_it(palette: dict[str, str]):
-    """
-    At least 4.5 to 1, as WCAG 2 asks for (level AA).
-    """
+    """At least 4.5 to 1, as WCAG 2 asks for (level AA)."""
     on_paper = ["ink", "soft", *HUES]
     pairs = [(name, "paper") for name in on_paper]
     pairs += [("ink", f"{hue}-fill") for hue in HUES] + [("ink", "panel"), ("soft", "panel")]
@@ -76,9 +68,7 @@ def test_each_text_has_contrast_to_what_is_behind_it(palette: dict[str, str]):
 
 
 def test_the_pictured_drain_ends_each_task_in_its_way():
-    """
-    What the rows of the picture say is what the product did.
-    """
+    """What the rows of the picture say is what the product did."""
     drained = Drained()
 
     assert {name: how for name, (_, how) in drained.ends.items()} == {
@@ -115,17 +105,13 @@ SNIPPET = """<picture>
     ids=["snippet", *(page.name for page in PAGES)],
 )
 def test_the_site_shows_each_picture_of_a_page(text: str):
-    """
-    It is written as GitHub wants it, and the site makes images for its own two colours of it.
-    """
+    """It is written as GitHub wants it, and the site makes images for its own two colours of it."""
     assert "<picture" not in picture_of_conf().sub("", text)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
 def test_a_picture_that_a_page_shows_is_there(page):
-    """
-    For light and for dark.
-    """
+    """For light and for dark."""
     shown = SHOWN.findall(page.read_text())
 
     assert [one for one in shown if not (page.parent / one).is_file()] == []

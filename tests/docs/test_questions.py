@@ -44,9 +44,7 @@ def load_page(name: str) -> ModuleType:
 
 
 def test_the_page_answers_questions():
-    """
-    Each question ends in a question mark, and has an answer that leads to another page.
-    """
+    """Each question ends in a question mark, and has an answer that leads to another page."""
     asked = re.findall(r"^### (.*)$", PAGE.text, re.MULTILINE)
 
     assert len(asked) >= LEAST_QUESTIONS
@@ -55,8 +53,8 @@ def test_the_page_answers_questions():
 
 
 def test_every_link_leads_to_the_section_that_answers():
-    """
-    Pages are long, so a link names a section of its page; tests/docs/test_pages.py finds it there.
+    """Pages are long, so a link names a section of its page; tests/docs/test_pages.py finds it
+    there.
     """
     links = re.findall(r"\]\((\w[\w./-]*\.md)(#[\w-]+)?\)", PAGE.text)
 
@@ -66,9 +64,7 @@ def test_every_link_leads_to_the_section_that_answers():
 
 @pytest.mark.process
 def test_the_program_in_memory_prints_what_the_page_says(directory: Path):
-    """
-    A dataclass travels as plain data.
-    """
+    """A dataclass travels as plain data."""
     assert run(directory, "typed.py") == PAGE.outputs[0]
 
 
@@ -76,9 +72,7 @@ def test_the_program_in_memory_prints_what_the_page_says(directory: Path):
 
 
 def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory: Path):
-    """
-    The id of the second request is made of the first one's, so a repetition is a duplicate.
-    """
+    """The id of the second request is made of the first one's, so a repetition is a duplicate."""
     chained, shipped = load_page("chained"), load_page("orders")
     shipped.svc.start_hooks.remove(chained.open_client)  # this test's own client, in memory
     shipped.svc.stop_hooks.remove(chained.close_client)
@@ -100,9 +94,7 @@ def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory
 
 @pytest.mark.process
 def test_the_hook_opens_a_client_with_the_settings_of_a_file(directory: Path):
-    """
-    Under `gracekit run` it finds the queue that a settings file names.
-    """
+    """Under `gracekit run` it finds the queue that a settings file names."""
     (directory / "orders.toml").write_text('transport_url = "sqlite:///in-the-file.db"\n')
     named = {"GRACEKIT_CONFIG": "orders.toml"}
     with Started(directory, "run", "chained:svc", **named) as service:
@@ -116,9 +108,7 @@ def test_the_hook_opens_a_client_with_the_settings_of_a_file(directory: Path):
 
 
 def test_types_of_arguments_are_not_checked():
-    """
-    A handler that says int gets the text that was sent.
-    """
+    """A handler that says int gets the text that was sent."""
     svc = Service("shop")
 
     @svc.rpc
@@ -147,9 +137,7 @@ async def serving(svc: Service, transport_url: str, directory: Path) -> AsyncIte
 
 
 def test_a_client_works_under_anyio(tmp_path: Path):
-    """
-    anyio.run with its asyncio backend is enough for a client.
-    """
+    """anyio.run with its asyncio backend is enough for a client."""
 
     async def main() -> None:
         async with Service("orders").client(f"sqlite:///{tmp_path}/gracekit.db") as client:
@@ -160,9 +148,7 @@ def test_a_client_works_under_anyio(tmp_path: Path):
 
 
 def test_all_extras_are_named():
-    """
-    The table of extras has a row for each that the project defines.
-    """
+    """The table of extras has a row for each that the project defines."""
     named = re.findall(r"^\| `gracekit\[(\w+)\]`", PAGE.text, re.MULTILINE)
 
     assert sorted(named) == sorted(PROJECT["optional-dependencies"])
@@ -172,9 +158,7 @@ def test_all_extras_are_named():
 
 
 def test_commands_of_the_page_exist():
-    """
-    Each command in backquotes, or in a block, is one of the command line's.
-    """
+    """Each command in backquotes, or in a block, is one of the command line's."""
     named = {words.split()[0] for words in re.findall(r"`gracekit ([a-z][a-z ]*)", PAGE.text)}
 
     assert named - set(COMMANDS) == set()
@@ -182,9 +166,7 @@ def test_commands_of_the_page_exist():
 
 @pytest.mark.process
 def test_a_cast_from_a_shell_takes_an_id(directory: Path):
-    """
-    The line for cron sends the same request however often it runs.
-    """
+    """The line for cron sends the same request however often it runs."""
     directory.chmod(0o700)
     orders = load_page("orders")
     url = f"sqlite:///{directory}/gracekit.db"

@@ -38,8 +38,8 @@ def commands(beginning: str) -> list[list[str]]:
 
 @pytest.mark.process
 def test_first_service_answers_as_the_page_says(tmp_path: Path):
-    """
-    The first block, the first `run` and the first `call` are all that is needed; SIGTERM drains it.
+    """The first block, the first `run` and the first `call` are all that is needed; SIGTERM
+    drains it.
     """
     PAGE.write_to(tmp_path)
     with serving(tmp_path, *commands("gracekit run")[0]) as service:
@@ -49,8 +49,7 @@ def test_first_service_answers_as_the_page_says(tmp_path: Path):
 
 @pytest.mark.process
 def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
-    """
-    A drain amid the cast ends with 75, and the next start goes on with the next picture. The
+    """A drain amid the cast ends with 75, and the next start goes on with the next picture. The
     commands that look at a service work meanwhile.
     """
     PAGE.write_to(tmp_path)
@@ -91,9 +90,7 @@ def pictures_in(log: Path) -> list[int]:
 
 @pytest.mark.process
 def test_settings_file_is_read_where_it_is_named(tmp_path: Path):
-    """
-    `config show` says of each of its settings that it came from the file.
-    """
+    """`config show` says of each of its settings that it came from the file."""
     PAGE.write_to(tmp_path)
     names = set(tomllib.loads(PAGE.files["gracekit.toml"]))
     assert names <= set(BY_OPTION)
@@ -106,9 +103,7 @@ def test_settings_file_is_read_where_it_is_named(tmp_path: Path):
 
 
 def test_albums_are_rendered_at_one_time_and_tasks_of_one_in_turn(tmp_path: Path, monkeypatch):
-    """
-    What the page says of `resource="album"`.
-    """
+    """What the page says of `resource="album"`."""
     PAGE.make_importable(tmp_path, monkeypatch)
     svc = importlib.import_module("thumbs").svc
 
@@ -126,9 +121,7 @@ def test_albums_are_rendered_at_one_time_and_tasks_of_one_in_turn(tmp_path: Path
 
 
 def test_crash_loses_no_picture_and_repeats_at_most_two(tmp_path: Path, monkeypatch):
-    """
-    The next process waits for the settle time that the page names, and runs the task again.
-    """
+    """The next process waits for the settle time that the page names, and runs the task again."""
     PAGE.make_importable(tmp_path, monkeypatch)
     thumbs = importlib.import_module("thumbs")
     (settle_s,) = map(int, re.findall(r"waits (\d+) s because", PAGE.text))

@@ -34,9 +34,7 @@ def options_of(cell: str) -> Mapping[str, bool]:
 
 
 def test_the_table_of_profiles_says_what_each_declares():
-    """
-    The flags of its exchanges and queues, and which options of oslo.messaging mean it.
-    """
+    """The flags of its exchanges and queues, and which options of oslo.messaging mean it."""
     (found,) = tables(section(PAGE, "Declare profiles").partition("### ")[0])
 
     shown = [[cell.replace(" after 30 min", "") for cell in row] for row in found]

@@ -38,9 +38,7 @@ def page() -> dict[str, Any]:
 
 
 def test_the_rule_waits_until_the_resource_is_gone(page: dict[str, Any]):
-    """
-    Then `done` is written.
-    """
+    """Then `done` is written."""
 
     async def main() -> None:
         async with InMemoryService(page["svc"]) as one:
@@ -56,9 +54,7 @@ def test_the_rule_waits_until_the_resource_is_gone(page: dict[str, Any]):
 
 
 def test_a_rule_that_waits_for_longer_than_max_wait_has_failed(page: dict[str, Any]):
-    """
-    It is cancelled, and `failed` is written.
-    """
+    """It is cancelled, and `failed` is written."""
 
     async def main() -> None:
         async with InMemoryService(page["svc"]) as one:
@@ -70,9 +66,7 @@ def test_a_rule_that_waits_for_longer_than_max_wait_has_failed(page: dict[str, A
 
 
 def test_every_exit_status_of_the_command_is_explained():
-    """
-    Those that its help names, and no others.
-    """
+    """Those that its help names, and no others."""
     (rows,) = tables(section(PAGE.text, "Exit status of `gracekit reconcile`"))
     _, _, said = (reconcile.help or "").partition("Exit status:")
 

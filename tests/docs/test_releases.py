@@ -41,9 +41,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_versions_of_python_are_the_packages():
-    """
-    The oldest and the newest one are those of the classifiers.
-    """
+    """The oldest and the newest one are those of the classifiers."""
     versions = [
         line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)
     ]
@@ -52,9 +50,7 @@ def test_the_versions_of_python_are_the_packages():
 
 
 def test_nothing_is_released_yet():
-    """
-    The page says so as long as the changelog has no release.
-    """
+    """The page says so as long as the changelog has no release."""
     assert re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE) == [
         f"{VERSION.partition('.dev')[0]}, not released yet"
     ]
@@ -64,9 +60,7 @@ def test_nothing_is_released_yet():
 
 @pytest.mark.parametrize("package", [MIGRATIONS, QUEUES_SCHEMA])
 def test_an_old_version_refuses_what_a_newer_one_has_migrated(tmp_path: Path, package: str):
-    """
-    Store and queue alike; it is a wrong configuration, whose exit code is 78.
-    """
+    """Store and queue alike; it is a wrong configuration, whose exit code is 78."""
     texts = load_migrations(package)
     connection = apsw.Connection(str(tmp_path / "file.db"))
     migrate(connection, [*texts, LATER], path="file.db")
@@ -81,9 +75,7 @@ def test_an_old_version_refuses_what_a_newer_one_has_migrated(tmp_path: Path, pa
 
 @pytest.mark.process
 def test_the_steps_to_go_back_lose_nothing_that_was_accepted(tmp_path: Path):
-    """
-    Each condition of the page is fulfilled before the files move; then the copy is the store.
-    """
+    """Each condition of the page is fulfilled before the files move; then the copy is the store."""
     directory, copy = tmp_path / "site", tmp_path / "before.db"
     directory.mkdir()
     write_service(directory)
@@ -116,9 +108,7 @@ def test_the_steps_to_go_back_lose_nothing_that_was_accepted(tmp_path: Path):
 
 
 def test_a_failed_migration_changes_nothing(tmp_path: Path):
-    """
-    All that are missing are one transaction.
-    """
+    """All that are missing are one transaction."""
     texts = load_migrations(MIGRATIONS)
     connection = apsw.Connection(str(tmp_path / "file.db"))
     migrate(connection, texts, path="file.db")
@@ -131,16 +121,12 @@ def test_a_failed_migration_changes_nothing(tmp_path: Path):
 
 
 def test_siblings_count_for_five_minutes():
-    """
-    A request goes back for a sibling so long, and one that stopped counts so long.
-    """
+    """A request goes back for a sibling so long, and one that stopped counts so long."""
     assert PASS_ON_FOR_S == BACK_WITHIN_S == 5 * 60
 
 
 def test_a_changed_policy_never_repeats_what_must_not_be_repeated():
-    """
-    The exception of the page is the only one.
-    """
+    """The exception of the page is the only one."""
     for then in choices_of(OnInterrupt):
         for now in choices_of(OnInterrupt):
             excepted = then in {"error", "probe"} and now in {"retry", "requeue"}
@@ -161,9 +147,7 @@ def older() -> Service:
 
 
 def test_an_argument_with_a_default_keeps_requests_of_the_older_version(directory: Path):
-    """
-    A task that the version before accepted is run by the page's version.
-    """
+    """A task that the version before accepted is run by the page's version."""
     newer = importlib.import_module("thumbs").svc
 
     async def main() -> None:
@@ -179,9 +163,7 @@ def test_an_argument_with_a_default_keeps_requests_of_the_older_version(director
 
 
 def test_a_required_argument_loses_requests_of_the_older_version():
-    """
-    A task whose arguments no version takes is ERRORED for `method_gone`.
-    """
+    """A task whose arguments no version takes is ERRORED for `method_gone`."""
     newer = Service("thumbs")
 
     @newer.rpc(resource="album", on_interrupt="retry")

@@ -34,9 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("line", "output"), SHOWN.findall(PAGE.text + Page("errors.md").text))
 def test_a_command_prints_what_the_page_shows(place: Path, line: str, output: str):
-    """
-    Where a value comes from, and how wrong ones are reported.
-    """
+    """Where a value comes from, and how wrong ones are reported."""
     words = shlex.split(line)
     variables = dict(word.split("=") for word in words[: words.index("gracekit")])
 
@@ -48,9 +46,7 @@ def test_a_command_prints_what_the_page_shows(place: Path, line: str, output: st
 def test_a_value_from_code_does_not_read_the_environment(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """
-    `load` reads it, and the file.
-    """
+    """`load` reads it, and the file."""
     monkeypatch.setenv("GRACEKIT_RETENTION", "1d")
 
     exec(compile(PAGE.files["embedded.py"], "embedded.py", "exec"), found := {})
@@ -69,18 +65,14 @@ def test_a_value_from_code_does_not_read_the_environment(
     ],
 )
 def test_the_first_place_that_sets_a_value_wins(place: Path, flags, env, defaults, value: float):
-    """
-    An option, a variable, the file.
-    """
+    """An option, a variable, the file."""
     service = {"drain_timeout": defaults}
 
     assert load(flags, env, Path("thumbs.toml"), defaults=service).drain_timeout_s == value
 
 
 def test_the_defaults_of_a_service_win_over_those_of_gracekit():
-    """
-    And over nothing else.
-    """
+    """And over nothing else."""
     assert load(env={}, defaults={"drain_timeout": "4s"}).drain_timeout_s == 4.0
     assert load(env={}).drain_timeout_s == Settings().drain_timeout_s
 
@@ -90,9 +82,7 @@ def test_the_defaults_of_a_service_win_over_those_of_gracekit():
     ["transport_url", "store_url", "host", "instance", "ops_topic", "exchange", "declare_profile"],
 )
 def test_a_service_has_no_default_for_what_is_needed_before_it(name: str):
-    """
-    The page lists these settings.
-    """
+    """The page lists these settings."""
     with pytest.raises(ConfigError, match="is no default of a service"):
         load(env={}, defaults={name: "memory://"})
 
@@ -101,27 +91,21 @@ def test_a_service_has_no_default_for_what_is_needed_before_it(name: str):
     ("text", "seconds"), [("500ms", 0.5), ("25s", 25), ("5m", 300), ("1h", 3600), ("7d", 604800)]
 )
 def test_a_duration_has_the_units_of_the_page(text: str, seconds: float):
-    """
-    Without a unit it is seconds.
-    """
+    """Without a unit it is seconds."""
     assert load({"drain_timeout": text}, {}).drain_timeout_s == seconds
     assert load({"drain_timeout": str(seconds)}, {}).drain_timeout_s == seconds
 
 
 @pytest.mark.parametrize("text", ["true", "1", "yes", "on", "false", "0", "no", "off"])
 def test_a_truth_value_may_be_written_in_four_ways(text: str):
-    """
-    In any case.
-    """
+    """In any case."""
     expected = text in {"true", "1", "yes", "on"}
 
     assert load({"use_pending_state": text.upper()}, {}).use_pending_state is expected
 
 
 def test_an_empty_variable_unsets_what_may_be_unset():
-    """
-    Over what a file has said.
-    """
+    """Over what a file has said."""
     optional = ["INSTANCE", "KILL_AFTER", "ADMIN_TOKEN_FILE", "ADMIN_TLS"]
     words = ["DEDUPE_CONTEXT", "NOTIFICATION_CONTEXT", "REPLY_QUEUES", "ADMIN_HOSTS"]
 
@@ -133,9 +117,7 @@ def test_an_empty_variable_unsets_what_may_be_unset():
 
 
 def test_a_table_in_a_file_is_refused(place: Path):
-    """
-    One `name = value` a line is all there is.
-    """
+    """One `name = value` a line is all there is."""
     (place / "thumbs.toml").write_text("[drain]\ntimeout = 1\n")
 
     with pytest.raises(ConfigError, match="settings stand in no table"):

@@ -34,9 +34,7 @@ SETTLE_S: Final = 10.0
 @pytest.mark.process
 @pytest.mark.parametrize(("name", "number"), [("try_it.py", 0), ("stopped_by_the_program.py", 1)])
 def test_a_program_of_the_page_prints_what_the_page_says(tmp_path: Path, name: str, number: int):
-    """
-    A reader can copy it.
-    """
+    """A reader can copy it."""
     PAGE.write_to(tmp_path)
 
     assert run(tmp_path, name) == PAGE.outputs[number]
@@ -46,9 +44,7 @@ def test_a_program_of_the_page_prints_what_the_page_says(tmp_path: Path, name: s
 
 
 def test_every_signal_that_is_watched_has_a_row():
-    """
-    Nothing that gracekit takes from the program is left unsaid.
-    """
+    """Nothing that gracekit takes from the program is left unsaid."""
     said = set(re.findall(r"\bSIG[A-Z]+[12]?\b", " ".join(row[0] for row in WAYS)))
 
     watched = {*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL, *INTAKE_SIGNALS}
@@ -56,9 +52,7 @@ def test_every_signal_that_is_watched_has_a_row():
 
 
 def test_the_exit_codes_are_those_of_the_code():
-    """
-    Each once, and none that there is not.
-    """
+    """Each once, and none that there is not."""
     codes, verdicts = tables(section(PAGE.text, "Exit codes"))
 
     assert sorted(int(row[0]) for row in codes) == sorted(map(int, ExitCode))
@@ -66,9 +60,7 @@ def test_the_exit_codes_are_those_of_the_code():
 
 
 def test_the_steps_are_numbered_and_their_settings_have_these_defaults():
-    """
-    Eight steps; the names and defaults of the settings are the code's.
-    """
+    """Eight steps; the names and defaults of the settings are the code's."""
     assert [row[0] for row in STEPS if row[0]] == [str(number) for number in range(1, 9)]
     settings = Settings()
     for _, _, _, variable, said in STEPS:
@@ -77,9 +69,7 @@ def test_the_steps_are_numbered_and_their_settings_have_these_defaults():
 
 
 def test_the_hard_limit_is_the_sum_that_the_page_names():
-    """
-    29 s by default, and half a second later the alarm.
-    """
+    """29 s by default, and half a second later the alarm."""
     (parts,) = re.findall(r"at the latest (.*?) after the stop", PAGE.text, re.DOTALL)
     names = re.findall(r"`(\w+)`", parts)
 
@@ -89,9 +79,7 @@ def test_the_hard_limit_is_the_sum_that_the_page_names():
 
 
 def test_every_policy_has_a_row_and_a_column():
-    """
-    And the kinds of interruption are those of the journal.
-    """
+    """And the kinds of interruption are those of the journal."""
     assert [row[0].split('"')[1] for row in POLICIES] == list(get_args(OnInterrupt))
     assert {row[1] for row in CUTS} - {""} == {cut.value for cut in Interruption}
 
@@ -164,9 +152,7 @@ def what_became(one: InMemoryService, world: World, task_id: str) -> str:
 @pytest.mark.parametrize("policy", JOURNALED)
 @virtual
 async def test_a_task_that_was_cut_at_the_deadline_is_settled_at_once(policy: OnInterrupt):
-    """
-    Its coroutine has returned, so nothing of it can still act.
-    """
+    """Its coroutine has returned, so nothing of it can still act."""
     world = World()
     async with InMemoryService(service(policy, world)) as one:
         task_id = await one.cast("work")
@@ -185,9 +171,7 @@ async def test_a_task_that_was_cut_at_the_deadline_is_settled_at_once(policy: On
 @pytest.mark.parametrize("policy", JOURNALED)
 @virtual
 async def test_a_task_whose_process_died_is_settled_after_the_settle_time(policy: OnInterrupt):
-    """
-    But for `error`, with which nothing is repeated: it does not wait.
-    """
+    """But for `error`, with which nothing is repeated: it does not wait."""
     world = World()
     async with InMemoryService(service(policy, world)) as one:
         task_id = await one.cast("work")
@@ -208,9 +192,7 @@ async def test_a_task_whose_process_died_is_settled_after_the_settle_time(policy
 @pytest.mark.parametrize("policy", JOURNALED)
 @virtual
 async def test_a_task_that_stopped_at_a_safe_point_goes_on(policy: OnInterrupt):
-    """
-    Whatever its policy says: no step is done twice, and no probe is asked.
-    """
+    """Whatever its policy says: no step is done twice, and no probe is asked."""
     world = World()
     async with InMemoryService(service(policy, world)) as one:
         task_id = await one.cast("work", steps=True)
@@ -232,9 +214,7 @@ async def test_a_task_that_stopped_at_a_safe_point_goes_on(policy: OnInterrupt):
 
 @virtual
 async def test_a_handler_that_does_not_return_is_recorded_as_unclean():
-    """
-    The drain ends in time, and only the end of the process ends the handler.
-    """
+    """The drain ends in time, and only the end of the process ends the handler."""
     world = World()
     world.hangs = True
     async with InMemoryService(service("retry", world)) as one:
@@ -253,9 +233,7 @@ async def test_a_handler_that_does_not_return_is_recorded_as_unclean():
 
 @virtual
 async def test_a_task_that_was_accepted_and_never_started_runs_whatever_its_policy():
-    """
-    It has done nothing that could be done twice.
-    """
+    """It has done nothing that could be done twice."""
     world = World()
     async with InMemoryService(service("error", world), max_running=1) as one:
         first, second = await one.cast("work"), await one.cast("work")
@@ -271,9 +249,7 @@ async def test_a_task_that_was_accepted_and_never_started_runs_whatever_its_poli
 
 @virtual
 async def test_a_requeue_task_that_was_cut_is_delivered_again():
-    """
-    It has no row: its message went back to the queue.
-    """
+    """It has no row: its message went back to the queue."""
     world = World()
     async with InMemoryService(service("requeue", world)) as one:
         task_id = await one.cast("work")
@@ -288,9 +264,7 @@ async def test_a_requeue_task_that_was_cut_is_delivered_again():
 
 
 def test_what_a_handler_can_do_is_in_its_context():
-    """
-    Every name of the table.
-    """
+    """Every name of the table."""
     (rows,) = tables(section(PAGE.text, "What a handler can do"))
     names = re.findall(r"ctx\.(\w+)", " ".join(row[0] for row in rows))
 
@@ -300,9 +274,7 @@ def test_what_a_handler_can_do_is_in_its_context():
 
 @virtual
 async def test_a_task_is_errored_after_max_attempts_crashes():
-    """
-    Three by default, and the last one has met it alone.
-    """
+    """Three by default, and the last one has met it alone."""
     world = World()
     async with InMemoryService(service("retry", world)) as one:
         task_id = await one.cast("work")
@@ -337,9 +309,7 @@ async def test_a_task_is_errored_after_max_attempts_crashes():
 async def test_signals_drain_or_hand_over_at_once(
     numbers: tuple[signal.Signals, ...], waited_s: float
 ):
-    """
-    A second Ctrl-C, and SIGQUIT, end the wait; a second SIGTERM does not.
-    """
+    """A second Ctrl-C, and SIGQUIT, end the wait; a second SIGTERM does not."""
     async with InMemoryService(service("retry", World())) as one:
         await one.cast("work")
         await one.pass_time(1)
@@ -355,9 +325,7 @@ async def test_signals_drain_or_hand_over_at_once(
 
 @virtual
 async def test_a_drain_closes_the_intake_first_and_the_ops_topic_last():
-    """
-    In this order: announced, intake closed, tasks ended, ops closed, recorded.
-    """
+    """In this order: announced, intake closed, tasks ended, ops closed, recorded."""
     async with InMemoryService(service("retry", World())) as one:
         await one.cast("work")
         await one.pass_time(50)
@@ -391,9 +359,7 @@ def holding() -> tuple[Service, Method[[str], bool]]:
 
 @virtual
 async def test_a_hold_keeps_the_drain_until_it_is_ended():
-    """
-    Nothing runs, and the ops topic answers the request that ends it.
-    """
+    """Nothing runs, and the ops topic answers the request that ends it."""
     svc, arrived = holding()
     async with InMemoryService(svc) as one:
         await one.call("expect", vm="1")
@@ -409,9 +375,7 @@ async def test_a_hold_keeps_the_drain_until_it_is_ended():
 
 @virtual
 async def test_a_hold_that_is_open_at_the_deadline_is_75():
-    """
-    It stays in the store; without a probe the next start ends it.
-    """
+    """It stays in the store; without a probe the next start ends it."""
     svc, _ = holding()
     async with InMemoryService(svc) as one:
         await one.call("expect", vm="1")
@@ -425,9 +389,7 @@ async def test_a_hold_that_is_open_at_the_deadline_is_75():
 
 @virtual
 async def test_a_kill_after_a_stop_was_asked_for_charges_no_task():
-    """
-    The run's verdict is `stop_timeout`: the platform has lost its patience.
-    """
+    """The run's verdict is `stop_timeout`: the platform has lost its patience."""
     world = World()
     async with InMemoryService(service("retry", world)) as one:
         task_id = await one.cast("work")
@@ -445,9 +407,7 @@ async def test_a_kill_after_a_stop_was_asked_for_charges_no_task():
 
 @virtual
 async def test_a_caller_is_told_of_a_task_that_is_not_run_again():
-    """
-    The next start answers it.
-    """
+    """The next start answers it."""
     async with InMemoryService(service("error", World())) as one:
         one.crash_at(Point.FINISH, "before")
         pending = one.prepare(timeout="10m").start_call("work")

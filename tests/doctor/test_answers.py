@@ -110,17 +110,13 @@ READ = [
 
 @pytest.mark.parametrize(("text", "answer"), MEASURED)
 def test_a_comparison_is_read_to_its_values(text, answer):
-    """
-    The first difference, with what we say and what is; the guard alone is no difference.
-    """
+    """The first difference, with what we say and what is; the guard alone is no difference."""
     assert read_refusal(text) == answer
 
 
 @pytest.mark.parametrize(("text", "fit"), READ)
 def test_answers_of_rabbitmq_4_that_were_read_are_understood(text, fit):
-    """
-    None of them was heard from a broker: where one is put differently, it is shown as it is.
-    """
+    """None of them was heard from a broker: where one is put differently, it is shown as it is."""
     answer = read_refusal(text)
 
     assert answer.fit is fit
@@ -130,9 +126,7 @@ def test_answers_of_rabbitmq_4_that_were_read_are_understood(text, fit):
 
 
 def test_a_text_that_was_cut_still_names_the_argument():
-    """
-    A broker's text has 255 bytes: with long names nothing of the values is left.
-    """
+    """A broker's text has 255 bytes: with long names nothing of the values is left."""
     cut = read_refusal(f"{compared('durable', '', '')[:70]}...")
     guard = read_refusal(f"{compared('alternate-exchange', '', '', kind='exchange')[:80]}...")
 
@@ -164,9 +158,7 @@ def judged(
 
 
 def test_nothing_there_is_told_as_such():
-    """
-    The first start makes everything.
-    """
+    """The first start makes everything."""
     found = judged({})
 
     assert (found.level, found.seen) == (
@@ -176,9 +168,7 @@ def test_nothing_there_is_told_as_such():
 
 
 def test_the_profile_that_fits_all_is_named_with_what_differs():
-    """
-    What fits one thing alone is not proposed; the two ways out are both told.
-    """
+    """What fits one thing alone is not proposed; the two ways out are both told."""
     found = judged(
         {
             EXCHANGE: as_declared_by("durable", "oslo-durable", "oslo-quorum"),
@@ -199,9 +189,7 @@ def test_the_profile_that_fits_all_is_named_with_what_differs():
 
 
 def test_a_profile_in_the_url_is_mended_there():
-    """
-    The setting counts only where the URL says nothing.
-    """
+    """The setting counts only where the URL says nothing."""
     fits = {SHARED: as_declared_by("oslo-quorum", "oslo-quorum-all")}
 
     found = judged(fits, in_url=True)
@@ -212,9 +200,7 @@ def test_a_profile_in_the_url_is_mended_there():
 
 
 def test_where_no_profile_fits_all_the_nearest_is_named():
-    """
-    With what differs from it first; nothing is named for deletion, as others may use it.
-    """
+    """With what differs from it first; nothing is named for deletion, as others may use it."""
     found = judged(
         {
             EXCHANGE: as_declared_by("oslo-transient"),
@@ -235,9 +221,7 @@ def test_where_no_profile_fits_all_the_nearest_is_named():
 
 
 def test_a_profile_that_the_version_refuses_is_not_proposed():
-    """
-    Setting it would only lead to the next refusal.
-    """
+    """Setting it would only lead to the next refusal."""
     fits = {SHARED: as_declared_by("oslo-durable")}
 
     found = judged(fits, accepted=("durable", "quorum", "oslo-quorum-all"))
@@ -248,9 +232,7 @@ def test_a_profile_that_the_version_refuses_is_not_proposed():
 
 
 def test_long_lists_end_in_a_number():
-    """
-    A finding is a sentence.
-    """
+    """A finding is a sentence."""
     things = [BrokerEntity("queue", str(number), lambda _: None) for number in range(7)]
 
     assert listed(things).endswith("queue 4 and 2 more")
@@ -271,9 +253,7 @@ def test_long_lists_end_in_a_number():
     ],
 )
 def test_what_was_tried_is_told_from_what_was_read(product, version, level, said):
-    """
-    A finding on a later RabbitMQ rests on its documentation, and says so.
-    """
+    """A finding on a later RabbitMQ rests on its documentation, and says so."""
     found = rabbit_version.check_version(product, version)
 
     assert found.level is level
@@ -293,9 +273,7 @@ def test_what_was_tried_is_told_from_what_was_read(product, version, level, said
     ],
 )
 def test_rabbitmq_4_3_refuses_profiles_with_transient_queues(profile, version, level):
-    """
-    The remedy names our setting and oslo's, for both sides declare. Read, not measured.
-    """
+    """The remedy names our setting and oslo's, for both sides declare. Read, not measured."""
     found = rabbit_version.check_transient(PROFILES[profile], version, fitting=ALL, permitted=False)
 
     assert found.level is level
@@ -312,9 +290,7 @@ def test_rabbitmq_4_3_refuses_profiles_with_transient_queues(profile, version, l
 
 @pytest.mark.parametrize("version", ["3.10.8", "3.13.7", "4.0.5", "4.2.1"])
 def test_earlier_versions_take_transient_queues(version):
-    """
-    And the line says what an upgrade will bring.
-    """
+    """And the line says what an upgrade will bring."""
     found = rabbit_version.check_transient(
         PROFILES["oslo-durable"], version, fitting=ALL, permitted=False
     )
@@ -324,9 +300,7 @@ def test_earlier_versions_take_transient_queues(version):
 
 
 def test_transient_queues_that_are_there_are_permitted():
-    """
-    An operator may let them in, so a service that runs with them is no FAIL.
-    """
+    """An operator may let them in, so a service that runs with them is no FAIL."""
     found = rabbit_version.check_transient(
         PROFILES["oslo-transient"], "4.3.5", fitting=ALL, permitted=True
     )
@@ -335,9 +309,7 @@ def test_transient_queues_that_are_there_are_permitted():
 
 
 def test_the_remedy_for_4_3_is_a_profile_that_also_fits_what_exists():
-    """
-    Else the next start would be refused with 406 in place of 541.
-    """
+    """Else the next start would be refused with 406 in place of 541."""
     profile = PROFILES["oslo-quorum"]
 
     fits = rabbit_version.check_transient(
@@ -360,9 +332,7 @@ def test_the_remedy_for_4_3_is_a_profile_that_also_fits_what_exists():
     ],
 )
 def test_a_delivery_limit_without_dead_letters_is_a_warning(profile, version, level):
-    """
-    RabbitMQ 4 drops what a quorum queue has delivered 20 times. Read, not measured.
-    """
+    """RabbitMQ 4 drops what a quorum queue has delivered 20 times. Read, not measured."""
     found = list(
         rabbit_version.check_delivery_limit(PROFILES[profile], rabbit_version.read_version(version))
     )
@@ -384,9 +354,7 @@ def test_a_delivery_limit_without_dead_letters_is_a_warning(profile, version, le
 def test_what_is_acked_when_done_must_end_before_the_broker_loses_patience(
     options, profile, version, level
 ):
-    """
-    The broker's own value is not told over AMQP, so its default is the measure.
-    """
+    """The broker's own value is not told over AMQP, so its default is the measure."""
     svc = Service("compute")
 
     @svc.rpc(**options)
@@ -402,9 +370,7 @@ def test_what_is_acked_when_done_must_end_before_the_broker_loses_patience(
 
 
 def test_the_task_api_is_not_warned_of_the_brokers_patience():
-    """
-    Its methods are gracekit's own: nobody can give them a time-out, and none lasts.
-    """
+    """Its methods are gracekit's own: nobody can give them a time-out, and none lasts."""
     svc = Service("compute", task_api=True)
 
     found = rabbit_version.check_consumer_timeout(

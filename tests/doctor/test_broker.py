@@ -136,9 +136,7 @@ def everything(broker: Broker, vhost: str) -> str:
 
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_doctor_names_the_one_profile_that_a_living_service_declares(profile, settings, svc):
-    """
-    Before the 406 does: the service's own profile is ok, and any other is told which it is.
-    """
+    """Before the 406 does: the service's own profile is ok, and any other is told which it is."""
     names = list(PROFILES)
     other = names[names.index(profile) - 1]
 
@@ -154,9 +152,7 @@ async def test_doctor_names_the_one_profile_that_a_living_service_declares(profi
 
 
 async def test_doctor_and_a_start_agree_on_each_pair_of_profiles(rabbit_url):
-    """
-    Doctor must not be wiser than the broker: it says FAIL exactly where a declare is refused.
-    """
+    """Doctor must not be wiser than the broker: it says FAIL exactly where a declare is refused."""
     queues = [shared_queue("compute"), directed_queue("compute", "node-1")]
     things = entities_of(TOPICS[:1], "gracekit", "")
     async with transport_to(rabbit_url, "oslo-durable") as peer:
@@ -178,9 +174,7 @@ async def test_doctor_and_a_start_agree_on_each_pair_of_profiles(rabbit_url):
 
 
 async def test_a_profile_in_the_url_is_told_to_be_mended_there(settings, svc, rabbit_url):
-    """
-    Where the URL names one, the setting is not looked at.
-    """
+    """Where the URL names one, the setting is not looked at."""
     async with transport_to(rabbit_url, "quorum") as peer:
         await peer.declare([shared_queue("compute")])
 
@@ -191,8 +185,8 @@ async def test_a_profile_in_the_url_is_told_to_be_mended_there(settings, svc, ra
 
 
 async def test_what_fits_no_profile_is_told_with_the_nearest(settings, svc, rabbit_url):
-    """
-    Leftovers of three kinds of peers: what differs from ours, and what from the nearest first.
+    """Leftovers of three kinds of peers: what differs from ours, and what from the nearest
+    first.
     """
     async with channel_to(rabbit_url) as channel:
         await channel.exchange_declare("gracekit", exchange_type="topic")
@@ -213,8 +207,8 @@ async def test_what_fits_no_profile_is_told_with_the_nearest(settings, svc, rabb
 
 
 async def test_queues_of_the_topic_beside_another_exchange_are_a_warning(settings, svc, rabbit_url):
-    """
-    The service would start, and only requests to a queue that it alone has made would be lost.
+    """The service would start, and only requests to a queue that it alone has made would be
+    lost.
     """
     async with transport_to(rabbit_url) as peer:
         await peer.declare([shared_queue("compute")])
@@ -230,9 +224,7 @@ async def test_queues_of_the_topic_beside_another_exchange_are_a_warning(setting
 
 
 async def test_a_topic_without_queues_beside_a_known_exchange_is_told(settings, svc, rabbit_url):
-    """
-    It is a first start or a wrong topic, which nobody can tell apart but the reader.
-    """
+    """It is a first start or a wrong topic, which nobody can tell apart but the reader."""
     async with channel_to(rabbit_url) as channel:
         await channel.exchange_declare("gracekit", exchange_type="topic", durable=True)
 
@@ -253,9 +245,7 @@ async def test_a_topic_without_queues_beside_a_known_exchange_is_told(settings, 
 async def test_an_argument_of_oslo_that_no_profile_has_is_named(
     settings, svc, rabbit_url, argument
 ):
-    """
-    Whichever profile was chosen: no other one would help, and the peers' is the quorum one.
-    """
+    """Whichever profile was chosen: no other one would help, and the peers' is the quorum one."""
     limited = {"x-queue-type": "quorum", argument: 5}
     async with channel_to(rabbit_url) as channel:
         await channel.exchange_declare("gracekit", exchange_type="topic", durable=True)
@@ -272,9 +262,7 @@ async def test_an_argument_of_oslo_that_no_profile_has_is_named(
 
 
 async def test_doctor_changes_nothing_on_a_broker(settings, svc, shared_broker, rabbit_vhost):
-    """
-    Not where nothing exists, not where half of it does, and not under another profile.
-    """
+    """Not where nothing exists, not where half of it does, and not under another profile."""
     empty = everything(shared_broker, rabbit_vhost)
     nothing = await seen(settings, svc)
     after = everything(shared_broker, rabbit_vhost)
@@ -293,8 +281,8 @@ async def test_doctor_changes_nothing_on_a_broker(settings, svc, shared_broker, 
 async def test_a_comparison_makes_nothing_where_all_has_gone_meanwhile(
     shared_broker, rabbit_vhost, rabbit_url
 ):
-    """
-    Between the look and the comparison a queue may expire: the guard keeps it from coming back.
+    """Between the look and the comparison a queue may expire: the guard keeps it from coming
+    back.
     """
     before = everything(shared_broker, rabbit_vhost)
 
@@ -322,9 +310,7 @@ def failed(found: Sequence[Finding]) -> Finding:
 
 
 async def test_a_wrong_login_fails_with_its_remedy(settings, svc, shared_broker):
-    """
-    As a start would, with 78; neither user nor password is shown.
-    """
+    """As a start would, with 78; neither user nor password is shown."""
     url = settings.transport_url.replace(shared_broker.password, "canary-password")
 
     found = failed(await seen(replace(settings, transport_url=url), svc))
@@ -338,9 +324,7 @@ async def test_a_wrong_login_fails_with_its_remedy(settings, svc, shared_broker)
 async def test_a_vhost_that_is_missing_or_closed_to_us_fails_with_its_remedy(
     settings, svc, shared_broker
 ):
-    """
-    Both want an operator; the broker's own words tell which it is, without the user.
-    """
+    """Both want an operator; the broker's own words tell which it is, without the user."""
     shared_broker.eval('rabbit_vhost:add(<<"not-ours">>, <<"test">>)')
     for vhost, why in (
         ("nowhere", "vhost nowhere not found"),
@@ -357,9 +341,7 @@ async def test_a_vhost_that_is_missing_or_closed_to_us_fails_with_its_remedy(
 
 
 async def test_a_broker_that_is_not_there_fails_with_host_and_port(settings, svc):
-    """
-    A dependency: 69.
-    """
+    """A dependency: 69."""
     (port,) = free_ports(1)
     url = f"amqp://user:secret@127.0.0.1:{port}/x"
 
@@ -371,9 +353,7 @@ async def test_a_broker_that_is_not_there_fails_with_host_and_port(settings, svc
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"AMQP\0\1\0\0"])
 async def test_a_port_that_does_not_speak_amqp_is_named(settings, svc, answer):
-    """
-    Such as RabbitMQ's own port for HTTP: the text says what is wrong, not which bytes came.
-    """
+    """Such as RabbitMQ's own port for HTTP: the text says what is wrong, not which bytes came."""
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
@@ -392,9 +372,7 @@ async def test_a_port_that_does_not_speak_amqp_is_named(settings, svc, answer):
 async def test_a_host_that_is_down_beside_one_that_answers_is_a_warning(
     settings, svc, shared_broker, rabbit_vhost
 ):
-    """
-    A cluster lives on, so the rest is judged by the node that answers.
-    """
+    """A cluster lives on, so the rest is judged by the node that answers."""
     (port,) = free_ports(1)
     url = shared_broker.url_of(rabbit_vhost).replace("@127", f"@127.0.0.1:{port},127")
 
@@ -418,9 +396,7 @@ async def test_a_host_that_is_down_beside_one_that_answers_is_a_warning(
     ],
 )
 def test_what_a_url_says_of_safety_is_judged(settings, svc, url, check, level, said):
-    """
-    The user that everybody knows, and a broker that need not prove who it is.
-    """
+    """The user that everybody knows, and a broker that need not prove who it is."""
     found = one(visited(replace(settings, transport_url=url), svc), check)
 
     assert found.level is level
@@ -429,9 +405,7 @@ def test_what_a_url_says_of_safety_is_judged(settings, svc, url, check, level, s
 
 
 def test_a_broker_elsewhere_without_tls_is_a_warning(settings):
-    """
-    Judged by the URL alone: this one is not connected to.
-    """
+    """Judged by the URL alone: this one is not connected to."""
     visit = ConnectionChecks(
         replace(settings, transport_url="amqp://a:b@broker.example/"), NOBODY, None, store=None
     )
@@ -473,8 +447,8 @@ def tls_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broke
 
 
 async def test_a_certificate_is_judged_as_a_start_would(settings, svc, tls_broker):
-    """
-    Another authority, another name, the wrong port: each is told apart; verify=none is let in.
+    """Another authority, another name, the wrong port: each is told apart; verify=none is let
+    in.
     """
     broker, ca = tls_broker
     good = f"{broker.tls_url_of('/')}?cafile={ca}"
@@ -502,9 +476,7 @@ async def test_a_certificate_is_judged_as_a_start_would(settings, svc, tls_broke
 
 
 def test_the_command_line_tells_no_credentials(tmp_path, shared_broker):
-    """
-    Not in what is printed and not in what the client would log.
-    """
+    """Not in what is printed and not in what the client would log."""
     tmp_path.chmod(0o700)
     url = shared_broker.url_of("nowhere")
     wrong = url.replace(shared_broker.password, "canary-password")
@@ -532,9 +504,7 @@ def freeze(broker: Broker) -> None:
 
 
 async def test_a_frozen_broker_does_not_hold_doctor(tmp_path, svc, own_broker, own_vhost):
-    """
-    It takes the connection and then says nothing: a FAIL, within the bound of one attempt.
-    """
+    """It takes the connection and then says nothing: a FAIL, within the bound of one attempt."""
     url = f"{own_broker.url_of(own_vhost)}?connect_timeout=1"
     freeze(own_broker)
 
@@ -546,9 +516,7 @@ async def test_a_frozen_broker_does_not_hold_doctor(tmp_path, svc, own_broker, o
 
 
 async def test_a_question_without_an_answer_is_given_up(own_broker, own_vhost):
-    """
-    Also where the channel was opened, and only then nothing comes any more.
-    """
+    """Also where the channel was opened, and only then nothing comes any more."""
     address = address_of(f"{own_broker.url_of(own_vhost)}?connect_timeout=1")
 
     async def ask(channel: Channel) -> BrokerAnswer:
@@ -565,9 +533,7 @@ async def test_a_question_without_an_answer_is_given_up(own_broker, own_vhost):
 async def test_a_broker_that_falls_silent_leaves_a_part_of_the_picture(
     stage, tmp_path, svc, own_broker, own_vhost
 ):
-    """
-    What was not asked is not said to be well.
-    """
+    """What was not asked is not said to be well."""
     address = address_of(f"{own_broker.url_of(own_vhost)}?connect_timeout=1")
 
     class Silencing(list[BrokerEntity]):
@@ -609,9 +575,7 @@ async def test_a_broker_that_falls_silent_leaves_a_part_of_the_picture(
 async def test_what_the_user_may_not_declare_fails(
     settings, svc, shared_broker, rabbit_vhost, rabbit_url
 ):
-    """
-    A start would be refused with 403; the user's name is not repeated.
-    """
+    """A start would be refused with 403; the user's name is not repeated."""
     async with transport_to(rabbit_url) as peer:
         await peer.declare([shared_queue("compute")])
     rights = '<<"^reply_">>, <<".*">>, <<".*">>'
@@ -638,9 +602,7 @@ async def test_what_the_user_may_not_declare_fails(
 
 
 async def test_an_exclusive_queue_in_our_place_fails(settings, svc, rabbit_url):
-    """
-    Nobody else can declare it as long as its connection lives.
-    """
+    """Nobody else can declare it as long as its connection lives."""
     async with channel_to(rabbit_url) as channel:
         await channel.queue_declare("compute", exclusive=True)
         found = await seen(settings, svc)
@@ -651,8 +613,7 @@ async def test_an_exclusive_queue_in_our_place_fails(settings, svc, rabbit_url):
 async def test_a_queue_whose_node_is_down_is_not_called_missing(
     settings, svc, shared_broker, rabbit_vhost, rabbit_url
 ):
-    """
-    The broker says 404 of it as well, and a start would not be able to read it.
+    """The broker says 404 of it as well, and a start would not be able to read it.
 
     A node that went takes its classic queues from the table of those that run, and they stay in
     the table of durable ones; so it is played here.
@@ -687,9 +648,7 @@ def on_4_3(settings: Settings, svc: Service, profile: str) -> BrokerChecks:
 
 
 def test_a_profile_with_transient_queues_fails_on_4_3(settings, svc):
-    """
-    Both settings are named. That version was read about, and is played here.
-    """
+    """Both settings are named. That version was read about, and is played here."""
     refused = one(on_4_3(settings, svc, "oslo-durable").check_versions(), "transient queues")
     taken = one(on_4_3(settings, svc, "durable").check_versions(), "transient queues")
 
@@ -699,9 +658,7 @@ def test_a_profile_with_transient_queues_fails_on_4_3(settings, svc):
 
 
 async def test_the_version_is_the_brokers_own(settings, svc):
-    """
-    From the connection's first frame; no management plugin is needed.
-    """
+    """From the connection's first frame; no management plugin is needed."""
     found = await seen(replace(settings, declare_profile="oslo-transient"), svc)
 
     assert one(found, "version").seen.startswith("RabbitMQ ")
@@ -714,9 +671,7 @@ async def test_the_version_is_the_brokers_own(settings, svc):
 async def test_policies_that_expire_or_limit_our_queues_are_warned_of(
     settings, svc, shared_broker: Broker, rabbit_vhost: str, tmp_path: Path, monkeypatch
 ):
-    """
-    Of several policies that fit a queue only the first one counts; those of exchanges do not.
-    """
+    """Of several policies that fit a queue only the first one counts; those of exchanges do not."""
     for name, pattern, priority, applies, key, value in (
         ("short", "^compute$", 1, "queues", "expires", "1000000"),
         ("lower", "^compute", 0, "all", "max-length", "9"),
@@ -754,9 +709,7 @@ async def test_policies_that_expire_or_limit_our_queues_are_warned_of(
 def test_policies_that_cannot_be_seen_are_left_to_the_operator(
     tmp_path: Path, monkeypatch, url: str, why: str
 ):
-    """
-    AMQP does not report them: the command is named.
-    """
+    """AMQP does not report them: the command is named."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     (found,) = check_policies(address_of(url), ["compute"])
@@ -770,9 +723,7 @@ def test_policies_that_cannot_be_seen_are_left_to_the_operator(
 
 
 async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
-    """
-    Dead letters are a warning with their number; what waits is only told.
-    """
+    """Dead letters are a warning with their number; what waits is only told."""
     inbox = Inbox()
     async with transport_to(rabbit_url) as peer:
         queue = shared_queue("compute")
@@ -795,8 +746,8 @@ async def test_waiting_and_dead_requests_are_counted(settings, svc, rabbit_url):
 
 
 async def test_what_waits_for_a_host_that_is_gone_is_counted(settings, svc, rabbit_url):
-    """
-    AMQP lists no queues, but the store knows which hosts have run. Nobody reads them: a warning.
+    """AMQP lists no queues, but the store knows which hosts have run. Nobody reads them: a
+    warning.
     """
     async with Runtime(svc, replace(settings, host="old")):
         pass
@@ -813,9 +764,7 @@ async def test_what_waits_for_a_host_that_is_gone_is_counted(settings, svc, rabb
 
 
 async def test_only_the_newest_names_on_record_are_asked_about(settings, svc, monkeypatch):
-    """
-    Pods with random names leave one name each, and a question takes time.
-    """
+    """Pods with random names leave one name each, and a question takes time."""
     monkeypatch.setattr(rabbit, "MOST_AWAY", 2)
     for host in ("pod-1", "pod-2", "pod-3"):
         async with Runtime(svc, replace(settings, host=host, instance=host)):
@@ -828,8 +777,8 @@ async def test_only_the_newest_names_on_record_are_asked_about(settings, svc, mo
 
 
 async def test_a_host_whose_old_name_is_not_known_is_told_to_take_it(settings, svc, rabbit_url):
-    """
-    A worker of oslo.messaging ran as host1: without GRACEKIT_HOST nobody would read its queue.
+    """A worker of oslo.messaging ran as host1: without GRACEKIT_HOST nobody would read its
+    queue.
     """
 
     def moved(**more: str) -> Settings:
@@ -852,9 +801,7 @@ async def test_a_host_whose_old_name_is_not_known_is_told_to_take_it(settings, s
 
 
 async def test_a_dead_letter_queue_that_somebody_deleted_is_a_warning(settings, svc, rabbit_url):
-    """
-    The shared queue would send its dead letters nowhere, without a word.
-    """
+    """The shared queue would send its dead letters nowhere, without a word."""
     async with transport_to(rabbit_url) as peer:
         await peer.declare([shared_queue("compute")])
     async with channel_to(rabbit_url) as channel:
@@ -867,9 +814,7 @@ async def test_a_dead_letter_queue_that_somebody_deleted_is_a_warning(settings, 
 
 
 async def test_a_profile_without_dead_letters_says_so(settings, svc):
-    """
-    Peers of oslo.messaging have none, and theirs is the profile then.
-    """
+    """Peers of oslo.messaging have none, and theirs is the profile then."""
     found = one(await seen(replace(settings, declare_profile="oslo-durable"), svc), "dead letters")
 
     assert found.level is Level.OK
@@ -877,9 +822,7 @@ async def test_a_profile_without_dead_letters_says_so(settings, svc):
 
 
 async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, rabbit_url):
-    """
-    With stores of one host only the directed queue is covered: start and doctor say the same.
-    """
+    """With stores of one host only the directed queue is covered: start and doctor say the same."""
     other = settings_on(rabbit_url, tmp_path, "other")
     accepted = settings_on(rabbit_url, tmp_path, "other", accept_unshared_store=True)
     harmless = Service("compute")
@@ -910,8 +853,8 @@ async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, 
 async def test_a_service_of_directed_queues_alone_has_no_shared_queue(
     settings, tmp_path, rabbit_url
 ):
-    """
-    Nor the rule about its readers: only a second store on the queue of the host is one too many.
+    """Nor the rule about its readers: only a second store on the queue of the host is one too
+    many.
     """
     svc = Service("compute", queues="directed")
 
@@ -937,9 +880,7 @@ async def test_a_service_of_directed_queues_alone_has_no_shared_queue(
 
 
 async def test_a_consumer_that_is_not_ours_is_a_foreign_reader(settings, svc, rabbit_url):
-    """
-    An oslo.messaging server on the same topic says nothing, and takes every second request.
-    """
+    """An oslo.messaging server on the same topic says nothing, and takes every second request."""
     async with transport_to(rabbit_url) as peer:
         await peer.declare([shared_queue("compute")])
         async with channel_to(rabbit_url) as channel:
@@ -951,9 +892,7 @@ async def test_a_consumer_that_is_not_ours_is_a_foreign_reader(settings, svc, ra
 
 
 async def test_topics_come_from_the_runs_where_no_service_is_named(settings, svc):
-    """
-    And where there is neither, nothing is said to fit.
-    """
+    """And where there is neither, nothing is said to fit."""
     async with Runtime(svc, settings):
         known = await seen(settings, None)
     unknown = await seen(replace(settings, store_url="sqlite:////nowhere/store.db"), None)

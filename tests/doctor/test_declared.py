@@ -34,9 +34,7 @@ def svc() -> Service:
 def test_a_settings_file_with_a_password_that_others_can_read_is_a_warning(
     tmp_path, mode, url, level
 ):
-    """
-    A group may be the service's own; everybody is nobody's.
-    """
+    """A group may be the service's own; everybody is nobody's."""
     file = tmp_path / "compute.toml"
     file.write_text(f'host = "h"\ntransport_url = "{url}"\n')
     file.chmod(mode)
@@ -48,9 +46,7 @@ def test_a_settings_file_with_a_password_that_others_can_read_is_a_warning(
 
 
 def test_the_defaults_keep_every_rule():
-    """
-    Nobody is warned of what nobody has set.
-    """
+    """Nobody is warned of what nobody has set."""
     found = [*configuration.check_inequalities(Settings()), *configuration.check_settle(Settings())]
 
     assert {finding.level for finding in found} == {Level.OK}
@@ -70,9 +66,7 @@ def test_the_defaults_keep_every_rule():
     ],
 )
 def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings, check):
-    """
-    The sentence has the two values, the rule and what follows; the remedy both variables.
-    """
+    """The sentence has the two values, the rule and what follows; the remedy both variables."""
     found = one(configuration.check_inequalities(Settings(**settings)), check)
 
     assert found.level is Level.WARN
@@ -81,9 +75,7 @@ def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings
 
 
 def test_a_drain_that_waits_for_nothing_is_judged_by_no_drain_rule():
-    """
-    drain_timeout = 0 is a choice: nothing is waited for.
-    """
+    """drain_timeout = 0 is a choice: nothing is waited for."""
     found = list(configuration.check_inequalities(Settings(drain_timeout_s=0)))
 
     assert {finding.level for finding in found} == {Level.OK}
@@ -94,9 +86,7 @@ def test_a_drain_that_waits_for_nothing_is_judged_by_no_drain_rule():
     [{"startup_reconciliation_wait_seconds": 0}, {"startup_reconciliation_enabled": False}],
 )
 def test_no_pause_before_unclean_tasks_is_a_warning(settings):
-    """
-    The dead process's last request may still be on its way.
-    """
+    """The dead process's last request may still be on its way."""
     (found,) = configuration.check_settle(Settings(**settings))
 
     assert found.level is Level.WARN
@@ -106,15 +96,12 @@ def test_no_pause_before_unclean_tasks_is_a_warning(settings):
 
 
 def test_a_service_without_methods_is_told(svc):
-    """
-    Usually the module that declares them was not imported.
-    """
+    """Usually the module that declares them was not imported."""
     assert declared.check_methods(svc).level is Level.WARN
 
 
 def test_methods_are_counted_by_what_becomes_of_them(svc):
-    """
-    One line says how many there are of each policy, how many need threads, and how many a drain
+    """One line says how many there are of each policy, how many need threads, and how many a drain
     does not close.
     """
 
@@ -141,8 +128,8 @@ def test_methods_are_counted_by_what_becomes_of_them(svc):
 
 @pytest.mark.parametrize("policy", ["error", "retry", "probe"])
 def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, policy):
-    """
-    A misspelt kind takes another lease than the rules do, and no pass settles such a resource.
+    """A misspelt kind takes another lease than the rules do, and no pass settles such a
+    resource.
     """
     svc.kind("volume")
 
@@ -169,9 +156,7 @@ def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, po
 
 
 def test_a_resource_in_a_service_without_kinds_is_no_warning(svc):
-    """
-    Leases are of use without kinds: nobody is warned of what was never meant to be settled.
-    """
+    """Leases are of use without kinds: nobody is warned of what was never meant to be settled."""
 
     @svc.rpc(resource="volume")
     async def create(ctx: Context, volume: str) -> None: ...
@@ -181,9 +166,7 @@ def test_a_resource_in_a_service_without_kinds_is_no_warning(svc):
 
 
 def test_a_start_logs_each_resource_that_no_kind_has(svc):
-    """
-    Who does not ask doctor reads the same sentence in the log.
-    """
+    """Who does not ask doctor reads the same sentence in the log."""
     svc.kind("volume").mark(restoring="error")
 
     @svc.rpc(resource="volumes", on_interrupt="retry")
@@ -196,8 +179,8 @@ def test_a_start_logs_each_resource_that_no_kind_has(svc):
 
 
 def test_the_task_api_is_not_counted_as_a_method():
-    """
-    Its methods are gracekit's own: a service with no other serves nothing of the application's.
+    """Its methods are gracekit's own: a service with no other serves nothing of the
+    application's.
     """
     svc = Service("compute", task_api=True)
 
@@ -205,9 +188,7 @@ def test_the_task_api_is_not_counted_as_a_method():
 
 
 def test_a_probe_method_without_probe_fails(svc):
-    """
-    Each of its interrupted tasks would end as ERRORED, which was not what was asked for.
-    """
+    """Each of its interrupted tasks would end as ERRORED, which was not what was asked for."""
 
     @svc.rpc(on_interrupt="probe")
     async def migrate(ctx: Context) -> None: ...
@@ -225,9 +206,7 @@ def test_a_probe_method_without_probe_fails(svc):
 
 
 def test_a_probe_must_have_time_to_wait_again(svc):
-    """
-    One slow probe should not use up all of max_wait.
-    """
+    """One slow probe should not use up all of max_wait."""
 
     @svc.rpc(on_interrupt="probe", max_wait="10s")
     async def migrate(ctx: Context) -> None: ...
@@ -248,8 +227,8 @@ def test_a_probe_must_have_time_to_wait_again(svc):
     ],
 )
 def test_a_store_of_its_own_must_not_keep_more_than_can_run(svc, given, level):
-    """
-    Beside workers with other stores a drain would leave there what only this store's runs can run.
+    """Beside workers with other stores a drain would leave there what only this store's runs can
+    run.
     """
 
     @svc.rpc
@@ -266,9 +245,7 @@ def test_a_store_of_its_own_must_not_keep_more_than_can_run(svc, given, level):
 
 
 def test_what_keeps_the_store_small_is_named_and_breaks_no_other_rule(svc):
-    """
-    With a coroutine max_running is the limit; a service that journals nothing is not warned.
-    """
+    """With a coroutine max_running is the limit; a service that journals nothing is not warned."""
     asked = Settings(accept_unshared_store=True, max_running=60, max_accepted=1000)
     nothing = list(declared.check_accepted(asked, svc))
 
@@ -286,9 +263,7 @@ def test_what_keeps_the_store_small_is_named_and_breaks_no_other_rule(svc):
 
 
 def test_a_low_prefetch_is_a_warning_for_what_is_acked_at_its_end(svc):
-    """
-    A requeue method counts towards the prefetch while it runs; what is journaled does not.
-    """
+    """A requeue method counts towards the prefetch while it runs; what is journaled does not."""
 
     @svc.rpc
     def create(ctx: Context) -> None: ...
@@ -316,9 +291,7 @@ def test_a_low_prefetch_is_a_warning_for_what_is_acked_at_its_end(svc):
     ],
 )
 def test_work_longer_than_a_drain_must_not_end_as_an_error(svc, options, level):
-    """
-    A method that may outlive each drain, and is not run again, is ERRORED by deployments.
-    """
+    """A method that may outlive each drain, and is not run again, is ERRORED by deployments."""
 
     @svc.rpc(**options)
     async def create(ctx: Context) -> None: ...
@@ -327,9 +300,7 @@ def test_work_longer_than_a_drain_must_not_end_as_an_error(svc, options, level):
 
 
 def test_threads_bound_plain_functions(svc):
-    """
-    More at a time than threads, or a time-out that stops nobody, is told.
-    """
+    """More at a time than threads, or a time-out that stops nobody, is told."""
 
     @svc.rpc(max_running=50)
     def scan(ctx: Context) -> None: ...
@@ -347,9 +318,7 @@ def test_threads_bound_plain_functions(svc):
 
 
 def test_stop_hooks_are_told_what_time_they_have(svc):
-    """
-    After a drain that ran to its deadline, half of the exit margin is left.
-    """
+    """After a drain that ran to its deadline, half of the exit margin is left."""
     assert list(declared.check_stop_hooks(Settings(), svc)) == []
     svc.on_stop(lambda: None)
 
@@ -372,16 +341,12 @@ def test_stop_hooks_are_told_what_time_they_have(svc):
     ],
 )
 def test_the_exit_code_is_the_largest_that_a_fail_asks_for(findings: list[Finding], code):
-    """
-    Warnings end with 0; configuration outweighs a fault of ours, and that a dependency.
-    """
+    """Warnings end with 0; configuration outweighs a fault of ours, and that a dependency."""
     assert exit_code(findings) == code
 
 
 def test_an_error_of_ours_becomes_a_finding_a_line():
-    """
-    Value and rule are what was seen, and what follows is the remedy.
-    """
+    """Value and rule are what was seen, and what follows is the remedy."""
     found = told("settings", ConfigError("a = 1 must be 2; set A\nb is wrong"))
 
     assert [(f.seen, f.remedy) for f in found] == [("a = 1 must be 2", "set A"), ("b is wrong", "")]
@@ -389,9 +354,7 @@ def test_an_error_of_ours_becomes_a_finding_a_line():
 
 @pytest.mark.parametrize(("used", "level"), [(False, Level.WARN), (True, Level.OK)])
 def test_a_time_to_wait_for_capacity_needs_tasks_that_wait(svc, used, level):
-    """
-    Where tasks are not parked, `pending_timeout=` says nothing, and the remedy is a setting.
-    """
+    """Where tasks are not parked, `pending_timeout=` says nothing, and the remedy is a setting."""
 
     @svc.rpc(pending_timeout="5m")
     async def build(ctx: Context) -> None: ...
@@ -406,9 +369,7 @@ def test_a_time_to_wait_for_capacity_needs_tasks_that_wait(svc, used, level):
 
 @pytest.mark.parametrize("used", [False, True])
 def test_without_a_declared_time_to_wait_nothing_is_said(svc, used):
-    """
-    Whether tasks are parked is the settings' affair then.
-    """
+    """Whether tasks are parked is the settings' affair then."""
 
     @svc.rpc
     async def build(ctx: Context) -> None: ...

@@ -50,9 +50,7 @@ def checks(found: list[Finding]) -> set[str]:
 
 
 def test_a_url_from_a_secret_is_not_judged_by_the_default(tmp_path):
-    """
-    Where the queue is, is not in the manifest, so doctor names the Secret and judges nothing.
-    """
+    """Where the queue is, is not in the manifest, so doctor names the Secret and judges nothing."""
     path = pod(tmp_path, of("TRANSPORT_URL", FROM_SECRET))
 
     found = list(check_manifest(Settings(), path))
@@ -68,9 +66,7 @@ def test_a_url_from_a_secret_is_not_judged_by_the_default(tmp_path):
     [("amqp://images:secret@broker/v", None), ("sqlite:////elsewhere/queue.db", Level.FAIL)],
 )
 def test_a_url_from_a_secret_is_judged_by_that_of_the_operator(tmp_path, url, level):
-    """
-    If the operator gives doctor the same setting, that value is judged.
-    """
+    """If the operator gives doctor the same setting, that value is judged."""
     path = pod(tmp_path, of("TRANSPORT_URL", FROM_SECRET))
     settings = load(env={"GRACEKIT_TRANSPORT_URL": url})
 
@@ -80,9 +76,7 @@ def test_a_url_from_a_secret_is_judged_by_that_of_the_operator(tmp_path, url, le
 
 
 def test_a_time_from_a_config_map_is_not_judged_by_the_default(tmp_path):
-    """
-    The hard limit is a sum, so it is not known if one of its times is not known.
-    """
+    """The hard limit is a sum, so it is not known if one of its times is not known."""
     path = pod(tmp_path, of("DRAIN_TIMEOUT", FROM_MAP), grace=20)
 
     unknown = one(check_manifest(Settings(), path), NAME)
@@ -93,9 +87,7 @@ def test_a_time_from_a_config_map_is_not_judged_by_the_default(tmp_path):
 
 
 def test_a_kill_after_from_a_config_map_is_not_called_absent(tmp_path):
-    """
-    The pod has one; only its value is not in the manifest.
-    """
+    """The pod has one; only its value is not in the manifest."""
     path = pod(tmp_path, of("KILL_AFTER", FROM_MAP))
 
     found = one(check_manifest(Settings(), path), f"{NAME}: GRACEKIT_KILL_AFTER")
@@ -105,9 +97,7 @@ def test_a_kill_after_from_a_config_map_is_not_called_absent(tmp_path):
 
 
 def test_a_value_beside_a_source_of_all_variables_is_known(tmp_path):
-    """
-    Kubernetes lets `env` win over `envFrom`, so the journal is known, and the queue is not.
-    """
+    """Kubernetes lets `env` win over `envFrom`, so the journal is known, and the queue is not."""
     path = pod(tmp_path, grace=20, envFrom=[{"secretRef": {"name": "images"}}])
 
     found = list(check_manifest(Settings(), path))
@@ -121,9 +111,7 @@ def test_a_value_beside_a_source_of_all_variables_is_known(tmp_path):
 
 
 def test_settings_that_only_fit_with_a_secret_do_not_fail(tmp_path):
-    """
-    An endpoint at all addresses needs a token file, whose name may come from a Secret.
-    """
+    """An endpoint at all addresses needs a token file, whose name may come from a Secret."""
     admin = {"name": "GRACEKIT_ADMIN", "value": "0.0.0.0:9701"}
     path = pod(tmp_path, admin, of("ADMIN_TOKEN_FILE", FROM_SECRET))
 
@@ -134,8 +122,8 @@ def test_settings_that_only_fit_with_a_secret_do_not_fail(tmp_path):
 
 
 def test_a_hidden_settings_file_may_name_the_store_and_the_queue(tmp_path):
-    """
-    A pod's settings file is in its image or a ConfigMap, and is not judged as if it were empty.
+    """A pod's settings file is in its image or a ConfigMap, and is not judged as if it were
+    empty.
     """
     run = ["gracekit", "run", "compute:svc", "--config", "/nowhere/compute.toml"]
     path = pod(tmp_path, command=run)
@@ -161,9 +149,7 @@ PASSWORD = """# GRACEKIT_TRANSPORT_URL (amqp://broker/) holds a password, so it 
 
 
 def test_a_file_that_is_only_for_a_password_does_not_hide_the_times(tmp_path):
-    """
-    `gracekit init systemd` says in the unit what the file is for, so a unit that kills fails.
-    """
+    """`gracekit init systemd` says in the unit what the file is for, so a unit that kills fails."""
     path = tmp_path / "compute.service"
     path.write_text(PASSWORD + UNIT)
 
@@ -174,9 +160,7 @@ def test_a_file_that_is_only_for_a_password_does_not_hide_the_times(tmp_path):
 
 
 def test_a_second_file_may_still_set_times(tmp_path):
-    """
-    The comment is about one file.
-    """
+    """The comment is about one file."""
     path = tmp_path / "compute.service"
     path.write_text(f"{PASSWORD}{UNIT}EnvironmentFile=/nowhere/more.env\n")
 
@@ -187,8 +171,8 @@ def test_a_second_file_may_still_set_times(tmp_path):
 
 
 def test_a_unit_with_a_hidden_environment_file_does_not_fail_by_the_default(tmp_path):
-    """
-    Often only root may read such a file: a default that does not fit WARNs, and names the file.
+    """Often only root may read such a file: a default that does not fit WARNs, and names the
+    file.
     """
     path = tmp_path / "compute.service"
     path.write_text(UNIT)

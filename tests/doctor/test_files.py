@@ -90,9 +90,7 @@ def write(path: Path, *statements: str) -> None:
 
 
 def test_a_place_that_was_never_used_is_good(place):
-    """
-    The first start makes the file; a directory of one's own needs nothing.
-    """
+    """The first start makes the file; a directory of one's own needs nothing."""
     path = place / "store.db"
     found = [
         *store_file.check_place(path),
@@ -105,9 +103,7 @@ def test_a_place_that_was_never_used_is_good(place):
 
 
 def test_files_that_others_may_read_fail_with_the_command_that_mends_them(used):
-    """
-    The rule is the store's own; the remedy can be typed.
-    """
+    """The rule is the store's own; the remedy can be typed."""
     used.chmod(0o644)
 
     (found,) = store_file.check_place(used)
@@ -118,18 +114,14 @@ def test_files_that_others_may_read_fail_with_the_command_that_mends_them(used):
 
 
 def test_a_missing_directory_fails(place):
-    """
-    gracekit makes files, and no directories.
-    """
+    """gracekit makes files, and no directories."""
     (found,) = store_file.check_place(place / "no" / "store.db")
 
     assert (found.level, "mkdir" in found.remedy) == (Level.FAIL, True)
 
 
 def test_a_directory_that_others_can_list_is_a_warning(place):
-    """
-    What is in it stays secret, names do not.
-    """
+    """What is in it stays secret, names do not."""
     place.chmod(0o755)
 
     assert store_file.check_directory(place / "store.db").level is Level.WARN
@@ -141,9 +133,7 @@ def test_a_directory_that_others_can_list_is_a_warning(place):
     ids=["group", "sticky"],
 )
 def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
-    """
-    A group is often the service's own; everybody never is, and no service starts there.
-    """
+    """A group is often the service's own; everybody never is, and no service starts there."""
     place.chmod(mode)
 
     found = store_file.check_directory(place / "store.db")
@@ -154,9 +144,7 @@ def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
 @pytest.mark.process
 @needs_root
 def test_a_directory_of_the_services_user_is_not_to_be_given_to_another(place):
-    """
-    Doctor names the user to run it as. Taking the files over would stop the running service.
-    """
+    """Doctor names the user to run it as. Taking the files over would stop the running service."""
     os.chown(place, STRANGER, STRANGER)
     place.chmod(0o755)
 
@@ -167,9 +155,7 @@ def test_a_directory_of_the_services_user_is_not_to_be_given_to_another(place):
 
 
 def test_the_remedy_for_a_directory_of_everybody_names_a_path(place):
-    """
-    The command can be typed.
-    """
+    """The command can be typed."""
     place.chmod(0o1777)
 
     found = store_file.check_directory(place / "store.db")
@@ -179,9 +165,7 @@ def test_the_remedy_for_a_directory_of_everybody_names_a_path(place):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another uid takes root")
 def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
-    """
-    Who may rename a directory above can put another one in its place.
-    """
+    """Who may rename a directory above can put another one in its place."""
     inner = place / "strangers" / "ours"
     inner.mkdir(parents=True, mode=0o700)
     os.chown(inner.parent, 4242, 4242)
@@ -193,17 +177,13 @@ def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
 
 
 def test_room_is_measured(place):
-    """
-    The disk of this test has room, or the test could not run.
-    """
+    """The disk of this test has room, or the test could not run."""
     assert store_file.check_room(place / "store.db").level in {Level.OK, Level.WARN}
     assert store_file.shown_bytes(1.5 * store_file.MIB) == "1.5 MiB"
 
 
 def test_a_wal_that_grows_is_a_warning(place):
-    """
-    Its size is looked at, its inside is not.
-    """
+    """Its size is looked at, its inside is not."""
     path = place / "store.db"
     assert store_file.check_wal(path).level is Level.SKIP
     with (place / "store.db-wal").open("wb") as file:
@@ -216,9 +196,7 @@ def test_a_wal_that_grows_is_a_warning(place):
 
 
 def test_a_used_store_is_sound(look):
-    """
-    Schema, integrity, accounts and clock of a store after a clean stop.
-    """
+    """Schema, integrity, accounts and clock of a store after a clean stop."""
     found = store_runs.read_runs(look.path, schema=SCHEMA)
 
     assert store_file.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
@@ -230,9 +208,7 @@ def test_a_used_store_is_sound(look):
 
 
 def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
-    """
-    One that crashes again and again does not hide a long life.
-    """
+    """One that crashes again and again does not hide a long life."""
     names = "service, host, generation, version, boot_id, pid_ns, pid, start_ticks, lock_path, "
     names += "phase, topic, ops_topic, transport, beat_at, methods, kinds, schema"
     write(
@@ -256,18 +232,14 @@ def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
     ids=["same", "newer", "older"],
 )
 def test_a_newer_schema_fails_and_an_older_one_is_migrated(look, known, level):
-    """
-    A store that a newer gracekit wrote is refused at start, so it fails here.
-    """
+    """A store that a newer gracekit wrote is refused at start, so it fails here."""
     assert store_file.check_schema(look, known, ("run",)).level is level
 
 
 def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(
     used, settings, monkeypatch
 ):
-    """
-    Its runs cannot be read, but their locks can: one that lives must not pass for gone.
-    """
+    """Its runs cannot be read, but their locks can: one that lives must not pass for gone."""
     known = {MIGRATIONS: [*TEXTS, f"{ALONE} a later migration."], QUEUES_SCHEMA: QUEUES}
     monkeypatch.setattr("gracekit.doctor.examine.load_migrations", known.__getitem__)
     living = LifeLock(used.with_name("store.db-runs") / instance_lock_name("compute", "old-1"))
@@ -290,9 +262,7 @@ def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(
 
 
 def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
-    """
-    What a young store holds is in its -wal: who lost both must not read that all is well.
-    """
+    """What a young store holds is in its -wal: who lost both must not read that all is well."""
     used.write_bytes(b"")
     for suffix in ("-wal", "-shm"):
         used.with_name(used.name + suffix).unlink(missing_ok=True)
@@ -309,17 +279,13 @@ def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
 
 
 def test_the_transport_for_the_store_is_found(used, settings):
-    """
-    Two URLs that were mixed up are told by the tables.
-    """
+    """Two URLs that were mixed up are told by the tables."""
     with store_file.ReadOnlyDatabase(used.with_name("queues.db")) as look:
         assert store_file.check_schema(look, QUEUES, ("run", "task")).level is Level.FAIL
 
 
 def test_damage_is_found_within_its_time(used):
-    """
-    An index that lost its rows is damage; a check without time for itself is skipped.
-    """
+    """An index that lost its rows is damage; a check without time for itself is skipped."""
     write(
         used,
         "PRAGMA writable_schema=ON",
@@ -334,9 +300,7 @@ def test_damage_is_found_within_its_time(used):
 
 
 def test_a_check_that_takes_too_long_is_skipped(place):
-    """
-    quick_check ends with its time, whatever the size of the file.
-    """
+    """quick_check ends with its time, whatever the size of the file."""
     path = place / "large.db"
     write(
         path,
@@ -353,18 +317,14 @@ def test_a_check_that_takes_too_long_is_skipped(place):
 
 
 def test_a_clock_that_was_stepped_back_is_a_warning(look):
-    """
-    A record of the future says by how much.
-    """
+    """A record of the future says by how much."""
     found = store_runs.check_clock_against(look, wall=1_000_000_000.0)
 
     assert found.level is Level.WARN
 
 
 def test_accounts_that_do_not_balance_fail(used):
-    """
-    A row that vanished is a fault that no configuration mends.
-    """
+    """A row that vanished is a fault that no configuration mends."""
     write(used, "DELETE FROM task")
     with store_file.ReadOnlyDatabase(used) as look:
         found = store_runs.check_accounts(look)
@@ -375,8 +335,8 @@ def test_accounts_that_do_not_balance_fail(used):
 
 @pytest.mark.parametrize("forged", ["state = 'running'", "finished_at = NULL"])
 def test_a_row_that_is_both_open_and_ended_fails(used, forged):
-    """
-    Its state says the one and its end the other: the sums are right, and nobody would find it.
+    """Its state says the one and its end the other: the sums are right, and nobody would find
+    it.
     """
     write(used, f"UPDATE task SET {forged}")
     with store_file.ReadOnlyDatabase(used) as look:
@@ -390,9 +350,7 @@ def test_a_row_that_is_both_open_and_ended_fails(used, forged):
 
 
 def test_what_a_dead_run_left_is_told(used):
-    """
-    Without a living run somebody has to start the service; a running row is unclean by then.
-    """
+    """Without a living run somebody has to start the service; a running row is unclean by then."""
     write(
         used,
         "UPDATE task SET state = 'running', finished_at = NULL, owner = 'nobody', errored_due = 1",
@@ -422,9 +380,7 @@ def unfinished(used: Path, settings: Settings) -> Finding:
 def test_where_nothing_is_settled_unasked_a_start_alone_is_no_remedy_for_started_tasks(
     used, state, remedy
 ):
-    """
-    Also for those that no start has adopted yet.
-    """
+    """Also for those that no start has adopted yet."""
     write(used, f"UPDATE task SET state = '{state}', finished_at = NULL, owner = 'nobody'")
 
     left = unfinished(used, Settings(startup_reconciliation_enabled=False))
@@ -441,9 +397,7 @@ def test_where_nothing_is_settled_unasked_a_start_alone_is_no_remedy_for_started
     ],
 )
 def test_a_parked_task_waits_until_its_deadline(used, more, level, said):
-    """
-    No start settles it, so it is not left behind. One that is overdue needs a run.
-    """
+    """No start settles it, so it is not left behind. One that is overdue needs a run."""
     park(used, more)
 
     left = unfinished(used, Settings())
@@ -462,9 +416,7 @@ def park(used: Path, more: str) -> None:
 
 @pytest.mark.parametrize(("more", "level"), [("", Level.OK), (", owner = 'nobody'", Level.FAIL)])
 def test_a_parked_task_has_no_owner(used, more, level):
-    """
-    With one, no order about it and no deadline would end it.
-    """
+    """With one, no order about it and no deadline would end it."""
     park(used, more)
 
     with store_file.ReadOnlyDatabase(used) as look:
@@ -472,9 +424,7 @@ def test_a_parked_task_has_no_owner(used, more, level):
 
 
 async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
-    """
-    Proof of life is the run's own; its pid can be looked at.
-    """
+    """Proof of life is the run's own; its pid can be looked at."""
     named = Settings(
         transport_url=settings.transport_url, store_url=settings.store_url, instance="a"
     )
@@ -495,9 +445,7 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
 
 
 async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, settings, svc):
-    """
-    As long as they wait: the run says so by its door.
-    """
+    """As long as they wait: the run says so by its door."""
     calls: list[Future[str]] = []
     loop, directory = asyncio.get_running_loop(), used.with_name("store.db-runs")
 
@@ -536,9 +484,7 @@ async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, set
 
 @pytest.mark.process
 def test_a_stranger_that_has_the_store_open_is_found(used):
-    """
-    A shell of sqlite3 left open is named with its pid.
-    """
+    """A shell of sqlite3 left open is named with its pid."""
     found = store_runs.read_runs(used, schema=SCHEMA)
     assert store_runs.check_openers(used, found).level is Level.OK
     code = "import sys; f = open(sys.argv[1]); print(0, flush=True); input()"
@@ -560,9 +506,7 @@ def test_a_stranger_that_has_the_store_open_is_found(used):
 
 
 def test_dead_letters_and_waiting_messages_are_told(used):
-    """
-    Somebody sent what nobody could read.
-    """
+    """Somebody sent what nobody could read."""
     path = used.with_name("queues.db")
     write(
         path,
@@ -582,9 +526,7 @@ def test_dead_letters_and_waiting_messages_are_told(used):
 
 
 def test_a_connection_of_which_nothing_is_proven_is_told(used):
-    """
-    What it holds is given to nobody: its reason and the remedy are named.
-    """
+    """What it holds is given to nobody: its reason and the remedy are named."""
     path = used.with_name("queues.db")
     with store_file.ReadOnlyDatabase(path) as look:
         (fine,) = queue_file.check_connections(look)
@@ -615,9 +557,7 @@ def readers(settings: Settings, path: Path, service: Service | None) -> list[Fin
 
 
 async def test_a_foreign_reader_fails_before_any_start(place, used, settings, svc):
-    """
-    A second store on a living service's queue is told, whether or not it exists yet.
-    """
+    """A second store on a living service's queue is told, whether or not it exists yet."""
     path = used.with_name("queues.db")
     other = Settings(transport_url=settings.transport_url, store_url=f"sqlite:///{place}/other.db")
     accepted = Settings(
@@ -648,9 +588,7 @@ async def test_a_foreign_reader_fails_before_any_start(place, used, settings, sv
 async def test_a_service_of_directed_queues_alone_may_have_a_store_for_each_host(
     place, used, settings
 ):
-    """
-    Only a second store on the queue of the host is one too many.
-    """
+    """Only a second store on the queue of the host is one too many."""
     svc = Service("compute", queues="directed")
 
     @svc.rpc
@@ -667,9 +605,7 @@ async def test_a_service_of_directed_queues_alone_may_have_a_store_for_each_host
 
 
 async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):
-    """
-    A consumer that was made by hand may keep things anywhere.
-    """
+    """A consumer that was made by hand may keep things anywhere."""
     path = used.with_name("queues.db")
     async with Runtime(svc, settings):
         await asyncio.to_thread(write, path, "DELETE FROM reader")
@@ -690,8 +626,8 @@ async def start_once(settings: Settings, svc: Service) -> None:
 def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start(
     used, settings, svc
 ):
-    """
-    The start goes on, as nobody may be there to decide; an incident and doctor keep what was lost.
+    """The start goes on, as nobody may be there to decide; an incident and doctor keep what was
+    lost.
     """
     for suffix in ("", "-wal", "-shm"):
         used.with_name(f"{used.name}{suffix}").unlink(missing_ok=True)
@@ -713,9 +649,7 @@ def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start
 def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
     used, settings, svc, place
 ):
-    """
-    Somebody put it there; that it is older is on record.
-    """
+    """Somebody put it there; that it is older is on record."""
     StoreLocation(settings.store_url).back_up(place / "copy.db", now=1.0)
     for suffix in ("", "-wal", "-shm"):
         used.with_name(f"{used.name}{suffix}").unlink(missing_ok=True)
@@ -731,9 +665,7 @@ def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
 
 
 def test_everything_is_examined_and_nothing_is_changed(used, settings, svc):
-    """
-    A whole pass over a sound service finds nothing to mend and leaves all rows as they are.
-    """
+    """A whole pass over a sound service finds nothing to mend and leaves all rows as they are."""
     before = {path.name: path.read_bytes() for path in used.parent.glob("*.db")}
 
     found = list(examine(Examination(settings=settings, service=svc)))
@@ -746,9 +678,7 @@ def test_everything_is_examined_and_nothing_is_changed(used, settings, svc):
 
 
 def test_a_store_that_is_no_database_fails(place, settings):
-    """
-    The other checks go on.
-    """
+    """The other checks go on."""
     (place / "store.db").write_text("not a database" * 100)
     (place / "store.db").chmod(0o600)
 
@@ -760,9 +690,7 @@ def test_a_store_that_is_no_database_fails(place, settings):
 
 
 def test_memory_is_not_looked_into():
-    """
-    A store in memory belongs to one process.
-    """
+    """A store in memory belongs to one process."""
     settings = Settings(transport_url="memory://", store_url="memory://")
 
     found = list(examine(Examination(settings=settings)))
@@ -771,9 +699,7 @@ def test_memory_is_not_looked_into():
 
 
 def test_a_pipe_in_the_place_of_a_store_is_not_opened(place, settings):
-    """
-    Opening it would wait for a writer that never comes.
-    """
+    """Opening it would wait for a writer that never comes."""
     os.mkfifo(place / "store.db", 0o600)
 
     found = list(examine(Examination(settings=settings)))

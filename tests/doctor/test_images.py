@@ -39,9 +39,7 @@ def image(tmp_path):
 
 
 def test_a_good_dockerfile_is_all_ok(image):
-    """
-    Earlier stages only build, so they are not examined.
-    """
+    """Earlier stages only build, so they are not examined."""
     assert set(image().values()) == {Level.OK}
 
 
@@ -65,16 +63,12 @@ LIST = 'CMD ["gracekit", "run", "compute:svc"]'
     ],
 )
 def test_what_an_image_does_to_a_stop_is_found(image, old, new, check, level):
-    """
-    Cases: a shell in between, a signal without a drain, and root.
-    """
+    """Cases: a shell in between, a signal without a drain, and root."""
     assert image((old, new))[check] is level
 
 
 def test_a_file_that_is_no_dockerfile_is_refused(tmp_path):
-    """
-    Such as a manifest that was given by mistake.
-    """
+    """Such as a manifest that was given by mistake."""
     path = tmp_path / "thumbs.yaml"
     path.write_text("kind: StatefulSet\n")
 
@@ -85,9 +79,7 @@ def test_a_file_that_is_no_dockerfile_is_refused(tmp_path):
 
 
 def test_variables_are_read_in_both_forms():
-    """
-    Cases: quotes and escapes, and the old form without an equals sign.
-    """
+    """Cases: quotes and escapes, and the old form without an equals sign."""
     text = 'FROM x\nENV A=1 B="b \\"\\$c\\"" \nENV C d e\n'
 
     assert read_dockerfile(text).variables == {"A": "1", "B": 'b "$c"', "C": "d e"}

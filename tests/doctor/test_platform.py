@@ -56,9 +56,7 @@ WatchdogSec=30
     ],
 )
 def test_hard_limit_and_alarm_must_be_below_the_platforms_limit(limit_s, level):
-    """
-    Killed before the hand-over is a FAIL; killed before our own alarm, or never, a WARN.
-    """
+    """Killed before the hand-over is a FAIL; killed before our own alarm, or never, a WARN."""
     found = compare(SETTINGS, check="c", limit_s=limit_s, said="TimeoutStopSec", knob="it")
 
     assert found.level is level
@@ -66,9 +64,7 @@ def test_hard_limit_and_alarm_must_be_below_the_platforms_limit(limit_s, level):
 
 
 def test_remedy_names_both_ways_out():
-    """
-    Raise theirs, or shorten ours to what fits.
-    """
+    """Raise theirs, or shorten ours to what fits."""
     found = compare(SETTINGS, check="c", limit_s=10.0, said="theirs = x", knob="TimeoutStopSec")
 
     assert "hard limit 29s must be below" in found.seen
@@ -76,9 +72,7 @@ def test_remedy_names_both_ways_out():
 
 
 def test_one_number_keeps_both_the_hard_limit_and_the_promise_of_kill_after(tmp_path):
-    """
-    With the number of the remedy, or with its shorter times, nothing fails any more.
-    """
+    """With the number of the remedy, or with its shorter times, nothing fails any more."""
     path = tmp_path / "compute.service"
 
     def failing(stop: str, *more: str) -> dict[str, str]:
@@ -100,9 +94,7 @@ def test_one_number_keeps_both_the_hard_limit_and_the_promise_of_kill_after(tmp_
 
 
 def test_a_pod_that_is_killed_too_early_gets_one_finding_with_one_number(tmp_path):
-    """
-    The grace period and GRACEKIT_KILL_AFTER are raised together.
-    """
+    """The grace period and GRACEKIT_KILL_AFTER are raised together."""
     path = tmp_path / "compute.json"
     path.write_text(json.dumps(deployment(10, env=env(KILL_AFTER="31"))))
 
@@ -133,9 +125,7 @@ def test_a_pod_that_is_killed_too_early_gets_one_finding_with_one_number(tmp_pat
     ],
 )
 def test_time_spans_are_read_as_systemd_writes_them(text, seconds):
-    """
-    Numbers are seconds, units add up, and what is no time span is said to be none.
-    """
+    """Numbers are seconds, units add up, and what is no time span is said to be none."""
     assert time_span(text) == seconds
 
 
@@ -154,9 +144,7 @@ def unit(tmp_path):
 
 
 def test_a_good_unit_is_all_ok(unit):
-    """
-    The unit that the conventions ask for raises no finding.
-    """
+    """The unit that the conventions ask for raises no finding."""
     assert set(unit().values()) == {Level.OK}
 
 
@@ -184,9 +172,7 @@ def test_a_good_unit_is_all_ok(unit):
     ],
 )
 def test_what_a_unit_does_to_a_stop_is_found(unit, old, new, check, level):
-    """
-    Each directive that would spoil a drain, a restart or a start has its finding.
-    """
+    """Each directive that would spoil a drain, a restart or a start has its finding."""
     assert unit((old, new))[check] is level
 
 
@@ -219,9 +205,7 @@ ITS_CONFIG = "Environment=GRACEKIT_CONFIG=compute.toml"
     ],
 )  # fmt: skip
 def test_a_unit_is_judged_by_the_settings_that_it_gives(tmp_path, more):
-    """
-    Its options, variables and files are those of the run that systemd stops.
-    """
+    """Its options, variables and files are those of the run that systemd stops."""
     (tmp_path / "compute.env").write_text("# of compute\nGRACEKIT_DRAIN_TIMEOUT='60s'\n")
     (tmp_path / "compute.toml").write_text('drain_timeout = "60s"\n')
     text = UNIT.replace(*(word.replace("{here}", str(tmp_path)) for word in more))
@@ -240,9 +224,7 @@ def test_a_unit_is_judged_by_the_settings_that_it_gives(tmp_path, more):
 
 
 def test_a_unit_is_judged_by_the_service_s_own_defaults(tmp_path):
-    """
-    What the unit sets itself goes before them, and the rest stands.
-    """
+    """What the unit sets itself goes before them, and the rest stands."""
     defaults = {"drain_timeout": "60s", "threads": 3}
     settings = load(env={"GRACEKIT_DRAIN_TIMEOUT": "5s"}, defaults=defaults)  # of doctor's shell
     path = tmp_path / "compute.service"
@@ -267,9 +249,7 @@ def test_a_unit_is_judged_by_the_service_s_own_defaults(tmp_path):
     ],
 )
 def test_a_unit_must_give_the_time_that_its_kill_after_promises(unit, stop, kill_after, level):
-    """
-    A start compares its hard limit with GRACEKIT_KILL_AFTER, so systemd must not be faster.
-    """
+    """A start compares its hard limit with GRACEKIT_KILL_AFTER, so systemd must not be faster."""
     variable = f"Environment=GRACEKIT_KILL_AFTER={kill_after}\n" if kill_after else ""
     lines = f"{variable}TimeoutStopSec={stop}" if stop else variable
 
@@ -279,9 +259,7 @@ def test_a_unit_must_give_the_time_that_its_kill_after_promises(unit, stop, kill
 
 
 def test_a_kill_after_of_the_operator_is_not_that_of_a_unit(tmp_path):
-    """
-    The variable of doctor's own shell says nothing about the unit.
-    """
+    """The variable of doctor's own shell says nothing about the unit."""
     path = tmp_path / "compute.service"
     path.write_text(UNIT)
     settings = load(env={"GRACEKIT_KILL_AFTER": "200"})
@@ -290,9 +268,7 @@ def test_a_kill_after_of_the_operator_is_not_that_of_a_unit(tmp_path):
 
 
 def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):
-    """
-    As systemd reads it; and what other programs are told is not ours.
-    """
+    """As systemd reads it; and what other programs are told is not ours."""
     reset = "Environment=GRACEKIT_DRAIN_TIMEOUT=60s\nEnvironment=\nType=notify"
     other = ("/usr/bin/gracekit run", "/usr/bin/other --drain-timeout 60s --host 0.0.0.0")
 
@@ -301,9 +277,7 @@ def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):
 
 
 def test_what_a_unit_says_wrong_or_elsewhere_is_told(tmp_path):
-    """
-    A start would be refused; or a file is on another machine, and what it says is not known.
-    """
+    """A start would be refused; or a file is on another machine, and what it says is not known."""
     path = tmp_path / "compute.service"
     path.write_text(UNIT.replace("compute:svc", "compute:svc --drain-timeout soon"))
     wrong = one(check_unit(SETTINGS, str(path)), "settings")
@@ -315,9 +289,7 @@ def test_what_a_unit_says_wrong_or_elsewhere_is_told(tmp_path):
 
 
 def test_a_file_that_is_no_unit_fails(tmp_path):
-    """
-    A wrong file is not taken for a good unit.
-    """
+    """A wrong file is not taken for a good unit."""
     path = tmp_path / "compute.socket"
     path.write_text("[Socket]\nListenStream=1\n")
 
@@ -338,9 +310,7 @@ END
 
 @pytest.mark.process
 def test_systemctl_is_asked_for_the_unit_of_a_process(tmp_path, monkeypatch):
-    """
-    What systemd itself says counts: drop-ins and defaults are in it.
-    """
+    """What systemd itself says counts: drop-ins and defaults are in it."""
     script = tmp_path / "systemctl"
     script.write_text(SYSTEMCTL)
     script.chmod(0o755)
@@ -356,18 +326,14 @@ def test_systemctl_is_asked_for_the_unit_of_a_process(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cgroup", ["/", "/user.slice/user@1000.service/app.slice/shell.scope"])
 def test_a_process_of_a_shell_runs_in_no_unit(tmp_path, cgroup):
-    """
-    The service manager of a user is not the unit of all that the user starts.
-    """
+    """The service manager of a user is not the unit of all that the user starts."""
     process(tmp_path, 7, "gracekit", cgroup=cgroup)
 
     assert levels(check_systemd(SETTINGS, 7, tmp_path)) == {"systemd": Level.SKIP}
 
 
 def test_doctor_calls_its_own_process_so(tmp_path):
-    """
-    Without a living run it looks at itself, and a bare number would name nothing that lasts.
-    """
+    """Without a living run it looks at itself, and a bare number would name nothing that lasts."""
     process(tmp_path, os.getpid(), "gracekit", cgroup="/")
 
     assert (
@@ -395,9 +361,7 @@ STARTS_POD = json.dumps(
     ],
 )
 def test_a_unit_that_starts_another_service_is_found(tmp_path, starts, given, is_other):
-    """
-    An unlike attribute counts where both name one; an option's value is not the service.
-    """
+    """An unlike attribute counts where both name one; an option's value is not the service."""
     path = tmp_path / "thumbs.service"
     path.write_text(STARTS.format(starts))
 
@@ -408,9 +372,7 @@ def test_a_unit_that_starts_another_service_is_found(tmp_path, starts, given, is
 
 
 def test_a_manifest_that_starts_another_service_is_found(tmp_path):
-    """
-    As a unit that does.
-    """
+    """As a unit that does."""
     path = tmp_path / "thumbs.json"
     path.write_text(STARTS_POD.replace("{}", "thumbz:svc"))
 
@@ -472,9 +434,7 @@ HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
     ],
 )
 def test_a_pod_must_be_given_the_time_that_its_container_takes(tmp_path, manifest, expected):
-    """
-    preStop + hard limit + alarm against the grace period, by the container's own settings.
-    """
+    """preStop + hard limit + alarm against the grace period, by the container's own settings."""
     path = tmp_path / "compute.json"
     path.write_text(json.dumps(manifest))
 
@@ -552,9 +512,7 @@ SHARED = env(ACCEPT_UNSHARED_STORE="true")
 def test_where_a_pod_keeps_its_files_and_who_shares_them_is_told(
     tmp_path, manifest, check, level, said
 ):
-    """
-    A journal that goes with its container or pod keeps no promise, nor do two for one queue.
-    """
+    """A journal that goes with its container or pod keeps no promise, nor do two for one queue."""
     path = tmp_path / "compute.json"
     path.write_text(json.dumps(manifest))
 
@@ -566,9 +524,7 @@ def test_where_a_pod_keeps_its_files_and_who_shares_them_is_told(
 
 
 def test_a_pre_stop_of_unknown_length_is_a_warning(tmp_path):
-    """
-    What it takes comes off the grace period, and nobody can tell how much.
-    """
+    """What it takes comes off the grace period, and nobody can tell how much."""
     path = tmp_path / "compute.json"
     path.write_text(json.dumps(deployment(60, lifecycle=HTTP)))
 
@@ -579,9 +535,7 @@ def test_a_pre_stop_of_unknown_length_is_a_warning(tmp_path):
 
 
 def test_a_container_whose_command_is_a_shell_fails(tmp_path):
-    """
-    Kubernetes signals the shell, which keeps it to itself.
-    """
+    """Kubernetes signals the shell, which keeps it to itself."""
     path = tmp_path / "compute.json"
     command = {"command": ["sh", "-c"], "args": ["sleep 1; gracekit run compute"]}
     path.write_text(json.dumps(deployment(60, **command)))
@@ -594,9 +548,7 @@ def test_a_container_whose_command_is_a_shell_fails(tmp_path):
 
 
 def test_sidecars_are_left_alone_where_one_container_is_ours(tmp_path):
-    """
-    A container that names a setting of ours is the service; others are not judged.
-    """
+    """A container that names a setting of ours is the service; others are not judged."""
     manifest = {
         "kind": "Pod",
         "metadata": {"name": "x"},
@@ -617,9 +569,7 @@ def test_sidecars_are_left_alone_where_one_container_is_ours(tmp_path):
 
 
 def test_a_manifest_without_pods_fails(tmp_path):
-    """
-    A Service's manifest is not the service's.
-    """
+    """A Service's manifest is not the service's."""
     path = tmp_path / "service.json"
     path.write_text(json.dumps({"kind": "Service", "spec": {"ports": []}}))
 
@@ -638,9 +588,7 @@ spec:
 
 
 def test_yaml_is_read_where_a_library_is_there(tmp_path):
-    """
-    All documents of a file are looked through.
-    """
+    """All documents of a file are looked through."""
     pytest.importorskip("yaml")
     path = tmp_path / "compute.yaml"
     path.write_text(YAML)
@@ -649,9 +597,7 @@ def test_yaml_is_read_where_a_library_is_there(tmp_path):
 
 
 def test_yaml_without_a_library_fails_with_a_remedy(tmp_path, monkeypatch):
-    """
-    What was asked about and not looked at is not in order; JSON from kubectl needs nothing.
-    """
+    """What was asked about and not looked at is not in order; JSON from kubectl needs nothing."""
     monkeypatch.setitem(sys.modules, "yaml", None)
     path = tmp_path / "compute.yaml"
     path.write_text(YAML)
@@ -668,9 +614,7 @@ def test_yaml_without_a_library_fails_with_a_remedy(tmp_path, monkeypatch):
 
 
 def test_broken_yaml_is_a_configuration_error(tmp_path):
-    """
-    A manifest that cannot be read is said to be so, with its place.
-    """
+    """A manifest that cannot be read is said to be so, with its place."""
     pytest.importorskip("yaml")
     path = tmp_path / "compute.yaml"
     path.write_text("a: [")
@@ -693,8 +637,8 @@ def test_broken_yaml_is_a_configuration_error(tmp_path):
     ],
 )
 def test_a_containers_default_is_what_is_known(tmp_path, cgroup, settings, level):
-    """
-    Docker kills after 10 s and Kubernetes after 30 unless told; the truth is not visible inside.
+    """Docker kills after 10 s and Kubernetes after 30 unless told; the truth is not visible
+    inside.
     """
     process(tmp_path, 7, "gracekit", cgroup=cgroup)
 
@@ -715,16 +659,12 @@ def test_a_containers_default_is_what_is_known(tmp_path, cgroup, settings, level
     ],
 )
 def test_a_shell_that_keeps_signals_is_known_by_its_words(words, hidden, interactive):
-    """
-    Only a shell with a command that does not end in exec keeps SIGTERM for sure.
-    """
+    """Only a shell with a command that does not end in exec keeps SIGTERM for sure."""
     assert (hides_signals(words), is_interactive(words)) == (hidden, interactive)
 
 
 def test_a_named_unit_that_nobody_knows_fails(tmp_path, monkeypatch):
-    """
-    What was asked about and not looked at is not in order; the remedy is the file.
-    """
+    """What was asked about and not looked at is not in order; the remedy is the file."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     (found,) = check_unit(SETTINGS, "compute")

@@ -43,9 +43,7 @@ SHELL = ("sh", "-c", "gracekit run compute; true")
     ],
 )
 def test_a_shell_above_the_service_keeps_sigterm(tmp_path, parents, level):
-    """
-    A shell that runs a command or script passes no signal on; one that people type into may.
-    """
+    """A shell that runs a command or script passes no signal on; one that people type into may."""
     for pid, command in enumerate(parents, start=1):
         process(tmp_path, pid, *command, parent=pid - 1)
     service = len(parents) + 1
@@ -68,9 +66,7 @@ def test_a_shell_above_the_service_keeps_sigterm(tmp_path, parents, level):
     ],
 )
 def test_a_shell_as_the_first_process_is_found(tmp_path, command, level):
-    """
-    In a container SIGTERM goes to PID 1 and nobody else.
-    """
+    """In a container SIGTERM goes to PID 1 and nobody else."""
     process(tmp_path, 1, *command)
 
     assert check_first_process(tmp_path).level is level
@@ -78,9 +74,7 @@ def test_a_shell_as_the_first_process_is_found(tmp_path, command, level):
 
 @pytest.mark.process
 def test_real_parents_are_read(tmp_path):
-    """
-    A child of a real shell is seen to have one above it.
-    """
+    """A child of a real shell is seen to have one above it."""
     script = f"{sys.executable} -c 'print(0, flush=True); input()'; true"
     with subprocess.Popen(["sh", "-c", script], stdin=-1, stdout=-1, text=True) as shell:
         assert shell.stdout is not None
@@ -107,9 +101,7 @@ def test_real_parents_are_read(tmp_path):
     ],
 )
 def test_stop_signals_that_do_not_arrive_are_found(tmp_path, masks, level, word):
-    """
-    Blocked and ignored ones begin no drain; one without handler ends the process at once.
-    """
+    """Blocked and ignored ones begin no drain; one without handler ends the process at once."""
     process(tmp_path, 7, "gracekit", **masks)
 
     found = check_stop_signals(7, tmp_path)
@@ -119,9 +111,7 @@ def test_stop_signals_that_do_not_arrive_are_found(tmp_path, masks, level, word)
 
 @pytest.mark.parametrize("mask", ["blocked", "ignored", "caught"])
 def test_the_kernels_alarm_must_keep_its_default(tmp_path, mask):
-    """
-    SIGALRM ends a stuck process only where nobody touches it.
-    """
+    """SIGALRM ends a stuck process only where nobody touches it."""
     process(tmp_path, 7, "gracekit", **{mask: [signal.SIGALRM]})
 
     assert check_alarm(7, tmp_path).level is Level.FAIL
@@ -137,9 +127,7 @@ def test_the_kernels_alarm_must_keep_its_default(tmp_path, mask):
     ],
 )
 def test_as_pid_1_the_alarm_needs_a_handler(tmp_path, masks, level):
-    """
-    The kernel drops what has none there; a container's PID 1 has another number outside.
-    """
+    """The kernel drops what has none there; a container's PID 1 has another number outside."""
     process(tmp_path, 1, "gracekit", **masks)
     process(tmp_path, 4711, "gracekit", inner=1, **masks)
 
@@ -149,9 +137,7 @@ def test_as_pid_1_the_alarm_needs_a_handler(tmp_path, masks, level):
 
 @pytest.mark.process
 def test_masks_are_those_of_the_kernel():
-    """
-    A real child that ignores SIGTERM and blocks SIGALRM is read as such.
-    """
+    """A real child that ignores SIGTERM and blocks SIGALRM is read as such."""
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); print(0, flush=True); input()"
@@ -167,9 +153,7 @@ def test_masks_are_those_of_the_kernel():
 
 
 def test_a_process_that_is_gone_fails(tmp_path):
-    """
-    --pid with a number of nobody is told, not passed over.
-    """
+    """--pid with a number of nobody is told, not passed over."""
     assert levels(check_pid(7, tmp_path)) == {"pid 7": Level.FAIL}
 
 
@@ -178,9 +162,7 @@ def test_a_process_that_is_gone_fails(tmp_path):
 
 @pytest.mark.process
 def test_few_open_files_are_told():
-    """
-    The limit of a real child is read, and the remedy stays within what it may set.
-    """
+    """The limit of a real child is read, and the remedy stays within what it may set."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512));"
         "print(0, flush=True); input()"
@@ -196,9 +178,7 @@ def test_few_open_files_are_told():
 
 
 def test_a_container_is_known_by_its_group_its_environment_or_its_root(tmp_path):
-    """
-    Kubernetes says so in the environment, Docker and Podman leave a file.
-    """
+    """Kubernetes says so in the environment, Docker and Podman leave a file."""
     process(tmp_path, 1, "x", cgroup="/system.slice/docker-abc.scope")
     process(tmp_path, 2, "x", environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     process(tmp_path, 3, "x", cgroup="/machine.slice/libpod-abc.scope")
@@ -223,9 +203,7 @@ def test_a_container_is_known_by_its_group_its_environment_or_its_root(tmp_path)
     ],
 )
 def test_the_file_of_docker_on_a_whole_disk_is_a_stray(tmp_path, root, kind):
-    """
-    A machine that was made from the image of a container has the file, and runs in none.
-    """
+    """A machine that was made from the image of a container has the file, and runs in none."""
     process(tmp_path, 1, "x")
     (tmp_path / "1" / "root").mkdir()
     (tmp_path / "1" / "root" / ".dockerenv").touch()
@@ -235,9 +213,7 @@ def test_the_file_of_docker_on_a_whole_disk_is_a_stray(tmp_path, root, kind):
 
 
 def test_a_clock_that_was_never_set_fails():
-    """
-    After a boot without time the store's moments mean nothing.
-    """
+    """After a boot without time the store's moments mean nothing."""
     assert host.check_clock(86_400.0).level is Level.FAIL
     assert host.check_clock().level is Level.OK
 
@@ -254,9 +230,7 @@ def test_a_clock_that_was_never_set_fails():
     ],
 )
 def test_a_host_name_that_changes_with_each_restart_is_told(tmp_path, name, cgroup, origins, level):
-    """
-    What was directed to a container's drawn name finds nobody after a restart.
-    """
+    """What was directed to a container's drawn name finds nobody after a restart."""
     process(tmp_path, 7, "gracekit", cgroup=cgroup)
     settings = Settings(host=name, origins=origins)
 
@@ -264,9 +238,7 @@ def test_a_host_name_that_changes_with_each_restart_is_told(tmp_path, name, cgro
 
 
 def test_a_pid_is_known_in_its_own_namespace():
-    """
-    A run in a container has written down another pid than the machine knows it by.
-    """
+    """A run in a container has written down another pid than the machine knows it by."""
     namespace, inner = proc.inner_pid(os.getpid())
 
     assert namespace == Path("/proc/self/ns/pid").stat().st_ino

@@ -48,9 +48,7 @@ def checked(store: Path, *, retention_s: float = 7 * DAY_S) -> Finding:
 
 
 def test_a_record_that_is_too_short_tells_what_a_rate_would_need(store: Path):
-    """
-    There is no rate yet, so the line says what one request a second would keep.
-    """
+    """There is no rate yet, so the line says what one request a second would keep."""
     empty = checked(store)
     end(store, 2_000, over_s=HOUR_S / 2)
     young = checked(store)
@@ -73,9 +71,7 @@ def test_a_record_that_is_too_short_tells_what_a_rate_would_need(store: Path):
 
 
 def test_the_rate_on_record_is_set_against_the_retention(store: Path):
-    """
-    What it keeps is the rate times the retention times what each row takes.
-    """
+    """What it keeps is the rate times the retention times what each row takes."""
     end(store, 12_000, over_s=2 * DAY_S)
 
     found = checked(store, retention_s=10 * DAY_S)
@@ -90,18 +86,14 @@ def test_the_rate_on_record_is_set_against_the_retention(store: Path):
 
 
 def test_a_week_tells_the_rate_of_an_older_record(store: Path):
-    """
-    What was long ago says little about what comes.
-    """
+    """What was long ago says little about what comes."""
     end(store, 50_000, over_s=100 * DAY_S)
 
     assert checked(store).seen.startswith("at the 500 requests a day of the last 6d23h")
 
 
 def test_a_retention_that_does_not_fit_is_a_warning(store: Path):
-    """
-    Before the disk is full, which ends a run.
-    """
+    """Before the disk is full, which ends a run."""
     end(store, 50_000, over_s=2 * HOUR_S)
 
     found = checked(store, retention_s=1e12)

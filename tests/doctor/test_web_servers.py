@@ -56,8 +56,8 @@ def image(directory: Path, command: str) -> list[Finding]:
     ],
 )
 def test_a_uvicorn_that_waits_for_ever_before_the_drain_fails(tmp_path: Path, command: str):
-    """
-    Without a limit it waits for open HTTP requests, until the platform kills a service that serves.
+    """Without a limit it waits for open HTTP requests, until the platform kills a service that
+    serves.
     """
     found = one(unit(tmp_path, command), "uvicorn")
 
@@ -75,9 +75,7 @@ def test_a_uvicorn_that_waits_for_ever_before_the_drain_fails(tmp_path: Path, co
     ],
 )
 def test_a_uvicorn_with_a_limit_is_accepted(tmp_path: Path, command: str):
-    """
-    Its seconds come before the drain, and both fit into the platform's limit.
-    """
+    """Its seconds come before the drain, and both fit into the platform's limit."""
     found = unit(tmp_path, command)
 
     assert one(found, "uvicorn").level is Level.OK
@@ -86,9 +84,7 @@ def test_a_uvicorn_with_a_limit_is_accepted(tmp_path: Path, command: str):
 
 
 def test_seconds_of_uvicorn_count_against_the_platforms_limit(tmp_path: Path):
-    """
-    31 s are enough for the drain alone, and not for 3 s before it.
-    """
+    """31 s are enough for the drain alone, and not for 3 s before it."""
     found = one(unit(tmp_path, BOUNDED, stop=31), "TimeoutStopSec")
 
     assert found.level is Level.FAIL
@@ -96,9 +92,7 @@ def test_seconds_of_uvicorn_count_against_the_platforms_limit(tmp_path: Path):
 
 
 def test_a_manifest_is_judged_like_a_unit(tmp_path: Path):
-    """
-    The option may also be uvicorn's variable.
-    """
+    """The option may also be uvicorn's variable."""
     name = "Pod app, container main: uvicorn"
 
     without = one(manifest(tmp_path, ["uvicorn", "app:app"]), name)
@@ -114,9 +108,7 @@ def test_a_manifest_is_judged_like_a_unit(tmp_path: Path):
 
 
 def test_an_image_is_judged_like_a_unit(tmp_path: Path):
-    """
-    Its command is the same, and only its limit is given elsewhere.
-    """
+    """Its command is the same, and only its limit is given elsewhere."""
     without = one(image(tmp_path, '["uvicorn", "app:app"]'), "uvicorn")
     bounded = one(image(tmp_path, json.dumps(BOUNDED.split())), "uvicorn")
 

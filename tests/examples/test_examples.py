@@ -34,8 +34,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """
-    Run an example, a file or a module, to its end; its lines. It leaves with 0, no complaint, no
+    """Run an example, a file or a module, to its end; its lines. It leaves with 0, no complaint, no
     process, no file.
     """
     scratch = tmp_path / "scratch"
@@ -84,9 +83,7 @@ def said_by_the_example(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_rung_shows_its_number_and_its_command(name):
-    """
-    Each docstring begins with the rung's number, and has the command that runs it.
-    """
+    """Each docstring begins with the rung's number, and has the command that runs it."""
     docstring = (EXAMPLES / name).read_text().split('"""')[1]
 
     assert docstring.startswith(f"{name[2:4]} - ")
@@ -94,9 +91,7 @@ def test_rung_shows_its_number_and_its_command(name):
 
 
 def test_table_has_each_rung_once():
-    """
-    The table in examples/README.md links each rung, in order, with its command.
-    """
+    """The table in examples/README.md links each rung, in order, with its command."""
     table = (EXAMPLES / "README.md").read_text()
     rows = re.findall(
         r"^\| \[(\d\d)\]\((ex\S+\.py)\) \|.*\| `python examples/(\S+)` \|", table, re.MULTILINE
@@ -110,18 +105,14 @@ def test_table_has_each_rung_once():
 
 
 def test_01_hello_answers(play):
-    """
-    A call is answered by name.
-    """
+    """A call is answered by name."""
     (answer,) = play("ex01_hello.py", "World")
 
     assert re.fullmatch(r"Hello, World! This is request \w{8}, attempt 1\.", answer)
 
 
 def test_01_hello_is_served_in_a_terminal_and_called_from_another(tmp_path):
-    """
-    The two commands of the docstring work: SIGTERM then ends the service with 0.
-    """
+    """The two commands of the docstring work: SIGTERM then ends the service with 0."""
     log = tmp_path / "log"
     command = (sys.executable, "-m", "gracekit")
     app = ("--app-dir", EXAMPLES, "ex01_hello:svc")
@@ -149,9 +140,7 @@ def test_01_hello_is_served_in_a_terminal_and_called_from_another(tmp_path):
 
 
 def test_02_order_that_is_sent_five_times_ships_once(play):
-    """
-    One id, one shipment: also after a restart, and never with other content.
-    """
+    """One id, one shipment: also after a restart, and never with other content."""
     lines = play("ex02_casts_and_ids.py")
 
     assert lines == [
@@ -165,9 +154,7 @@ def test_02_order_that_is_sent_five_times_ships_once(play):
 
 
 def test_03_copy_goes_on_after_a_drain_with_the_next_block(play):
-    """
-    A drained copy leaves with 75; the next start copies the rest, and no block twice.
-    """
+    """A drained copy leaves with 75; the next start copies the rest, and no block twice."""
     lines = play("ex03_drain_and_resume.py")
 
     copied = [line.split()[-1] for line in said_by_services(lines)]
@@ -183,8 +170,8 @@ def test_03_copy_goes_on_after_a_drain_with_the_next_block(play):
 
 
 def test_04_delete_that_was_killed_is_run_again(play):
-    """
-    After kill -9 the second attempt deletes what the first has left, and its caller is answered.
+    """After kill -9 the second attempt deletes what the first has left, and its caller is
+    answered.
     """
     lines = play("ex04_retry_after_a_crash.py")
 
@@ -198,8 +185,8 @@ def test_04_delete_that_was_killed_is_run_again(play):
 
 
 def test_05_probe_decides_by_the_truth(play):
-    """
-    Killed after the creation it is done, killed before it is run again; never is it done twice.
+    """Killed after the creation it is done, killed before it is run again; never is it done
+    twice.
     """
     lines = play("ex05_probe_the_truth.py")
 
@@ -219,9 +206,7 @@ def test_05_probe_decides_by_the_truth(play):
 
 
 def test_06_charge_that_was_killed_is_never_run_again(play):
-    """
-    One attempt; the hook and the caller are told, and the same request again starts nothing.
-    """
+    """One attempt; the hook and the caller are told, and the same request again starts nothing."""
     told = (
         "task invoice-9 (charge) was marked ERRORED(interrupted): "
         "it was started and its end is not known"
@@ -238,8 +223,8 @@ def test_06_charge_that_was_killed_is_never_run_again(play):
 
 
 def test_07_vm_has_one_task_at_a_time_and_refuses_a_stale_token(play):
-    """
-    The second request begins after the first has ended, under a higher token; the old one is stale.
+    """The second request begins after the first has ended, under a higher token; the old one is
+    stale.
     """
     lines = play("ex07_resources_and_fences.py")
 
@@ -257,9 +242,7 @@ def test_07_vm_has_one_task_at_a_time_and_refuses_a_stale_token(play):
 
 
 def test_08_ops_topic_answers_in_a_drain(play):
-    """
-    The callback ends the last task of a drain; a new request waits for the next process.
-    """
+    """The callback ends the last task of a drain; a new request waits for the next process."""
     lines = play("ex08_ops_in_a_drain.py")
 
     refusal = lines.pop(3)
@@ -276,8 +259,8 @@ def test_08_ops_topic_answers_in_a_drain(play):
 
 
 def test_09_thread_that_is_timed_out_ends_when_it_looks(play):
-    """
-    A blocked thread does not hold up the loop; after the timeout it ends, and the drain with it.
+    """A blocked thread does not hold up the loop; after the timeout it ends, and the drain with
+    it.
     """
     lines = play("ex09_threads_and_timeouts.py")
 
@@ -295,9 +278,7 @@ def test_09_thread_that_is_timed_out_ends_when_it_looks(play):
 
 
 def test_10_read_comes_again_and_only_one_sweeps(play):
-    """
-    The read of a killed process is answered by the next; each sweep has a token of its own.
-    """
+    """The read of a killed process is answered by the next; each sweep has a token of its own."""
     lines = play("ex10_reads_and_jobs.py")
 
     first, third = (line.split()[-1] for line in lines if "Oslo is read" in line)
@@ -317,9 +298,7 @@ def test_10_read_comes_again_and_only_one_sweeps(play):
 
 
 def test_11_hold_keeps_the_process_until_the_vm_has_arrived(play):
-    """
-    Nothing runs in the drain, and the process leaves only after the hold is ended.
-    """
+    """Nothing runs in the drain, and the process leaves only after the hold is ended."""
     lines = play("ex11_class_with_holds.py")
 
     told = (
@@ -337,9 +316,7 @@ def test_11_hold_keeps_the_process_until_the_vm_has_arrived(play):
 
 
 def test_12_tests_of_a_service_pass_by_themselves_and_under_pytest(play, tmp_path):
-    """
-    One command runs them all; pytest finds the same three.
-    """
+    """One command runs them all; pytest finds the same three."""
     lines = play("ex12_test_your_service.py")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     found = subprocess.run(
@@ -361,9 +338,7 @@ def test_12_tests_of_a_service_pass_by_themselves_and_under_pytest(play, tmp_pat
 
 
 def test_13_embedding_program_answers_until_the_drain_has_ended(play):
-    """
-    The program's own server tells of the drain while the last task runs.
-    """
+    """The program's own server tells of the drain while the last task runs."""
     lines = play("ex13_embedded.py")
 
     assert lines == [
@@ -375,9 +350,7 @@ def test_13_embedding_program_answers_until_the_drain_has_ended(play):
 
 
 def test_rung_14_a_fastapi_program_answers_probes_and_operators(play):
-    """
-    The mounted paths answer beside the program's own, and readiness fails after the signal.
-    """
+    """The mounted paths answer beside the program's own, and readiness fails after the signal."""
     lines = play("ex14_fastapi.py")
 
     assert lines == [
@@ -394,9 +367,7 @@ def test_rung_14_a_fastapi_program_answers_probes_and_operators(play):
 def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_source(
     play, monkeypatch
 ):
-    """
-    A draining host waits for the vm that it expects and takes no other; a killed one goes on.
-    """
+    """A draining host waits for the vm that it expects and takes no other; a killed one goes on."""
     monkeypatch.setenv("NOVA_RESIZE_S", "2")
     lines = play("examples.nova.play")
 
@@ -422,8 +393,8 @@ def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_sourc
 
 
 def test_share_records_that_nobody_works_on_are_settled_after_a_crash(play):
-    """
-    Each ends as its rule says; what the killed manager has settled is not asked for by a rule.
+    """Each ends as its rule says; what the killed manager has settled is not asked for by a
+    rule.
     """
     lines = play("examples.shares.play")
 
@@ -497,14 +468,12 @@ def without_times(lines: list[str]) -> list[str]:
 
 
 def test_reaper_makes_room_also_after_a_crash_in_the_middle(play: Play):
-    """
-    The second resolver deletes nothing more; what never fits ends by a decision, or the deadline.
+    """The second resolver deletes nothing more; what never fits ends by a decision, or the
+    deadline.
     """
     assert without_times(play("examples.reaper")) == REAPER
 
 
 def test_reaper_does_the_same_by_rabbitmq(play: Play, rabbit_url: str):
-    """
-    With requests and notifications through a broker, whose URL the command is given.
-    """
+    """With requests and notifications through a broker, whose URL the command is given."""
     assert without_times(play("examples.reaper", rabbit_url)) == REAPER

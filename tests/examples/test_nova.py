@@ -338,8 +338,7 @@ def check_drain(cloud: Cloud, host: ComputeHost, vms: Sequence[str]) -> None:
 async def test_a_vm_is_moved_once_or_not_at_all_whichever_host_is_stopped_at_whichever_step(
     shared_broker: Broker, tmp_path: Path, how: Stop
 ) -> None:
-    """
-    Twenty migrations, each at another step, when one host is drained, cut short or killed, and
+    """Twenty migrations, each at another step, when one host is drained, cut short or killed, and
     started again: no vm ever runs twice, each is in one place in the end, and nothing is left.
     """
     alone: list[Sequence[str]] = [[step] for step in STEPS]
@@ -359,9 +358,7 @@ async def test_a_vm_is_moved_once_or_not_at_all_whichever_host_is_stopped_at_whi
 async def test_vms_that_go_to_and_fro_while_hosts_come_and_go_are_never_doubled_nor_lost(
     shared_broker: Broker, tmp_path: Path, seed: int
 ) -> None:
-    """
-    Hosts are drained and killed at any moment; when that ends, so does every migration.
-    """
+    """Hosts are drained and killed at any moment; when that ends, so does every migration."""
     rng = random.Random(seed)
     vms = [f"vm-{n}" for n in range(6)]
     over = asyncio.Event()
@@ -408,9 +405,8 @@ async def test_vms_that_go_to_and_fro_while_hosts_come_and_go_are_never_doubled_
 async def test_a_destination_stays_for_a_vm_also_if_an_earlier_life_has_promised_it(
     tmp_path: Path,
 ) -> None:
-    """
-    The hold that a killed destination left keeps its next life in a drain, until the vm is there;
-    a vm that is only about to come is refused.
+    """The hold that a killed destination left keeps its next life in a drain, until the vm is
+    there; a vm that is only about to come is refused.
     """
     with on_file(tmp_path) as cloud:
         await cloud.start(progress_every="0.1s", drain_timeout="60s")
@@ -442,9 +438,8 @@ async def test_a_destination_stays_for_a_vm_also_if_an_earlier_life_has_promised
 async def test_a_source_that_comes_back_after_the_hold_has_lapsed_goes_on(
     tmp_path: Path, *, lost: bool
 ) -> None:
-    """
-    A destination does not wait for ever. What it still has is not copied again; if it has nothing,
-    the vm is copied from the first page on.
+    """A destination does not wait for ever. What it still has is not copied again; if it has
+    nothing, the vm is copied from the first page on.
     """
     with on_file(tmp_path, hold="1s") as cloud:
         await cloud.start(drain_timeout="60s")
@@ -466,9 +461,8 @@ async def test_a_source_that_comes_back_after_the_hold_has_lapsed_goes_on(
 
 
 async def test_a_migration_that_an_operator_cancels_is_rolled_back(tmp_path: Path) -> None:
-    """
-    Cancelled before the vm was handed over it stays, and a destination that is slow to make a place
-    makes none; cancelled afterwards it goes to the end all the same.
+    """Cancelled before the vm was handed over it stays, and a destination that is slow to make a
+    place makes none; cancelled afterwards it goes to the end all the same.
     """
     steps = {"vm-1": "page-1", "vm-2": "paused", "vm-3": "asked", "vm-4": "handed-over"}
     with on_file(tmp_path) as cloud:
@@ -492,9 +486,7 @@ async def test_a_migration_that_an_operator_cancels_is_rolled_back(tmp_path: Pat
 
 
 async def test_a_migration_that_is_given_up_leaves_nothing_half_done(tmp_path: Path) -> None:
-    """
-    Its errored hook undoes what can be undone, and ends what cannot.
-    """
+    """Its errored hook undoes what can be undone, and ends what cannot."""
     vms = ("vm-1", "vm-2", "vm-3")
     with on_file(tmp_path) as cloud:
         await cloud.start()
@@ -514,8 +506,8 @@ async def test_a_migration_that_is_given_up_leaves_nothing_half_done(tmp_path: P
 
 
 async def test_a_resize_on_the_ops_topic_ends_in_a_drain(tmp_path: Path) -> None:
-    """
-    It takes longer than the time that ops requests have to come; it ends, and its caller knows.
+    """It takes longer than the time that ops requests have to come; it ends, and its caller
+    knows.
     """
     with on_file(tmp_path) as cloud:
         await cloud.start(ops_quiet_timeout="100ms")

@@ -68,8 +68,7 @@ def names(cloud: Cloud) -> list[str]:
 def test_the_oldest_machines_are_chosen_and_none_that_is_not_needed(
     missing_mb: int, chosen: list[str] | None
 ):
-    """
-    If all of them would not be enough, none is; a large one makes the small ones before it
+    """If all of them would not be enough, none is; a large one makes the small ones before it
     needless.
     """
     assert choose(OLD, missing_mb) == chosen
@@ -80,9 +79,7 @@ def test_the_oldest_machines_are_chosen_and_none_that_is_not_needed(
 
 @virtual
 async def test_a_normal_request_waits_and_a_preemptible_one_is_refused(cloud: Cloud):
-    """
-    The caller of either is answered at once; only the normal one is parked.
-    """
+    """The caller of either is answered at once; only the normal one is parked."""
     async with InMemoryService(svc) as one:
         await waits(one, "n-2", 1024)
         with pytest.raises(PreemptibleRefusedError, match="p-9 is preemptible"):
@@ -95,9 +92,7 @@ async def test_a_normal_request_waits_and_a_preemptible_one_is_refused(cloud: Cl
 
 @virtual
 async def test_a_caller_that_does_not_know_pending_gets_no_capacity(cloud: Cloud):
-    """
-    Its task waits all the same.
-    """
+    """Its task waits all the same."""
     async with InMemoryService(svc) as one:
         with pytest.raises(NoCapacity, match="1024 MiB are not free"):
             await one.call(build, vm="n-2", memory_mb=1024)
@@ -107,9 +102,7 @@ async def test_a_caller_that_does_not_know_pending_gets_no_capacity(cloud: Cloud
 
 @virtual
 async def test_a_delete_takes_the_waiting_request_along(cloud: Cloud):
-    """
-    The parked build of the machine is CANCELLED, that of another one waits on.
-    """
+    """The parked build of the machine is CANCELLED, that of another one waits on."""
     async with InMemoryService(svc) as one:
         cancelled = await waits(one, "n-2", 1024)
         await waits(one, "n-3", 1024)
@@ -122,9 +115,7 @@ async def test_a_delete_takes_the_waiting_request_along(cloud: Cloud):
 
 @virtual
 async def test_a_deadline_tells_the_user(cloud: Cloud):
-    """
-    The `errored` hook writes why the machine was not built.
-    """
+    """The `errored` hook writes why the machine was not built."""
     async with InMemoryService(svc) as one:
         await waits(one, "n-2", 1024)
         await one.pass_time(HOUR_S + 1)
@@ -138,9 +129,7 @@ async def test_a_deadline_tells_the_user(cloud: Cloud):
 
 @virtual
 async def test_the_resolver_makes_room_for_what_waits(cloud: Cloud):
-    """
-    Oldest first, as much as is needed, for one request after the other.
-    """
+    """Oldest first, as much as is needed, for one request after the other."""
     async with InMemoryService(svc) as one:
         for n in (2, 3):
             await waits(one, f"n-{n}", 1024)
@@ -152,9 +141,7 @@ async def test_the_resolver_makes_room_for_what_waits(cloud: Cloud):
 
 @virtual
 async def test_nothing_is_deleted_if_that_would_not_be_enough(cloud: Cloud):
-    """
-    The task waits on: a normal machine may go, and then the resolver needs no notification.
-    """
+    """The task waits on: a normal machine may go, and then the resolver needs no notification."""
     async with InMemoryService(svc) as one:
         task_id = await waits(one, "n-2", 8192)
         await resolver_of(one).resolve_all()
@@ -169,9 +156,7 @@ async def test_nothing_is_deleted_if_that_would_not_be_enough(cloud: Cloud):
 
 @virtual
 async def test_what_can_never_fit_is_given_up(cloud: Cloud):
-    """
-    With a reason on record, and the user is told.
-    """
+    """With a reason on record, and the user is told."""
     async with InMemoryService(svc) as one:
         task_id = await waits(one, "n-2", 8193)
         await resolver_of(one).resolve_all()
@@ -187,9 +172,7 @@ async def test_what_can_never_fit_is_given_up(cloud: Cloud):
 
 @virtual
 async def test_a_resolver_that_ends_after_it_made_room_leaves_the_rest_to_the_next(cloud: Cloud):
-    """
-    The task waits meanwhile; the next one retries it, and deletes nothing more.
-    """
+    """The task waits meanwhile; the next one retries it, and deletes nothing more."""
     async with InMemoryService(svc) as one:
         task_id = await waits(one, "n-2", 1024)
         first = asyncio.ensure_future(Resolver(one.client, pause_s=HOUR_S).resolve_all())
@@ -206,9 +189,7 @@ async def test_a_resolver_that_ends_after_it_made_room_leaves_the_rest_to_the_ne
 
 @virtual
 async def test_no_room_is_made_for_what_its_user_has_deleted(cloud: Cloud):
-    """
-    Also if it was deleted after the resolver has listed what waits.
-    """
+    """Also if it was deleted after the resolver has listed what waits."""
     async with InMemoryService(svc) as one:
         await waits(one, "n-2", 1024)
         await waits(one, "n-3", 1024)
@@ -222,9 +203,7 @@ async def test_no_room_is_made_for_what_its_user_has_deleted(cloud: Cloud):
 
 @virtual
 async def test_a_request_that_takes_the_room_first_parks_the_task_again(cloud: Cloud):
-    """
-    The next version has a notification of its own, and is resolved as the first one was.
-    """
+    """The next version has a notification of its own, and is resolved as the first one was."""
     async with InMemoryService(svc) as one:
         task_id = await waits(one, "n-2", 1024)
         resolving = asyncio.ensure_future(Resolver(one.client, pause_s=60).resolve_all())
@@ -246,9 +225,7 @@ async def test_a_request_that_takes_the_room_first_parks_the_task_again(cloud: C
 async def test_a_scheduler_that_is_killed_builds_each_machine_once(
     cloud: Cloud, point: Point, side: Side
 ):
-    """
-    Whichever step it is killed at, a later look of the resolver ends it as without the kill.
-    """
+    """Whichever step it is killed at, a later look of the resolver ends it as without the kill."""
     async with InMemoryService(svc) as one:
         one.crash_at(point, side)
         task_id = await one.cast(build, vm="n-2", memory_mb=1024)

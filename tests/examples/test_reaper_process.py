@@ -104,9 +104,7 @@ async def parks(user: ClientView, vm: str, memory_mb: int = 1024) -> None:
 
 
 async def test_a_notification_wakes_the_resolver(reaper: Reaper):
-    """
-    It looks every hour only, and a request that is parked has its room soon.
-    """
+    """It looks every hour only, and a request that is parked has its room soon."""
     await reaper.scheduler()
     resolver = await reaper.resolver("--every", "3600")
     async with svc.client(reaper.url) as client:
@@ -124,9 +122,8 @@ async def test_a_notification_wakes_the_resolver(reaper: Reaper):
 
 
 async def test_a_resolver_that_was_killed_after_it_made_room_is_replaced(reaper: Reaper):
-    """
-    The task waits, also while the scheduler is killed and started again; a second resolver finds it
-    by `list_pending`, and deletes nothing more.
+    """The task waits, also while the scheduler is killed and started again; a second resolver finds
+    it by `list_pending`, and deletes nothing more.
     """
     scheduler = await reaper.scheduler()
     first = await reaper.resolver("--pause", "3600")
@@ -146,8 +143,8 @@ async def test_a_resolver_that_was_killed_after_it_made_room_is_replaced(reaper:
 
 
 async def test_a_scheduler_that_is_killed_at_a_step_builds_each_machine_once(reaper: Reaper):
-    """
-    Before and after the commit that parks, each send of a notification, and the commit of a retry.
+    """Before and after the commit that parks, each send of a notification, and the commit of a
+    retry.
     """
     resolver = None
     steps = [(point, side) for point in (Point.PARK, Point.NOTIFY, Point.UNPARK) for side in SIDES]
@@ -166,9 +163,7 @@ async def test_a_scheduler_that_is_killed_at_a_step_builds_each_machine_once(rea
 
 
 async def test_without_a_resolver_the_deadline_ends_the_wait(reaper: Reaper):
-    """
-    While the scheduler runs, and also if it was away when the deadline passed.
-    """
+    """While the scheduler runs, and also if it was away when the deadline passed."""
     life = await reaper.scheduler(pending_timeout="0.5s")
     async with svc.client(reaper.url) as client:
         with pytest.raises(NoCapacity):  # a client that does not know PENDING
@@ -185,9 +180,7 @@ async def test_without_a_resolver_the_deadline_ends_the_wait(reaper: Reaper):
 
 
 async def test_what_its_user_deletes_waits_no_more(reaper: Reaper):
-    """
-    And no room is made for it by the resolver that comes later.
-    """
+    """And no room is made for it by the resolver that comes later."""
     await reaper.scheduler()
     async with svc.client(reaper.url) as client:
         await parks(client.prepare(pending=True), "n-1")
@@ -205,8 +198,8 @@ async def test_what_its_user_deletes_waits_no_more(reaper: Reaper):
 
 
 async def test_what_the_readme_says_can_be_typed(tmp_path: Path):
-    """
-    The commands of its section "By hand": a host that is full, a request that waits, a resolver.
+    """The commands of its section "By hand": a host that is full, a request that waits, a
+    resolver.
     """
     section = README.read_text().partition("\n## By hand\n")[2].partition("\n## ")[0]
     assert "/tmp/reaper" in section

@@ -20,9 +20,7 @@ from tests.examples.shares_site import ASKED, DELETED, ROWS, Row, kind_of, log_o
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_each_status_has_the_rule_and_the_failed_status_of_the_table(row: Row) -> None:
-    """
-    How a status is settled, and which status is written if that does not go well.
-    """
+    """How a status is settled, and which status is written if that does not go well."""
     rule = kind_of(row.kind).rules[row.status]
 
     assert (rule.how, rule.failed) == (row.how, row.failed)
@@ -31,9 +29,7 @@ def test_each_status_has_the_rule_and_the_failed_status_of_the_table(row: Row) -
 
 
 def test_no_status_is_in_the_table_alone_or_in_the_database_alone() -> None:
-    """
-    The two name the same statuses, and `available` and `ensuring` are not among them.
-    """
+    """The two name the same statuses, and `available` and `ensuring` are not among them."""
     by_kind = {kind: {r.status for r in ROWS if r.kind == kind} for kind in TRANSIENT}
 
     assert by_kind == TRANSIENT
@@ -41,9 +37,7 @@ def test_no_status_is_in_the_table_alone_or_in_the_database_alone() -> None:
 
 
 def test_a_status_that_the_database_gets_later_is_refused_without_a_rule() -> None:
-    """
-    Whoever adds a transient status has to say how it is settled.
-    """
+    """Whoever adds a transient status has to say how it is settled."""
     svc = Service("share-manager")
     kind = svc.kind("backup", statuses=TRANSIENT["backup"] | {"verifying"})
     kind.find(lambda _ctx, *, after, limit: [])
@@ -56,9 +50,7 @@ def test_a_status_that_the_database_gets_later_is_refused_without_a_rule() -> No
 
 
 def test_kinds_are_settled_in_the_order_of_the_table() -> None:
-    """
-    Share servers first, backups last; the declaration as a whole can be served.
-    """
+    """Share servers first, backups last; the declaration as a whole can be served."""
     manager.svc.check()
 
     assert [kind.name for kind in manager.svc.kinds.in_order()] == [
@@ -85,9 +77,7 @@ async def settle(row: Row, id_: str = "x-1", *, fence: int = 1) -> Any:
 
 @pytest.mark.parametrize("row", ASKED, ids=str)
 async def test_a_probe_says_what_the_backend_says(row: Row, backend: DummyDriver) -> None:
-    """
-    Ready is available, with the facts that the status is about; broken and absent are not.
-    """
+    """Ready is available, with the facts that the status is about; broken and absent are not."""
     facts: dict[str, object] = {}
     if row.kind == "share":
         creating = row.status.startswith("creating")
@@ -109,9 +99,7 @@ async def test_a_probe_says_what_the_backend_says(row: Row, backend: DummyDriver
 async def test_a_probe_of_a_driver_that_cannot_say_is_not_implemented(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Every question is optional in a driver.
-    """
+    """Every question is optional in a driver."""
     monkeypatch.setattr(manager, "driver", Driver())
 
     with pytest.raises(NotImplementedError):
@@ -122,9 +110,7 @@ async def test_a_probe_of_a_driver_that_cannot_say_is_not_implemented(
 async def test_a_delete_is_done_again_and_what_is_gone_is_no_error(
     row: Row, backend: DummyDriver
 ) -> None:
-    """
-    Under the token of the rule: a later owner's thing is not deleted.
-    """
+    """Under the token of the rule: a later owner's thing is not deleted."""
     backend.put(row.kind, "x-1", Thing(size=1))
     backend.put(row.kind, "x-2", Thing(size=1, fence=5))
 
@@ -157,8 +143,8 @@ def found_in(kind: str, *, limit: int) -> list[Found]:
 def test_find_returns_the_transient_records_of_this_host_in_the_order_of_ids(
     database: Database, kind: str, limit: int
 ) -> None:
-    """
-    In pages of any size: none twice, none left out, and nothing that is settled, or elsewhere.
+    """In pages of any size: none twice, none left out, and nothing that is settled, or
+    elsewhere.
     """
     settled = {"available", "ensuring", "deleted", "error", "error_deleting", "manage_error"}
     transient = sorted(TRANSIENT[kind])
@@ -186,9 +172,7 @@ def shown_when_failed(kind: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_find_returns_what_has_failed_if_others_need_it(database: Database, kind: str) -> None:
-    """
-    However long ago, so that what needs it fails as well, in any later pass.
-    """
+    """However long ago, so that what needs it fails as well, in any later pass."""
     for status in kind_of(kind).failed_statuses:
         database.insert(record(status, status, kind=kind))
 
@@ -196,9 +180,7 @@ def test_find_returns_what_has_failed_if_others_need_it(database: Database, kind
 
 
 def test_a_record_with_a_task_state_is_busy(database: Database) -> None:
-    """
-    Somebody carries its migration on, so it is left alone, whatever its status.
-    """
+    """Somebody carries its migration on, so it is left alone, whatever its status."""
     database.insert(record("sh-1", "extending", task_state="migration_driver_in_progress"))
     database.insert(record("sh-2", "extending"))
 
@@ -218,9 +200,7 @@ def test_a_record_with_a_task_state_is_busy(database: Database) -> None:
     ],
 )
 def test_a_record_needs_its_parent(database: Database, kind: str, needed: str | None) -> None:
-    """
-    A share its server, a snapshot its share; one without a parent needs nothing.
-    """
+    """A share its server, a snapshot its share; one without a parent needs nothing."""
     database.insert(record("x-1", "deleting", kind=kind, parent="p-1"))
     database.insert(record("x-2", "deleting", kind=kind))
 
@@ -238,9 +218,7 @@ def kinds_before(name: str) -> list[ResourceKind]:
 
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_write_compares_the_status_and_the_token(database: Database, kind: str) -> None:
-    """
-    A record that has moved on, or has seen a higher token, is not written.
-    """
+    """A record that has moved on, or has seen a higher token, is not written."""
     write = kind_of(kind).hook("write").target
     assert write is not None
     facts = {"size": 9, "export_locations": ["nas:/x"]}
@@ -264,9 +242,7 @@ def test_write_compares_the_status_and_the_token(database: Database, kind: str) 
 
 
 def test_a_claim_writes_the_token_and_not_the_time(database: Database) -> None:
-    """
-    `updated_at` is when the status changed, so that a slow task is not taken for a new one.
-    """
+    """`updated_at` is when the status changed, so that a slow task is not taken for a new one."""
     database.insert(record("sh-1", updated_at=5.0, size=3))
 
     assert database.write("share", "sh-1", seen="creating", status="creating", fence=2)
@@ -284,9 +260,7 @@ def test_a_claim_writes_the_token_and_not_the_time(database: Database) -> None:
 async def test_a_planted_fault_meets_the_calls_about_one_thing(
     backend: DummyDriver, fault: Fault, raised: type[Exception]
 ) -> None:
-    """
-    Until it is mended; every call is in the log, however it ends.
-    """
+    """Until it is mended; every call is in the log, however it ends."""
     backend.plant("sh-1", fault)
 
     with pytest.raises(raised):
@@ -298,9 +272,7 @@ async def test_a_planted_fault_meets_the_calls_about_one_thing(
 
 
 async def test_a_call_that_hangs_is_answered_when_it_is_mended(backend: DummyDriver) -> None:
-    """
-    Before that it can only be cancelled.
-    """
+    """Before that it can only be cancelled."""
     backend.plant("sh-1", "hang")
     asked = asyncio.create_task(backend.get_share_status("sh-1"))
     with pytest.raises(TimeoutError):
@@ -315,9 +287,7 @@ async def test_a_call_that_hangs_is_answered_when_it_is_mended(backend: DummyDri
 async def test_the_backend_refuses_a_stale_token_also_for_what_is_gone(
     backend: DummyDriver,
 ) -> None:
-    """
-    A create that was on its way when a later owner has deleted the share makes nothing.
-    """
+    """A create that was on its way when a later owner has deleted the share makes nothing."""
     await backend.delete("share", "sh-1", fence=7)
 
     with pytest.raises(BackendError, match="token 6 is stale"):

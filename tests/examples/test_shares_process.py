@@ -176,8 +176,7 @@ def shares(tmp_path: Path) -> Iterator[Shares]:
 async def test_every_status_ends_as_the_table_says_whatever_the_backend_answers(
     shares: Shares,
 ) -> None:
-    """
-    All statuses of the table and all answers side by side, one kill -9 and one restart in the
+    """All statuses of the table and all answers side by side, one kill -9 and one restart in the
     middle: each record ends as its row says, once, and the backend is called as often as needed.
     """
     for case in CASES.values():
@@ -263,8 +262,8 @@ def check_incidents(shares: Shares, killed: Life) -> None:
 
 
 async def test_what_needs_a_failed_parent_fails_without_a_question(shares: Shares) -> None:
-    """
-    A share server that is in error takes its shares along, and they their snapshots and backups.
+    """A share server that is in error takes its shares along, and they their snapshots and
+    backups.
     """
     families = (
         ("share_server", "srv-7", "creating", None, "error"),
@@ -309,8 +308,7 @@ DRIFTED = (("extending", "available"), ("creating", "available"), ("deleting", "
 async def test_drift_is_settled_by_a_later_pass_and_slow_requests_are_not_touched(
     shares: Shares,
 ) -> None:
-    """
-    50 records that are changed by hand while the manager runs, beside 50 requests that take
+    """50 records that are changed by hand while the manager runs, beside 50 requests that take
     longer than `stuck_after`: the periodic pass settles the former, and leaves the latter alone.
     """
     drifted = {f"drifted-{n}": DRIFTED[n % len(DRIFTED)] for n in range(50)}
@@ -390,8 +388,8 @@ class Terminals:
 
 
 async def test_what_the_readme_says_can_be_typed(tmp_path: Path) -> None:
-    """
-    The commands of its section "By hand", in their order; a share is made, stuck, and settled.
+    """The commands of its section "By hand", in their order; a share is made, stuck, and
+    settled.
     """
     terminals = Terminals(tmp_path)
     serve, make, change, mend = terminals.blocks

@@ -43,9 +43,7 @@ def play(database: Database, backend: DummyDriver, story: Any) -> None:
 
 
 def test_a_share_is_made_extended_and_deleted(database: Database, backend: DummyDriver) -> None:
-    """
-    Each request writes its status itself, under its token, and the tokens rise.
-    """
+    """Each request writes its status itself, under its token, and the tokens rise."""
 
     async def story(site: Site) -> None:
         await site.api.create_share("sh-1", size=5)
@@ -87,9 +85,7 @@ def test_a_request_that_fails_writes_the_status_of_its_failure(
     arguments: dict[str, int],
     failed: str,
 ) -> None:
-    """
-    The caller gets the error; the record is not left in its transient status.
-    """
+    """The caller gets the error; the record is not left in its transient status."""
 
     async def story(site: Site) -> None:
         database.insert(record("sh-1", status, size=5))
@@ -105,9 +101,7 @@ def test_a_request_that_fails_writes_the_status_of_its_failure(
 def test_a_record_that_has_moved_on_is_left_as_it_is(
     database: Database, backend: DummyDriver, method: Any
 ) -> None:
-    """
-    A late request for a share that somebody has put in error asks no backend.
-    """
+    """A late request for a share that somebody has put in error asks no backend."""
 
     async def story(site: Site) -> None:
         database.insert(record("sh-1", "error"))
@@ -121,9 +115,7 @@ def test_a_record_that_has_moved_on_is_left_as_it_is(
 
 
 def test_a_request_with_a_stale_token_is_refused(database: Database, backend: DummyDriver) -> None:
-    """
-    It does not pretend that its work is done, and it asks no backend.
-    """
+    """It does not pretend that its work is done, and it asks no backend."""
 
     async def story(site: Site) -> None:
         database.insert(record("sh-1", fence=99))
@@ -153,9 +145,7 @@ def test_a_create_that_was_killed_asks_the_backend_and_goes_on(
     state: TaskState,
     created: int,
 ) -> None:
-    """
-    The task is on record, so what is not there is made; a rule would put it in error.
-    """
+    """The task is on record, so what is not there is made; a rule would put it in error."""
 
     async def story(site: Site) -> None:
         database.insert(record("sh-1", size=5))
@@ -181,9 +171,7 @@ def test_a_create_that_was_killed_asks_the_backend_and_goes_on(
 def test_a_request_is_refused_for_a_record_that_is_in_another_status(
     database: Database, backend: DummyDriver
 ) -> None:
-    """
-    One thing at a time: the record says so before any request is sent.
-    """
+    """One thing at a time: the record says so before any request is sent."""
 
     async def story(site: Site) -> None:
         database.insert(record("sh-1", "deleting"))
@@ -201,9 +189,7 @@ def test_a_request_is_refused_for_a_record_that_is_in_another_status(
 def test_what_needs_a_server_that_failed_long_ago_fails(
     database: Database, backend: DummyDriver
 ) -> None:
-    """
-    Also when it was put in error in an earlier pass, or by hand; the backend is not asked.
-    """
+    """Also when it was put in error in an earlier pass, or by hand; the backend is not asked."""
     database.insert(record("srv-7", "error", kind="share_server"))
     for id_, server in (("sh-1", "srv-7"), ("sh-2", None)):
         database.insert(record(id_, updated_at=0.0, parent=server))
@@ -229,9 +215,7 @@ def test_what_needs_a_server_that_failed_long_ago_fails(
 def test_available_shares_are_asked_for_at_each_start(
     database: Database, backend: DummyDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    New export locations are taken over; a share that is not answered for stays ensuring.
-    """
+    """New export locations are taken over; a share that is not answered for stays ensuring."""
     backend.put("share", "moved", Thing(export_locations=["nas-3:/moved"], size=99))
     backend.put("share", "cut short", Thing(export_locations=["nas-1:/cut"]))
     for fault in ("raise", "hang", "not implemented"):

@@ -94,8 +94,8 @@ def change(run: Book, request_id: str, **columns: Any) -> None:
 async def test_adoption_takes_the_tasks_of_the_dead_run_and_no_others(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    What ran is cut unclean, counts a crash and waits to settle; what had not begun is simply free.
+    """What ran is cut unclean, counts a crash and waits to settle; what had not begun is simply
+    free.
     """
     dead, heir, sibling = runs
     for run, prefix in ((dead, "dead"), (sibling, "live")):
@@ -128,9 +128,7 @@ async def test_adoption_takes_the_tasks_of_the_dead_run_and_no_others(
 async def test_a_row_that_the_dead_run_had_only_claimed_keeps_its_cut(
     runs: tuple[Run, Run, Run], crashed: bool
 ):
-    """
-    Only a probe that was under way in a crash counts as one; a safe point is no interruption.
-    """
+    """Only a probe that was under way in a crash counts as one; a safe point is no interruption."""
     dead, heir, _ = runs
     for request_id in ("claimed", "probed"):
         await dead.hand_over(await dead.running(request_id), Interruption.SAFE_POINT)
@@ -145,9 +143,7 @@ async def test_a_row_that_the_dead_run_had_only_claimed_keeps_its_cut(
 
 
 async def test_adoption_takes_what_the_dead_run_still_owed(runs: tuple[Run, Run, Run]):
-    """
-    Replies and errored hooks that are due become ours; what owes nothing keeps its owner.
-    """
+    """Replies and errored hooks that are due become ours; what owes nothing keeps its owner."""
     dead, heir, sibling = runs
     for run, prefix in ((dead, "dead"), (sibling, "live")):
         for what, reply in (("reply", CALLER), ("hook", None), ("done", None)):
@@ -171,9 +167,7 @@ async def test_adoption_takes_what_the_dead_run_still_owed(runs: tuple[Run, Run,
 
 
 async def test_adoption_leaves_the_open_holds_of_the_dead_run_over(runs: tuple[Run, Run, Run]):
-    """
-    Ended ones are history, and those of others keep their host.
-    """
+    """Ended ones are history, and those of others keep their host."""
     dead, heir, _ = runs
     for key, owner, ended in (
         ("open", "run-1", None),
@@ -198,9 +192,7 @@ async def test_adoption_leaves_the_open_holds_of_the_dead_run_over(runs: tuple[R
 async def test_a_claim_takes_the_oldest_of_one_state_and_at_most_so_many(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    Claimed is claimed: the next claim, by whomever, finds the rest.
-    """
+    """Claimed is claimed: the next claim, by whomever, finds the rest."""
     dead, heir, sibling = runs
     for request_id in ("c", "a", "b"):
         await dead.left(request_id)
@@ -221,9 +213,7 @@ async def test_a_claim_takes_the_oldest_of_one_state_and_at_most_so_many(
 
 
 async def test_a_claim_is_for_this_service_and_this_place(runs: tuple[Run, Run, Run]):
-    """
-    A row for another host or instance waits for that one, another service's for its own runs.
-    """
+    """A row for another host or instance waits for that one, another service's for its own runs."""
     dead, heir, _ = runs
     for target in ("", "host-a", "host-a-0", "host-b", "host-b-0"):
         await dead.left(f"for-{target}", target=target, resource=None)
@@ -234,9 +224,7 @@ async def test_a_claim_is_for_this_service_and_this_place(runs: tuple[Run, Run, 
 
 
 async def test_a_claim_can_be_for_one_lane(runs: tuple[Run, Run, Run]):
-    """
-    Each lane has places of its own; without a word it is for both.
-    """
+    """Each lane has places of its own; without a word it is for both."""
     dead, heir, sibling = runs
     await dead.left("r1")
     await dead.left("o1", lane=Lane.OPS)
@@ -248,9 +236,7 @@ async def test_a_claim_can_be_for_one_lane(runs: tuple[Run, Run, Run]):
 
 
 async def test_a_claim_waits_for_the_settle_time_and_the_next_check(runs: tuple[Run, Run, Run]):
-    """
-    To the moment; a row that is only judged asks no backend, and need not settle.
-    """
+    """To the moment; a row that is only judged asks no backend, and need not settle."""
     dead, heir, _ = runs
     now = heir.clock.wall()
     await dead.left("settles", on_interrupt="probe")
@@ -282,8 +268,7 @@ async def test_a_claim_waits_for_the_settle_time_and_the_next_check(runs: tuple[
 async def test_tasks_of_a_dead_run_settle_together_but_wait_for_none_that_is_only_judged(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    Else one that is innocent could begin first, and the guilty one beside it; an `error` task
+    """Else one that is innocent could begin first, and the guilty one beside it; an `error` task
     begins no more, however long its settle time is.
     """
     dead, heir, _ = runs
@@ -299,9 +284,7 @@ async def test_tasks_of_a_dead_run_settle_together_but_wait_for_none_that_is_onl
 
 
 async def test_the_next_look_is_for_rows_that_this_run_may_claim(runs: tuple[Run, Run, Run]):
-    """
-    What is owned, for another place, of another service, or not started wakes nobody here.
-    """
+    """What is owned, for another place, of another service, or not started wakes nobody here."""
     dead, heir, _ = runs
     await dead.left("elsewhere", target="host-b")
     await dead.left("other-service")
@@ -319,9 +302,7 @@ async def test_the_next_look_is_for_rows_that_this_run_may_claim(runs: tuple[Run
 async def test_unfinished_resources_are_those_that_this_run_may_settle(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    Of started rows without an owner, oldest first.
-    """
+    """Of started rows without an owner, oldest first."""
     dead, heir, _ = runs
     vm, disk = ("vm", "v1"), ("volume", "v1")
     for request_id, more in {
@@ -394,9 +375,7 @@ STATES = ("accepted", "running", "handed_over", "succeeded")
 async def test_a_claimed_row_is_changed_only_while_it_is_ours_and_open(
     runs: tuple[Run, Run, Run], add: Add, states: set[str], strict: bool
 ):
-    """
-    One that was taken from us, began, ended, or is another's is left as it is.
-    """
+    """One that was taken from us, began, ended, or is another's is left as it is."""
     _, heir, _ = runs
     await heir.left("other")
     change(heir, "other", owner="run-2")
@@ -421,9 +400,7 @@ async def test_a_claimed_row_is_changed_only_while_it_is_ours_and_open(
 
 
 async def test_a_row_that_was_let_go_is_not_being_asked_about(runs: tuple[Run, Run, Run]):
-    """
-    Its probe has ended: a crash of the next run that claims it is not its fault.
-    """
+    """Its probe has ended: a crash of the next run that claims it is not its fault."""
     _, heir, _ = runs
     await heir.left("r1")
     change(heir, "r1", owner="run-2", probing=1)
@@ -434,9 +411,7 @@ async def test_a_row_that_was_let_go_is_not_being_asked_about(runs: tuple[Run, R
 
 
 async def test_a_row_that_is_run_again_is_accepted_anew_and_ours(runs: tuple[Run, Run, Run]):
-    """
-    Nothing of its cut, its waits or its probe is left; its cursor and its counts are.
-    """
+    """Nothing of its cut, its waits or its probe is left; its cursor and its counts are."""
     _, heir, _ = runs
     await heir.left("r1")
     change(heir, "r1", owner="run-2", cursor="7", crashes=2, not_before=9.0, next_check=9.0)
@@ -456,9 +431,7 @@ async def test_a_row_that_is_run_again_is_accepted_anew_and_ours(runs: tuple[Run
 async def test_waiting_counts_from_the_first_wait_that_was_asked_for(
     runs: tuple[Run, Run, Run], counts: bool
 ):
-    """
-    The row is free until its next check, and no probe is under way any more.
-    """
+    """The row is free until its next check, and no probe is under way any more."""
     _, heir, _ = runs
     await heir.left("r1")
     now = heir.clock.wall()
@@ -474,9 +447,7 @@ async def test_waiting_counts_from_the_first_wait_that_was_asked_for(
 
 
 async def test_a_probe_that_begins_is_on_record(runs: tuple[Run, Run, Run]):
-    """
-    If the process dies of it, that is known; postponed, it is over.
-    """
+    """If the process dies of it, that is known; postponed, it is over."""
     _, heir, _ = runs
     await heir.left("r1")
     change(heir, "r1", owner="run-2")
@@ -491,8 +462,8 @@ async def test_a_probe_that_begins_is_on_record(runs: tuple[Run, Run, Run]):
 async def test_a_row_that_nobody_here_works_on_is_settled_like_a_dead_runs(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    What may have begun is cut unclean; the rest is let go as it is; others' rows are not ours.
+    """What may have begun is cut unclean; the rest is let go as it is; others' rows are not
+    ours.
     """
     _, heir, sibling = runs
     await heir.running("ran")
@@ -514,9 +485,7 @@ async def test_a_row_that_nobody_here_works_on_is_settled_like_a_dead_runs(
 
 
 async def test_an_ownerless_row_is_taken_over_as_it_was_read(runs: tuple[Run, Run, Run]):
-    """
-    Whomever it was for; but not one that has an owner, or has moved on.
-    """
+    """Whomever it was for; but not one that has an owner, or has moved on."""
     _, heir, sibling = runs
     await heir.left("r1", target="host-b")
     await heir.left("other")
@@ -537,9 +506,7 @@ async def test_an_ownerless_row_is_taken_over_as_it_was_read(runs: tuple[Run, Ru
 
 
 async def test_what_ended_rows_without_an_owner_owe_becomes_ours(runs: tuple[Run, Run, Run]):
-    """
-    Of this service, and only where something is due.
-    """
+    """Of this service, and only where something is due."""
     _, heir, sibling = runs
     for request_id, reply, more in (
         ("reply", CALLER, {}),
@@ -568,9 +535,7 @@ async def test_what_ended_rows_without_an_owner_owe_becomes_ours(runs: tuple[Run
 
 @pytest.mark.parametrize("debt", ["reply", "hook"])
 async def test_one_debt_of_either_kind_is_enough(runs: tuple[Run, Run, Run], debt: str):
-    """
-    The look that mostly finds nothing must not overlook it: nobody else would ever answer.
-    """
+    """The look that mostly finds nothing must not overlook it: nobody else would ever answer."""
     _, heir, sibling = runs
     task = await sibling.running("ended", reply=CALLER if debt == "reply" else None)
     await sibling.finish(task.row_id or 0)
@@ -582,9 +547,7 @@ async def test_one_debt_of_either_kind_is_enough(runs: tuple[Run, Run, Run], deb
 
 
 async def test_due_replies_are_those_of_this_runs_ended_tasks(runs: tuple[Run, Run, Run]):
-    """
-    With their address, and when the request came.
-    """
+    """With their address, and when the request came."""
     _, heir, sibling = runs
     came = heir.clock.wall()
     address = Address(queue="reply_1", msg_id="m1", expires_at=came + 60)
@@ -601,9 +564,7 @@ async def test_due_replies_are_those_of_this_runs_ended_tasks(runs: tuple[Run, R
 async def test_a_reply_that_was_sent_is_due_no_more_while_its_removal_waits(
     runs: tuple[Run, Run, Run],
 ):
-    """
-    Else this run would send it twice; another run, that only has the rows, may.
-    """
+    """Else this run would send it twice; another run, that only has the rows, may."""
     _, heir, _ = runs
     task = await heir.running("ended", reply=CALLER)
     await heir.finish(task.row_id or 0)
@@ -618,8 +579,8 @@ async def test_a_reply_that_was_sent_is_due_no_more_while_its_removal_waits(
 
 
 async def test_errored_hooks_are_due_until_they_were_called(runs: tuple[Run, Run, Run]):
-    """
-    Oldest first and so many at once; what was kept for them goes with the debt, of that row alone.
+    """Oldest first and so many at once; what was kept for them goes with the debt, of that row
+    alone.
     """
     _, heir, sibling = runs
     for run, names in ((heir, ("c", "a", "b", "fine")), (sibling, ("theirs",))):
@@ -643,9 +604,7 @@ async def test_errored_hooks_are_due_until_they_were_called(runs: tuple[Run, Run
 
 
 async def test_a_missing_row_is_open_ours_and_unknown(runs: tuple[Run, Run, Run]):
-    """
-    A commit whose end was never seen may have left one; all else is accounted for.
-    """
+    """A commit whose end was never seen may have left one; all else is accounted for."""
     _, heir, sibling = runs
     known = await heir.accept("known")
     for request_id in ("accepted", "running", "handed_over", "succeeded"):
@@ -660,9 +619,7 @@ async def test_a_missing_row_is_open_ours_and_unknown(runs: tuple[Run, Run, Run]
 
 
 async def test_a_damaged_row_is_told_and_stops_no_other(runs: tuple[Run, Run, Run]):
-    """
-    It stays claimed, and what can be read is worked on.
-    """
+    """It stays claimed, and what can be read is worked on."""
     dead, heir, _ = runs
     for request_id in ("broken", "whole"):
         await dead.left(request_id)

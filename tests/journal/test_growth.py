@@ -104,17 +104,14 @@ async def recover(book: Book) -> None:
 
 
 async def test_no_statement_takes_longer_beside_a_long_record():
-    """
-    Past tasks of the same resource and of the same runs: SQLite uses an index of open rows
+    """Past tasks of the same resource and of the same runs: SQLite uses an index of open rows
     only for a query that repeats the index's condition, and reads all of the past for others.
     """
     assert await story(2_000) == await story(0)
 
 
 async def test_what_a_query_repeats_is_the_condition_of_the_indexes():
-    """
-    Word for word, or SQLite does not use them.
-    """
+    """Word for word, or SQLite does not use them."""
     world = World()
     book = Book(world)
     await book.engine.start()

@@ -46,9 +46,7 @@ async def left_over(engine: MemoryEngine) -> Hold:
 
 
 async def test_a_hold_of_a_living_run_is_refused_to_others(engine: MemoryEngine):
-    """
-    Two runs that both think they carry one operation would each wait for the other's end.
-    """
+    """Two runs that both think they carry one operation would each wait for the other's end."""
     await open_hold(holds_of(engine, "first"))
 
     with pytest.raises(GracekitError, match="open in another run"):
@@ -56,9 +54,7 @@ async def test_a_hold_of_a_living_run_is_refused_to_others(engine: MemoryEngine)
 
 
 async def test_a_left_over_hold_is_taken_on_by_whoever_opens_it_again(engine: MemoryEngine):
-    """
-    A handler that is run again after a crash opens the hold that its last attempt left.
-    """
+    """A handler that is run again after a crash opens the hold that its last attempt left."""
     await left_over(engine)
     holds = holds_of(engine, "next")
 
@@ -69,9 +65,7 @@ async def test_a_left_over_hold_is_taken_on_by_whoever_opens_it_again(engine: Me
 
 
 async def test_a_hold_that_was_taken_on_is_not_settled_any_more(engine: MemoryEngine):
-    """
-    Recovery that listed it as left over comes too late to end it.
-    """
+    """Recovery that listed it as left over comes too late to end it."""
     hold = await left_over(engine)
     holds = holds_of(engine, "next")
     await open_hold(holds)
@@ -81,9 +75,7 @@ async def test_a_hold_that_was_taken_on_is_not_settled_any_more(engine: MemoryEn
 
 
 async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
-    """
-    Opened again between the look and the settling, it goes on.
-    """
+    """Opened again between the look and the settling, it goes on."""
     holds = holds_of(engine, "only")
     await open_hold(holds, at_most_s=0)
     (lapsed,) = await holds.due()
@@ -94,9 +86,7 @@ async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
 
 
 async def test_a_left_over_hold_that_waits_is_its_asker_s(engine: MemoryEngine):
-    """
-    It keeps whoever asked, and is asked about again; whoever opens it has it alone.
-    """
+    """It keeps whoever asked, and is asked about again; whoever opens it has it alone."""
     hold = await left_over(engine)
     asker, sibling = holds_of(engine, "asker"), holds_of(engine, "sibling")
 
@@ -113,8 +103,8 @@ async def test_a_left_over_hold_that_waits_is_its_asker_s(engine: MemoryEngine):
 async def test_an_answer_about_a_hold_that_was_opened_meanwhile_does_not_count(
     engine: MemoryEngine,
 ):
-    """
-    By the probe itself, or by a request while the probe was under way: it is as any other then.
+    """By the probe itself, or by a request while the probe was under way: it is as any other
+    then.
     """
     holds = holds_of(engine, "next")
     hold = await left_over(engine)
@@ -135,8 +125,7 @@ async def test_an_answer_about_a_hold_that_was_opened_meanwhile_does_not_count(
 
 
 async def test_what_is_due_comes_before_what_must_be_asked(engine: MemoryEngine):
-    """
-    A probe may take its time: meanwhile a sibling would call the same errored hook, and a hold
+    """A probe may take its time: meanwhile a sibling would call the same errored hook, and a hold
     that has lapsed would go on.
     """
     holds = holds_of(engine, "only")

@@ -38,9 +38,7 @@ pytestmark = pytest.mark.looptime
 async def test_a_row_follows_the_clock_once(
     runs: tuple[Run, Run, Run], ahead_s: float, before_s: float, now_s: float, moved_s: float
 ):
-    """
-    Whichever run sees the change, and however many changes it has slept through.
-    """
+    """Whichever run sees the change, and however many changes it has slept through."""
     _, run, _ = runs
     await run.left("t")
     change(run, "t", pending_deadline=100_000.0, parked_at=50_000.0, parked_ahead_s=ahead_s)

@@ -58,9 +58,7 @@ def _states_in(text: str) -> list[str]:
 
 
 def test_each_statement_takes_a_step_that_is_legal():
-    """
-    A statement changes the state of a row as the table allows, or leaves it as it is.
-    """
+    """A statement changes the state of a row as the table allows, or leaves it as it is."""
     legal = {(before.value, after.value) for before in TaskState for after in _NEXT[before]}
     allowed = legal | IN_A_RESTORED_STORE | {(state.value, state.value) for state in TaskState}
     found = list(steps())
@@ -72,9 +70,7 @@ def test_each_statement_takes_a_step_that_is_legal():
 
 
 def test_each_statement_that_sets_a_state_asks_for_the_one_before():
-    """
-    None changes a row whatever its state is: it would undo what another run did meanwhile.
-    """
+    """None changes a row whatever its state is: it would undo what another run did meanwhile."""
     setting = {name for name, values, _ in changes() if _states_in(values)}
 
     assert setting == {name for name, *_ in steps()}

@@ -122,9 +122,7 @@ async def book() -> AsyncIterator[Book]:
 
 
 async def test_an_accepted_request_is_on_disk_with_all_that_a_later_run_needs(book: Book):
-    """
-    Custody is the row: method, arguments, caller and policy are in it, and it was counted.
-    """
+    """Custody is the row: method, arguments, caller and policy are in it, and it was counted."""
     await book.accept(reply=CALLER, expires_at=book.clock.wall() + 60)
 
     row = book.world.task("r1")
@@ -146,8 +144,7 @@ async def test_an_accepted_request_is_on_disk_with_all_that_a_later_run_needs(bo
 
 @pytest.mark.parametrize("begin", [False, True])
 async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
-    """
-    Every column is in its place, also when the first attempt is in the same commit; another copy
+    """Every column is in its place, also when the first attempt is in the same commit; another copy
     of the request has no part in it.
     """
     await book.accept(recipient="node-2-0", resource=("vm", "v1"))
@@ -237,9 +234,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
 
 
 async def test_what_happened_to_a_row_reads_back_too(book: Book):
-    """
-    How it was cut, where it stood, and how it ended.
-    """
+    """How it was cut, where it stood, and how it ended."""
     task = await book.running()
     task.cursor = {"block": 4}
     await book.hand_over(task, Interruption.UNCLEAN, settle_s=5.0, returned=False)
@@ -280,9 +275,7 @@ async def test_what_happened_to_a_row_reads_back_too(book: Book):
 
 
 async def test_an_attempt_that_begins_at_once_is_counted_in_the_accepting_commit(book: Book):
-    """
-    A crash right after that commit counts as started.
-    """
+    """A crash right after that commit counts as started."""
     await book.running()
 
     row = book.world.task("r1")
@@ -290,9 +283,7 @@ async def test_an_attempt_that_begins_at_once_is_counted_in_the_accepting_commit
 
 
 async def test_a_known_id_is_refused_as_a_whole(book: Book):
-    """
-    The second acceptance changes nothing: no row, no reply, no count.
-    """
+    """The second acceptance changes nothing: no row, no reply, no count."""
     await book.accept()
     before = book.world.task("r1")
 
@@ -305,9 +296,7 @@ async def test_a_known_id_is_refused_as_a_whole(book: Book):
 
 
 async def test_copies_of_a_fanout_are_tasks_of_their_own(book: Book):
-    """
-    The key is request id and recipient.
-    """
+    """The key is request id and recipient."""
     await book.accept(recipient="node-1-0", route="fanout", target="node-1-0")
     await book.accept(recipient="node-2-0", route="fanout", target="node-2-0")
 
@@ -315,9 +304,7 @@ async def test_copies_of_a_fanout_are_tasks_of_their_own(book: Book):
 
 
 def test_content_is_the_same_in_any_order_and_differs_in_any_part():
-    """
-    The hash is over namespace, method, version and arguments, not over how they were written.
-    """
+    """The hash is over namespace, method, version and arguments, not over how they were written."""
     assert caller_hash({"user_id": None, "more": 1}, ["user_id"]) == caller_hash({}, []) == ""
     ann = caller_hash({"user_id": "ann", "project_id": "p", "more": 1}, ["user_id", "project_id"])
     assert ann == caller_hash({"project_id": "p", "user_id": "ann"}, ["project_id", "user_id"])
@@ -338,9 +325,7 @@ def test_content_is_the_same_in_any_order_and_differs_in_any_part():
 
 
 async def test_an_attempt_begins_only_from_accepted_and_only_by_its_owner(book: Book):
-    """
-    The compare-and-set names owner and state; who misses either changes nothing.
-    """
+    """The compare-and-set names owner and state; who misses either changes nothing."""
     row_id = await book.accept()
     task = TrackedTask(request_id="r1", method="m", lane=Lane.REQUESTS, row_id=row_id)
     stranger = Book(book.world, "run-2")
@@ -356,9 +341,7 @@ async def test_an_attempt_begins_only_from_accepted_and_only_by_its_owner(book: 
 
 
 async def test_an_attempt_that_begins_forgets_how_the_last_one_was_cut(book: Book):
-    """
-    It has the token of the lease that was taken for it, and touches no other row.
-    """
+    """It has the token of the lease that was taken for it, and touches no other row."""
     row_id = await book.accept(resource=("vm", "v1"))
     await book.accept("r2", resource=("vm", "v1"))
     await book.accept("r1", recipient="node-1-0", resource=("vm", "v1"))
@@ -388,9 +371,7 @@ async def test_an_attempt_that_begins_forgets_how_the_last_one_was_cut(book: Boo
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("state", [TaskState.FAILED, TaskState.CANCELLED])
 async def test_only_what_has_failed_keeps_what_it_was_asked(book: Book, state: TaskState, keeps):
-    """
-    So that an operator can have it run again; a setting says no.
-    """
+    """So that an operator can have it run again; a setting says no."""
     book.journal.keep_failed = keeps
     task = await book.running()
 
@@ -402,9 +383,7 @@ async def test_only_what_has_failed_keeps_what_it_was_asked(book: Book, state: T
 
 
 async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: Book):
-    """
-    Outcome and due replies are one commit; what was asked stays as a hash only.
-    """
+    """Outcome and due replies are one commit; what was asked stays as a hash only."""
     task = await book.running(reply=CALLER)
 
     due = await book.finish(task.row_id or 0, result='{"ok":true}')
@@ -423,9 +402,7 @@ async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: B
 
 
 async def test_an_outcome_that_owes_nothing_is_refused_where_somebody_waits(book: Book):
-    """
-    Who ends a cast need not look for replies: a caller that joined it is a conflict.
-    """
+    """Who ends a cast need not look for replies: a caller that joined it is a conflict."""
     owed = await book.running("r1", reply=CALLER)
     free = await book.running("r2")
 
@@ -438,9 +415,7 @@ async def test_an_outcome_that_owes_nothing_is_refused_where_somebody_waits(book
 
 @pytest.mark.parametrize("second", [TaskState.FAILED, TaskState.SUCCEEDED])
 async def test_terminal_is_final(book: Book, second: TaskState):
-    """
-    A second outcome is refused, whatever it is.
-    """
+    """A second outcome is refused, whatever it is."""
     task = await book.running()
     await book.finish(task.row_id or 0, result="1")
 
@@ -471,9 +446,7 @@ CHANGES: dict[str, tuple[str, Callable[[Journal, Batch, TrackedTask], object]]] 
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_is_for_one_row_of_ours_in_one_state(book: Book, change: str):
-    """
-    Whose owner or state is another one, or has moved on, conflicts and is left as it is.
-    """
+    """Whose owner or state is another one, or has moved on, conflicts and is left as it is."""
     starts_from, add = CHANGES[change]
     row_id = await book.accept()
     await book.accept("other")
@@ -496,9 +469,7 @@ async def test_a_change_is_for_one_row_of_ours_in_one_state(book: Book, change: 
 
 
 async def test_a_cursor_is_written_only_while_its_task_is_ours_and_running(book: Book):
-    """
-    A late one of a task that was taken from us, was cut or has ended is dropped.
-    """
+    """A late one of a task that was taken from us, was cut or has ended is dropped."""
     task = await book.running()
     await book.running("other")
     other = book.world.task("other")
@@ -516,9 +487,7 @@ async def test_a_cursor_is_written_only_while_its_task_is_ours_and_running(book:
 
 
 async def test_what_was_not_started_is_free_for_anyone(book: Book):
-    """
-    Still accepted, and still with its arguments.
-    """
+    """Still accepted, and still with its arguments."""
     row_id = await book.accept()
     batch = Batch(Point.NOT_STARTED)
     task = TrackedTask(request_id="r1", method="m", lane=Lane.REQUESTS, row_id=row_id)
@@ -530,8 +499,8 @@ async def test_what_was_not_started_is_free_for_anyone(book: Book):
 
 
 async def test_replies_are_due_one_by_one(book: Book):
-    """
-    Those of an ended task, each until it was sent; another task's to the same place are its own.
+    """Those of an ended task, each until it was sent; another task's to the same place are its
+    own.
     """
     addresses = [
         Address(queue="reply_1", msg_id="m1", expires_at=5.0),
@@ -558,9 +527,7 @@ async def test_replies_are_due_one_by_one(book: Book):
 
 
 async def test_a_reply_is_forgotten_when_sent_and_counted_when_given_up(book: Book):
-    """
-    What could not be sent is listed beside its count.
-    """
+    """What could not be sent is listed beside its count."""
     other = Address(queue="reply_2", msg_id="m2", expires_at=None)
     task = await book.running(reply=CALLER)
     row = await book.journal.known("r1", "")
@@ -580,9 +547,8 @@ async def test_a_reply_is_forgotten_when_sent_and_counted_when_given_up(book: Bo
 
 
 async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
-    """
-    After the end the answer comes from the record; an address added twice is one, and other tasks,
-    open or ended, have no part in it.
+    """After the end the answer comes from the record; an address added twice is one, and other
+    tasks, open or ended, have no part in it.
     """
     task = await book.running()
     other = await book.running("other")
@@ -610,9 +576,8 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
 async def test_a_hand_over_frees_the_row_once_its_handler_has_returned(
     book: Book, cut: Interruption, returned: bool, owner: str | None, waits: bool, crashes: int
 ):
-    """
-    Until then the row stays with this run until that is proven dead. Unclean, it waits to settle;
-    and if nobody but the application cut the handler, that counts as a crash.
+    """Until then the row stays with this run until that is proven dead. Unclean, it waits to
+    settle; and if nobody but the application cut the handler, that counts as a crash.
     """
     task = await book.running()
     task.cursor = 7
@@ -636,9 +601,7 @@ async def test_a_hand_over_frees_the_row_once_its_handler_has_returned(
 async def test_a_hand_over_keeps_the_last_cursor_and_forgives_only_progress(
     book: Book, cursor: int | None
 ):
-    """
-    Where nothing was done since the last crash, that crash still counts.
-    """
+    """Where nothing was done since the last crash, that crash still counts."""
     task = await book.running()
     book.world.disk.execute("UPDATE task SET crashes = 2, cursor = '7', cursor_at = 1")
     task.cursor = cursor
@@ -656,9 +619,7 @@ async def test_a_hand_over_keeps_the_last_cursor_and_forgives_only_progress(
 
 
 async def test_a_cursor_waits_at_most_one_second(book: Book):
-    """
-    The last cursor is on disk 1 s after the first that waits, however many came between.
-    """
+    """The last cursor is on disk 1 s after the first that waits, however many came between."""
     task = await book.running()
     for n in range(10):
         task.cursor = n
@@ -671,9 +632,7 @@ async def test_a_cursor_waits_at_most_one_second(book: Book):
 
 
 async def test_a_cursor_travels_with_the_next_commit(book: Book):
-    """
-    A commit that comes by takes it along: no commit of its own is needed.
-    """
+    """A commit that comes by takes it along: no commit of its own is needed."""
     task = await book.running()
     task.cursor = {"block": 4}
     book.journal.mark_cursor(task)
@@ -684,9 +643,7 @@ async def test_a_cursor_travels_with_the_next_commit(book: Book):
 
 
 async def test_progress_forgives_crashes(book: Book):
-    """
-    Crashes are counted since the last progress.
-    """
+    """Crashes are counted since the last progress."""
     task = await book.running()
     book.world.disk.execute("UPDATE task SET crashes = 2")
     task.cursor = 1
@@ -697,9 +654,7 @@ async def test_progress_forgives_crashes(book: Book):
 
 
 async def test_the_same_cursor_again_forgives_nothing(book: Book):
-    """
-    A task that crashes at its first step marks the point it began from, each time.
-    """
+    """A task that crashes at its first step marks the point it began from, each time."""
     task = await book.running()
     book.world.disk.execute("UPDATE task SET crashes = 2, cursor = '1'")
     task.cursor = 1
@@ -712,9 +667,7 @@ async def test_the_same_cursor_again_forgives_nothing(book: Book):
 
 
 async def test_cursors_of_several_tasks_travel_together_and_later_ones_again(book: Book):
-    """
-    A second that has passed begins anew with the next cursor; a task without a row has none.
-    """
+    """A second that has passed begins anew with the next cursor; a task without a row has none."""
     tasks = [await book.running(request_id) for request_id in ("a", "b")]
     nowhere = TrackedTask(request_id="c", method="m", lane=Lane.REQUESTS, cursor=1)
     for n in range(2):
@@ -726,9 +679,7 @@ async def test_cursors_of_several_tasks_travel_together_and_later_ones_again(boo
 
 
 async def test_a_cursor_that_cannot_be_written_disturbs_nobody(book: Book):
-    """
-    Nobody awaits its commit, and a broken store tells of itself.
-    """
+    """Nobody awaits its commit, and a broken store tells of itself."""
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
     task = await book.running()
@@ -744,9 +695,7 @@ async def test_a_cursor_that_cannot_be_written_disturbs_nobody(book: Book):
 
 
 async def test_the_cursor_of_an_ended_task_is_not_written(book: Book):
-    """
-    A cursor that waits when its task ends is of no use to anybody.
-    """
+    """A cursor that waits when its task ends is of no use to anybody."""
     task = await book.running()
     book.journal.forget_cursor(task)  # none waits, as for most tasks
     task.cursor = 5
@@ -762,9 +711,7 @@ async def test_the_cursor_of_an_ended_task_is_not_written(book: Book):
 
 
 async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
-    """
-    Open rows, young rows, rows with a reply due and rows with a hook due stay.
-    """
+    """Open rows, young rows, rows with a reply due and rows with a hook due stay."""
     done = await book.running("done")
     await book.finish(done.row_id or 0)
     owing = await book.running("owing", reply=CALLER)
@@ -792,9 +739,7 @@ async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
 
 
 async def test_retention_removes_what_else_is_over(book: Book):
-    """
-    Ended holds, ended runs and incidents; not what is open, young or still to be told.
-    """
+    """Ended holds, ended runs and incidents; not what is open, young or still to be told."""
     disk = book.world.disk
     for key, ended, due in (("open", None, 0), ("old", 10, 0), ("due", 10, 1), ("young", 99, 0)):
         disk.execute(
@@ -818,9 +763,7 @@ async def test_retention_removes_what_else_is_over(book: Book):
 
 
 async def test_retention_works_in_batches(book: Book, monkeypatch: pytest.MonkeyPatch):
-    """
-    A backlog goes in several commits, all of it, and the accounts are right after each.
-    """
+    """A backlog goes in several commits, all of it, and the accounts are right after each."""
     monkeypatch.setattr("gracekit.journal.retention.REMOVE_AT_ONCE", 10)
     for n in range(35):
         task = await book.running(f"r{n}")
@@ -836,9 +779,7 @@ async def test_retention_works_in_batches(book: Book, monkeypatch: pytest.Monkey
 
 
 async def test_what_else_is_over_goes_in_batches_too(book: Book, monkeypatch: pytest.MonkeyPatch):
-    """
-    Years of holds and incidents are no one commit, behind which every request would wait.
-    """
+    """Years of holds and incidents are no one commit, behind which every request would wait."""
     monkeypatch.setattr("gracekit.journal.retention.REMOVE_AT_ONCE", 10)
     for n in range(35):
         book.world.disk.execute(
@@ -860,9 +801,7 @@ async def test_what_else_is_over_goes_in_batches_too(book: Book, monkeypatch: py
 
 
 async def test_time_in_which_two_runs_consumed_counts_once(book: Book):
-    """
-    Two siblings for six minutes are no ten minutes, as each reads a queue of its own too.
-    """
+    """Two siblings for six minutes are no ten minutes, as each reads a queue of its own too."""
     retention, sibling = (Retention(book.journal, retention_s=50, after_s=600) for _ in range(2))
     task = await book.running("old")
     await book.finish(task.row_id or 0)
@@ -879,9 +818,7 @@ async def test_time_in_which_two_runs_consumed_counts_once(book: Book):
 
 
 async def test_a_clock_stepped_back_does_not_end_retention(book: Book):
-    """
-    What was noted in the future is forgotten, and the count begins again.
-    """
+    """What was noted in the future is forgotten, and the count begins again."""
     retention = Retention(book.journal, retention_s=50, after_s=600)
     task = await book.running("old")
     await book.finish(task.row_id or 0)
@@ -898,9 +835,7 @@ async def test_a_clock_stepped_back_does_not_end_retention(book: Book):
 
 
 async def test_rejections_are_counted_apart(book: Book):
-    """
-    A rejected delivery was never accepted; each is listed.
-    """
+    """A rejected delivery was never accepted; each is listed."""
     for n in range(3):
         await book.journal.reject(refused(f"r{n}"), reason="unknown_method", detail="no such")
 
@@ -909,8 +844,8 @@ async def test_rejections_are_counted_apart(book: Book):
 
 
 async def test_refused_requests_are_kept_up_to_a_number(book: Book):
-    """
-    Whoever may send may have any number refused: the oldest rows and incidents go, and are counted.
+    """Whoever may send may have any number refused: the oldest rows and incidents go, and are
+    counted.
     """
     book.journal.kept_rejected = 20
     for n in range(50):
@@ -926,9 +861,7 @@ async def test_refused_requests_are_kept_up_to_a_number(book: Book):
 
 
 async def test_a_rejected_delivery_is_on_record_with_the_reason(book: Book):
-    """
-    What is needed to find its sender; of what it asked for nothing is kept.
-    """
+    """What is needed to find its sender; of what it asked for nothing is kept."""
     delivery = refused("r1") | {"recipient": "node-1-0", "lane": "ops", "namespace": "admin"}
     await book.journal.reject(delivery, reason="arguments", detail="x" * 2000)
 
@@ -968,9 +901,7 @@ async def test_a_rejected_delivery_is_on_record_with_the_reason(book: Book):
 
 
 async def test_what_is_no_row_is_counted_and_listed(book: Book):
-    """
-    Each by its own word.
-    """
+    """Each by its own word."""
     await book.journal.tally("duplicate", request_id="r1", method="migrate", detail="running")
     await book.journal.tally("duplicate", request_id="r2")
     await book.journal.tally("returned")
@@ -996,9 +927,7 @@ def refused(request_id: str) -> dict[str, Any]:
 
 
 async def test_a_damaged_row_is_named(book: Book):
-    """
-    What cannot be read says which row it is.
-    """
+    """What cannot be read says which row it is."""
     row_id = await book.accept()
     book.world.disk.execute("UPDATE content SET args = '{broken'")
 

@@ -125,9 +125,7 @@ def row_of(desk: Desk, resource: tuple[str, str] = VM) -> dict[str, object]:
 
 
 async def test_a_token_rises_with_each_grant_whoever_gets_it(desks: tuple[Desk, Desk]):
-    """
-    It survives a release: a write that carries an older one can be told from the owner's.
-    """
+    """It survives a release: a write that carries an older one can be told from the owner's."""
     one, two = desks
     tokens = []
     for desk in (one, two, two, one):
@@ -140,9 +138,7 @@ async def test_a_token_rises_with_each_grant_whoever_gets_it(desks: tuple[Desk, 
 
 
 async def test_a_held_lease_is_granted_to_nobody(desks: tuple[Desk, Desk]):
-    """
-    Neither to another run, nor to the same one, nor to the same task again.
-    """
+    """Neither to another run, nor to the same one, nor to the same task again."""
     one, two = desks
     await one.must_take()
     before = row_of(one)
@@ -154,8 +150,8 @@ async def test_a_held_lease_is_granted_to_nobody(desks: tuple[Desk, Desk]):
 
 
 async def test_a_lease_tells_who_took_it_and_how_it_was_given_back(desks: tuple[Desk, Desk]):
-    """
-    What an operator reads: owner and moment of the grant, then moment and reason of the release.
+    """What an operator reads: owner and moment of the grant, then moment and reason of the
+    release.
     """
     one, two = desks
     guard = await one.must_take()
@@ -174,9 +170,7 @@ async def test_a_lease_tells_who_took_it_and_how_it_was_given_back(desks: tuple[
 
 
 async def test_a_look_takes_nothing(desks: tuple[Desk, Desk]):
-    """
-    It shows the lease as stored, held or free, and None for one that was never granted.
-    """
+    """It shows the lease as stored, held or free, and None for one that was never granted."""
     one, two = desks
     assert await two.leases.look(VM) is None
     guard = await one.must_take()
@@ -190,8 +184,8 @@ async def test_a_look_takes_nothing(desks: tuple[Desk, Desk]):
 
 
 async def test_a_release_is_for_one_grant_alone(desks: tuple[Desk, Desk]):
-    """
-    A late one, of an older token, another run or another resource, leaves the present owner alone.
+    """A late one, of an older token, another run or another resource, leaves the present owner
+    alone.
     """
     one, two = desks
     old = await one.must_take()
@@ -210,9 +204,7 @@ async def test_a_release_is_for_one_grant_alone(desks: tuple[Desk, Desk]):
 
 
 async def test_a_drop_is_for_one_task_of_one_run_alone(desks: tuple[Desk, Desk]):
-    """
-    It names no token, because nobody knows it; all else must match.
-    """
+    """It names no token, because nobody knows it; all else must match."""
     one, two = desks
     await one.must_take()
     await one.must_take(DISK)
@@ -239,9 +231,7 @@ async def test_a_drop_is_for_one_task_of_one_run_alone(desks: tuple[Desk, Desk])
 
 
 async def test_a_grant_that_nobody_heard_of_is_given_back(desks: tuple[Desk, Desk]):
-    """
-    The commit may have landed: the lease is owed, for that task and resource alone.
-    """
+    """The commit may have landed: the lease is owed, for that task and resource alone."""
     one, _ = desks
     await one.must_take(DISK)
     await one.must_take(("vm", "v2"), "r2")
@@ -257,8 +247,8 @@ async def test_a_grant_that_nobody_heard_of_is_given_back(desks: tuple[Desk, Des
 
 
 async def test_a_doubt_outlives_a_second_take_that_finds_the_lease_held(desks: tuple[Desk, Desk]):
-    """
-    It may be our own grant that holds it: dropped now, the doubt would leave it held for ever.
+    """It may be our own grant that holds it: dropped now, the doubt would leave it held for
+    ever.
     """
     one, _ = desks
     one.faults.plan("store", Point.TAKE_LEASE.value, Fault.LOST_AFTER)
@@ -274,9 +264,7 @@ async def test_a_doubt_outlives_a_second_take_that_finds_the_lease_held(desks: t
 async def test_a_refused_take_of_what_the_task_holds_takes_nothing_from_it(
     desks: tuple[Desk, Desk],
 ):
-    """
-    Nothing was in doubt, so nothing is owed: the block that has the lease keeps it.
-    """
+    """Nothing was in doubt, so nothing is owed: the block that has the lease keeps it."""
     one, _ = desks
     await one.must_take()
     assert await one.take() is None
@@ -287,9 +275,7 @@ async def test_a_refused_take_of_what_the_task_holds_takes_nothing_from_it(
 
 
 async def test_a_grant_ends_the_doubt_about_its_own_resource_alone(desks: tuple[Desk, Desk]):
-    """
-    What else is in doubt is still given back, and what was granted since is kept.
-    """
+    """What else is in doubt is still given back, and what was granted since is kept."""
     one, _ = desks
     one.faults.plan("store", Point.TAKE_LEASE.value, Fault.LOST_BEFORE)
     one.faults.plan("store", Point.TAKE_LEASE.value, Fault.LOST_AFTER, times=2)
@@ -305,9 +291,7 @@ async def test_a_grant_ends_the_doubt_about_its_own_resource_alone(desks: tuple[
 
 
 async def test_what_is_owed_by_token_is_no_later_grant(desks: tuple[Desk, Desk]):
-    """
-    A release that failed may have landed, and the same task may have the lease again since.
-    """
+    """A release that failed may have landed, and the same task may have the lease again since."""
     one, _ = desks
     owed = await one.must_take()
     await one.release(owed)
@@ -320,9 +304,7 @@ async def test_what_is_owed_by_token_is_no_later_grant(desks: tuple[Desk, Desk])
 
 
 async def test_what_is_owed_stays_owed_until_it_is_given_back(desks: tuple[Desk, Desk]):
-    """
-    A commit that fails keeps the debt, and what comes meanwhile is added to it.
-    """
+    """A commit that fails keeps the debt, and what comes meanwhile is added to it."""
     one, _ = desks
     one.leases.owe(await one.must_take(), "r1")
     late = await one.must_take(DISK)
@@ -364,9 +346,8 @@ async def test_what_is_owed_stays_owed_until_it_is_given_back(desks: tuple[Desk,
 async def test_a_resource_waits_until_an_older_task_is_settled(
     desks: tuple[Desk, Desk], older: dict[str, object], waits: bool
 ):
-    """
-    What the older one did to it is not known; but not for one that only an absent host may settle,
-    one that stopped at a safe point, and one that concerns another resource or service.
+    """What the older one did to it is not known; but not for one that only an absent host may
+    settle, one that stopped at a safe point, and one that concerns another resource or service.
     """
     one, _ = desks
     one.begin_run("run-1")
@@ -383,8 +364,8 @@ async def test_a_resource_waits_until_an_older_task_is_settled(
 async def test_a_resource_does_not_wait_for_a_younger_task_nor_for_the_same(
     desks: tuple[Desk, Desk],
 ):
-    """
-    Of two that are unfinished the older goes first: waiting for each other they would wait forever.
+    """Of two that are unfinished the older goes first: waiting for each other they would wait
+    forever.
     """
     one, _ = desks
     one.begin_run("run-1")
@@ -397,8 +378,7 @@ async def test_a_resource_does_not_wait_for_a_younger_task_nor_for_the_same(
 
 
 async def test_a_task_is_as_young_as_the_last_of_its_copies(desks: tuple[Desk, Desk]):
-    """
-    Copies of a fanout share an id, and it is not known which of them asks; they do not wait for
+    """Copies of a fanout share an id, and it is not known which of them asks; they do not wait for
     each other.
     """
     one, _ = desks
@@ -417,9 +397,7 @@ async def test_a_task_is_as_young_as_the_last_of_its_copies(desks: tuple[Desk, D
 
 
 async def test_the_leases_of_a_dead_run_are_freed_and_no_others(desks: tuple[Desk, Desk]):
-    """
-    Without a task that may have acted there is nothing to settle: anybody gets them at once.
-    """
+    """Without a task that may have acted there is nothing to settle: anybody gets them at once."""
     one, two = desks
     await one.must_take()
     await two.must_take(DISK)
@@ -455,8 +433,8 @@ async def test_the_leases_of_a_dead_run_are_freed_and_no_others(desks: tuple[Des
 async def test_a_dead_runs_resource_waits_for_those_that_may_have_acted_on_it(
     desks: tuple[Desk, Desk], acted: dict[str, object], settle_s: float
 ):
-    """
-    The task that has the lease, and others that name the resource, as long as the longest takes.
+    """The task that has the lease, and others that name the resource, as long as the longest
+    takes.
     """
     one, two = desks
     await one.must_take()
@@ -472,9 +450,7 @@ async def test_a_dead_runs_resource_waits_for_those_that_may_have_acted_on_it(
 async def test_one_task_of_a_dead_run_is_waited_for_as_long_as_it_settles(
     desks: tuple[Desk, Desk],
 ):
-    """
-    Its last request to a backend may be in flight; other tasks and runs keep what they have.
-    """
+    """Its last request to a backend may be in flight; other tasks and runs keep what they have."""
     one, two = desks
     await one.must_take()
     await one.must_take(DISK, "r2")
@@ -498,9 +474,7 @@ async def test_one_task_of_a_dead_run_is_waited_for_as_long_as_it_settles(
 
 
 async def test_nobody_gets_a_resource_before_it_has_settled(desks: tuple[Desk, Desk]):
-    """
-    A second death that settles sooner does not shorten the wait for the first.
-    """
+    """A second death that settles sooner does not shorten the wait for the first."""
     one, two = desks
     await one.must_take()
     await two.take_away_one("run-1", "r1", 30.0)
@@ -514,9 +488,8 @@ async def test_nobody_gets_a_resource_before_it_has_settled(desks: tuple[Desk, D
 
 
 async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk, Desk]):
-    """
-    A store that is an older one gives no token twice, for old and new resources alike; a run that
-    does not know its new epoch yet does not fall behind it.
+    """A store that is an older one gives no token twice, for old and new resources alike; a run
+    that does not know its new epoch yet does not fall behind it.
     """
     desk, other = desks
     await desk.release(await desk.must_take(VM))
@@ -535,9 +508,7 @@ async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk
 async def test_a_row_that_was_free_for_long_goes_and_its_tokens_rise_all_the_same(
     desks: tuple[Desk, Desk],
 ):
-    """
-    Whoever takes the resource again gets a token above each that was ever given for it.
-    """
+    """Whoever takes the resource again gets a token above each that was ever given for it."""
     one, two = desks
     for _ in range(3):
         guard = await one.must_take()
@@ -562,9 +533,7 @@ async def test_a_row_that_was_free_for_long_goes_and_its_tokens_rise_all_the_sam
 async def test_a_free_row_stays_while_it_means_more_than_its_token(
     desks: tuple[Desk, Desk], keeper: str
 ):
-    """
-    An open task of its resource, or a settle time that goes on.
-    """
+    """An open task of its resource, or a settle time that goes on."""
     one, _ = desks
     await one.release(await one.must_take())
     if keeper == "open task":
@@ -583,9 +552,7 @@ async def test_a_free_row_stays_while_it_means_more_than_its_token(
 
 
 async def test_old_rows_are_looked_at_page_by_page(desks: tuple[Desk, Desk]):
-    """
-    A million held resources cost no pass more than a page, and the last one is reached.
-    """
+    """A million held resources cost no pass more than a page, and the last one is reached."""
     one, _ = desks
     for n in range(1200):
         guard = await one.must_take(("vm", f"v{n:04}"))
@@ -615,9 +582,7 @@ def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> 
 
 
 async def test_the_mark_is_closed_to_others(desks: tuple[Desk, Desk], tmp_path: Path):
-    """
-    As all files of a store are, whatever the umask of the service.
-    """
+    """As all files of a store are, whatever the umask of the service."""
     before = os.umask(0o022)
     try:
         await epoch_of(desks[0], tmp_path, [], []).rise()
@@ -632,9 +597,8 @@ async def test_the_mark_is_closed_to_others(desks: tuple[Desk, Desk], tmp_path: 
 async def test_two_runs_that_find_their_store_older_at_once_both_rise_above_it(
     desks: tuple[Desk, Desk], tmp_path: Path, slower: int | None
 ):
-    """
-    Each has looked before the other has raised the epoch, and one commits before the other or not:
-    whoever grants the next token, it is above all that were given, and it is said.
+    """Each has looked before the other has raised the epoch, and one commits before the other or
+    not: whoever grants the next token, it is above all that were given, and it is said.
     """
     given = 3 << EPOCH_BITS | 7
     kept = [given]
@@ -675,8 +639,8 @@ async def test_two_runs_that_find_their_store_older_at_once_both_rise_above_it(
 async def test_a_lease_goes_to_the_oldest_request_of_another_run_that_waits(
     desks: tuple[Desk, Desk], waits: dict[str, object], granted: bool
 ):
-    """
-    A younger one is refused, the waiting one is not; a row that does not wait keeps nobody out.
+    """A younger one is refused, the waiting one is not; a row that does not wait keeps nobody
+    out.
     """
     one, other = desks
     for desk, run_id in zip(desks, ("run-1", "run-2"), strict=True):
@@ -696,9 +660,7 @@ async def test_a_lease_goes_to_the_oldest_request_of_another_run_that_waits(
 
 
 async def test_who_has_not_asked_for_a_while_keeps_nobody_from_a_lease(desks: tuple[Desk, Desk]):
-    """
-    Its process may be dead or frozen; the same where the wall clock has stepped back.
-    """
+    """Its process may be dead or frozen; the same where the wall clock has stepped back."""
     one, _ = desks
     one.begin_run("run-1")
     await one.release(await one.must_take())
@@ -714,8 +676,7 @@ async def test_who_has_not_asked_for_a_while_keeps_nobody_from_a_lease(desks: tu
 
 
 async def test_a_drop_leaves_the_lease_of_an_attempt_that_runs(desks: tuple[Desk, Desk]):
-    """
-    Recovery drops what it may have taken for a row. If the row runs here meanwhile, by an
+    """Recovery drops what it may have taken for a row. If the row runs here meanwhile, by an
     operator's retry, the lease is its attempt's.
     """
     desk, _ = desks
@@ -735,9 +696,7 @@ async def test_a_drop_leaves_the_lease_of_an_attempt_that_runs(desks: tuple[Desk
 
 
 async def test_copies_of_a_fanout_do_not_let_each_other_pass_for_ever(desks: tuple[Desk, Desk]):
-    """
-    They share a request id; who is older is a matter of their rows.
-    """
+    """They share a request id; who is older is a matter of their rows."""
     one, other = desks
     for desk, run_id in zip(desks, ("run-1", "run-2"), strict=True):
         desk.begin_run(run_id)

@@ -49,9 +49,7 @@ class Line:
 
 
 async def test_while_both_kinds_wait_they_are_served_in_turns():
-    """
-    Each kind in its own order; when one has run out the other has every place.
-    """
+    """Each kind in its own order; when one has run out the other has every place."""
     line = Line()
     for n in range(4):
         await line.stand(f"new{n}", Kind.NEW)
@@ -65,9 +63,7 @@ async def test_while_both_kinds_wait_they_are_served_in_turns():
 
 
 async def test_recovery_that_settles_a_resource_goes_first():
-    """
-    Everybody else waits for what it finds out.
-    """
+    """Everybody else waits for what it finds out."""
     line = Line()
     await line.stand("new", Kind.NEW)
     await line.stand("old", Kind.RECOVERED)
@@ -80,9 +76,7 @@ async def test_recovery_that_settles_a_resource_goes_first():
 
 
 async def test_who_had_its_turn_before_queues_in_front_of_its_kind():
-    """
-    A wait for a lease does not cost the place among those that wait for a slot.
-    """
+    """A wait for a lease does not cost the place among those that wait for a slot."""
     line = Line()
     await line.stand("new", Kind.NEW)
     await line.stand("back", Kind.NEW, first=True)
@@ -93,9 +87,7 @@ async def test_who_had_its_turn_before_queues_in_front_of_its_kind():
 
 @pytest.mark.parametrize("served", [False, True], ids=["waiting", "just served"])
 async def test_a_wait_that_is_given_up_takes_no_place(served: bool):
-    """
-    Neither one that still waits nor one whose place came at the same moment.
-    """
+    """Neither one that still waits nor one whose place came at the same moment."""
     line = Line()
     gone = await line.stand("gone", Kind.RECOVERED)
     await line.stand("next", Kind.NEW)
@@ -115,9 +107,7 @@ async def test_a_wait_that_is_given_up_takes_no_place(served: bool):
 
 
 async def test_a_line_that_becomes_wider_lets_those_in_who_wait():
-    """
-    They enter at once and in order; later ones get the places that are left.
-    """
+    """They enter at once and in order; later ones get the places that are left."""
     line = Line()
     for name in ("a", "b", "c"):
         await line.stand(name, Kind.NEW)
@@ -134,9 +124,7 @@ async def test_a_line_that_becomes_wider_lets_those_in_who_wait():
 
 
 async def test_a_line_that_becomes_narrower_waits_for_those_inside():
-    """
-    Places that become free are not refilled until the line is narrow enough; then they are.
-    """
+    """Places that become free are not refilled until the line is narrow enough; then they are."""
     line = Line()
     line.resize(3)
     for name in ("a", "b", "c", "d", "e"):

@@ -149,9 +149,7 @@ async def both(world: World, body: bytes, **options: Any) -> tuple[Answer | None
     ],
 )
 async def test_results_are_the_same(world: World, method: str, args: Any, fields: Any):
-    """
-    Arguments, defaults and the context reach the method as they do under oslo.
-    """
+    """Arguments, defaults and the context reach the method as they do under oslo."""
     oslo, ours = await both(world, a_request(method, args, **fields))
 
     assert oslo is not None
@@ -166,9 +164,7 @@ ANSWERED_BY_OSLO = [name for name in faults.FAULTS if name not in {"args_not_jso
 @pytest.mark.parametrize("method", ["fail", "fail_as_expected"])
 @pytest.mark.parametrize("fault", ANSWERED_BY_OSLO)
 async def test_failures_are_the_same(world: World, method: str, fault: str):
-    """
-    Class, module, text, args and kwargs; what was declared as expected is not wrapped.
-    """
+    """Class, module, text, args and kwargs; what was declared as expected is not wrapped."""
     oslo, ours = await both(world, a_request(method, {"fault": fault}))
 
     assert oslo is not None
@@ -186,9 +182,7 @@ async def test_failures_are_the_same(world: World, method: str, fault: str):
     ],
 )
 async def test_failures_that_are_passed_on_are_the_same(world: World, name: str, module: str):
-    """
-    What a method lets through of what another service raised.
-    """
+    """What a method lets through of what another service raised."""
     told = {"class": name, "module": module, "message": "m", "tb": ["a\n", "b\n"], "args": ["x", 7]}
 
     oslo, ours = await both(world, a_request("pass_on", {"told": json.dumps(told)}))
@@ -210,9 +204,7 @@ async def test_failures_that_are_passed_on_are_the_same(world: World, name: str,
 async def test_what_oslo_leaves_unanswered_is_answered(
     world: World, method: str, args: Any, kind: tuple[str, str]
 ):
-    """
-    Its caller would wait for the whole timeout; ours hears at once.
-    """
+    """Its caller would wait for the whole timeout; ours hears at once."""
     oslo, ours = await both(world, a_request(method, args))
 
     assert oslo is None
@@ -238,9 +230,7 @@ async def test_what_oslo_leaves_unanswered_is_answered(
 async def test_refusals_are_the_same(
     world: World, method: str, args: Any, fields: Any, kind: tuple[str, str]
 ):
-    """
-    Class and module, by which callers go; our texts say more.
-    """
+    """Class and module, by which callers go; our texts say more."""
     oslo, ours = await both(world, a_request(method, args, **fields))
 
     assert oslo is not None
@@ -252,8 +242,8 @@ async def test_refusals_are_the_same(
     "method", ["start", "kind", "opened", "target", "Error", "clock", "getter", "costly"]
 )
 async def test_what_is_no_method_is_not_served(world: World, method: str):
-    """
-    Oslo calls whatever has the name, and answers what comes of it; a class it would even make.
+    """Oslo calls whatever has the name, and answers what comes of it; a class it would even
+    make.
     """
     answer = await ask_gracekit(world, [Stock()], a_request(method))
 
@@ -320,8 +310,8 @@ class Inherits(Attributes):
 
 @pytest.mark.parametrize("kind", [Attributes, Inherits])
 def test_only_functions_of_the_class_are_served(kind: type[Any]):
-    """
-    `conf = cfg.CONF` in an endpoint is no method of it: a caller must not read options through it.
+    """`conf = cfg.CONF` in an endpoint is no method of it: a caller must not read options
+    through it.
     """
     svc = Service("shop")
 
@@ -333,18 +323,14 @@ def test_only_functions_of_the_class_are_served(kind: type[Any]):
 
 @pytest.mark.looptime
 async def test_a_callable_attribute_answers_no_such_method(world: World):
-    """
-    As a name that there is not.
-    """
+    """As a name that there is not."""
     for name in ("conf", "wait", "part", "built", "own", "made"):
         answer = await ask_gracekit(world, [Attributes()], a_request(name))
         assert answer.kind == ("NoSuchMethod", DISPATCHER)
 
 
 def test_functions_of_an_object_are_served_where_options_name_them():
-    """
-    Beside those of `__getattr__`; a callable object is not even then.
-    """
+    """Beside those of `__getattr__`; a callable object is not even then."""
     svc = Service("shop")
     include_endpoints(svc, [Attributes()], options={"made": {}})
     assert svc.methods.resolve(None, "made", "1.0")({}) == "made"
@@ -354,9 +340,7 @@ def test_functions_of_an_object_are_served_where_options_name_them():
 
 
 def test_a_later_patch_is_called(monkeypatch: pytest.MonkeyPatch):
-    """
-    As under oslo: a request finds what the name means when it comes.
-    """
+    """As under oslo: a request finds what the name means when it comes."""
     stock, svc = Stock(), Service("shop")
     include_endpoints(svc, [stock])
 
@@ -396,9 +380,7 @@ def an_endpoint(draw: st.DrawFn) -> Any:
 def test_of_several_endpoints_the_same_is_asked(
     endpoints: list[Any], requests: list[tuple[str | None, str, str]]
 ):
-    """
-    The first whose namespace and version fit and that has the method; or the same refusal.
-    """
+    """The first whose namespace and version fit and that has the method; or the same refusal."""
     svc = Service("shop")
     include_endpoints(svc, endpoints)
     # An endpoint without methods has a place for oslo, and none for gracekit.
@@ -453,9 +435,7 @@ class Labels(oslo_messaging.Serializer):
 @pytest.mark.looptime
 @pytest.mark.parametrize(("method", "args"), [("echo", {"a": 1, "b": [2]}), ("context", {})])
 async def test_a_serializer_has_its_say(world: World, method: str, args: Any):
-    """
-    It makes the context, each argument, and the result.
-    """
+    """It makes the context, each argument, and the result."""
     body = a_request(method, args, context={"user": "ann"})
 
     oslo, ours = await both(world, body, serializer=Labels())
@@ -477,9 +457,7 @@ async def test_a_serializer_has_its_say(world: World, method: str, args: Any):
     ],
 )
 async def test_a_policy_says_what_is_served(world: World, method: str, policy: Any):
-    """
-    `ExplicitRPCAccessPolicy` lets through only what is marked with `expose`.
-    """
+    """`ExplicitRPCAccessPolicy` lets through only what is marked with `expose`."""
     oslo, ours = await both(world, a_request(method), access_policy=policy)
 
     assert oslo is not None
@@ -490,9 +468,7 @@ async def test_a_policy_says_what_is_served(world: World, method: str, policy: A
 
 @pytest.mark.looptime
 async def test_private_methods_stay_private_under_the_legacy_policy(world: World):
-    """
-    The one thing in which gracekit is stricter, and on purpose.
-    """
+    """The one thing in which gracekit is stricter, and on purpose."""
     policy = oslo_messaging.LegacyRPCAccessPolicy
 
     oslo, ours = await both(world, a_request("_private"), access_policy=policy)
@@ -516,9 +492,7 @@ async def test_private_methods_stay_private_under_the_legacy_policy(world: World
 async def test_what_is_expected_is_no_warning_in_the_log(
     world: World, caplog: pytest.LogCaptureFixture, method: str, fault: str, level: int
 ):
-    """
-    That is all that `expected_exceptions` changes.
-    """
+    """That is all that `expected_exceptions` changes."""
     caplog.set_level(logging.DEBUG)
 
     await ask_gracekit(world, [Stock()], a_request(method, {"fault": fault}))
@@ -530,9 +504,7 @@ async def test_what_is_expected_is_no_warning_in_the_log(
 
 @pytest.mark.looptime
 async def test_an_expected_failure_keeps_none_of_its_variables(world: World):
-    """
-    The exception is unwrapped, and raised again by the adapter.
-    """
+    """The exception is unwrapped, and raised again by the adapter."""
 
     class Kept:
         """Something large."""
@@ -596,8 +568,7 @@ def oslo_log() -> Iterator[io.StringIO]:
 async def test_the_context_of_a_request_is_on_its_lines_and_not_on_those_of_the_next(
     fails: bool, oslo_log: io.StringIO
 ):
-    """
-    A serializer's context keeps itself in the store of oslo.context for the thread, from which
+    """A serializer's context keeps itself in the store of oslo.context for the thread, from which
     oslo.log takes it. The thread serves others afterwards, and they must not find it there.
     """
     threads = []
@@ -631,8 +602,7 @@ async def test_the_context_of_a_request_is_on_its_lines_and_not_on_those_of_the_
 
 @virtual
 async def test_context_keys_are_on_lines_under_oslo_log(oslo_log: io.StringIO):
-    """
-    On those of events, which no thread of the request logs; and, by the filter, on those of a
+    """On those of events, which no thread of the request logs; and, by the filter, on those of a
     handler whose context is a dictionary.
     """
 
@@ -657,9 +627,7 @@ async def test_context_keys_are_on_lines_under_oslo_log(oslo_log: io.StringIO):
 
 @virtual
 async def test_methods_run_in_threads_at_the_same_time():
-    """
-    Two that wait for each other both go on, and the loop with them.
-    """
+    """Two that wait for each other both go on, and the loop with them."""
     meeting = threading.Barrier(2, timeout=20)
 
     class Endpoint:
@@ -703,9 +671,7 @@ def a_mover(moved: list[int]) -> Service:
 
 @virtual
 async def test_a_method_can_stop_at_safe_points_of_gracekit():
-    """
-    `gracekit.current()` is there: in a drain it stops, and the next process goes on.
-    """
+    """`gracekit.current()` is there: in a drain it stops, and the next process goes on."""
     moved: list[int] = []
     async with InMemoryService(a_mover(moved)) as one:
         one.interrupt_at(2)
@@ -723,8 +689,8 @@ async def test_a_method_can_stop_at_safe_points_of_gracekit():
 
 @virtual
 async def test_options_are_those_of_a_method_of_gracekit():
-    """
-    What names no option is `error`; a resource is leased, also behind a decorator that hides names.
+    """What names no option is `error`; a resource is leased, also behind a decorator that hides
+    names.
     """
     svc = a_mover([])
     policies = {method.name: method.options.on_interrupt for method in svc.methods}
@@ -740,9 +706,7 @@ async def test_options_are_those_of_a_method_of_gracekit():
 
 @virtual
 async def test_hooks_come_with_the_options():
-    """
-    A probe decides after a crash, an errored hook is told; both get gracekit's own context.
-    """
+    """A probe decides after a crash, an errored hook is told; both get gracekit's own context."""
     told: list[tuple[str, str]] = []
     gate = threading.Event()
 
@@ -780,9 +744,7 @@ async def test_hooks_come_with_the_options():
 
 
 def test_methods_of_one_name_get_different_options_by_calls_of_their_own():
-    """
-    Options are given by name, so endpoints of one call share them.
-    """
+    """Options are given by name, so endpoints of one call share them."""
 
     class Old:
         target = Target(namespace="old")
@@ -801,9 +763,7 @@ def test_methods_of_one_name_get_different_options_by_calls_of_their_own():
 
 
 def test_methods_of_getattr_are_served_where_options_name_them():
-    """
-    A proxy lists nothing; a request never makes gracekit look for an attribute.
-    """
+    """A proxy lists nothing; a request never makes gracekit look for an attribute."""
 
     class Proxy:
         target = Target(version="6.0")
@@ -823,9 +783,7 @@ def test_methods_of_getattr_are_served_where_options_name_them():
 
 @pytest.mark.parametrize("policy", [oslo_messaging.DefaultRPCAccessPolicy(), "explicit"])
 def test_an_access_policy_that_is_no_class_is_refused(policy: Any):
-    """
-    As by oslo with a TypeError, here one that says what to give.
-    """
+    """As by oslo with a TypeError, here one that says what to give."""
     with pytest.raises(DeclarationError, match="is no class: give a subclass of") as refused:
         include_endpoints(Service("shop"), [Stock()], access_policy=policy)
 
@@ -838,9 +796,7 @@ def test_an_access_policy_that_is_no_class_is_refused(policy: Any):
 def test_settings_come_from_oslo_config_as_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The function of docs/oslo.md reads what a service of OpenStack has in its file.
-    """
+    """The function of docs/oslo.md reads what a service of OpenStack has in its file."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "oslo"))
     shown = Page("oslo.md").files["oslo_main.py"]
     file = tmp_path / "service.conf"
@@ -906,9 +862,7 @@ def site_of(tmp_path: Path, **options: object) -> cfg.ConfigOpts:
 def test_the_services_of_a_compute_site_become_settings(
     tmp_path: Path, exchange, timeout, rabbit, profile, query
 ):
-    """
-    Each keeps the time that its drain had, and options that are not used any more are named.
-    """
+    """Each keeps the time that its drain had, and options that are not used any more are named."""
     conf = site_of(tmp_path, exchange=exchange, timeout=timeout, rabbit=rabbit)
 
     made = Settings.from_oslo(conf, env={})
@@ -932,9 +886,7 @@ def test_the_services_of_a_compute_site_become_settings(
     ],
 )
 def test_an_option_that_no_file_sets_leaves_the_default(tmp_path: Path, given, value, origin):
-    """
-    oslo registers `rpc_ping_enabled` with gracekit's own default.
-    """
+    """oslo registers `rpc_ping_enabled` with gracekit's own default."""
     conf = site_of(tmp_path, exchange=f"nova\n{given}", timeout=60, rabbit="")
 
     made = Settings.from_oslo(conf, env={})
@@ -962,9 +914,8 @@ OWN = {"drain_timeout": "180s"}
 def test_only_what_is_set_counts_before_the_default_of_the_service(
     tmp_path: Path, by_code, given, defaults, seconds, origin
 ):
-    """
-    oslo.service registers 60 s, which nobody has asked for; a default that the service's code sets
-    in oslo.config stands behind one that the service declares.
+    """oslo.service registers 60 s, which nobody has asked for; a default that the service's code
+    sets in oslo.config stands behind one that the service declares.
     """
     conf = cfg.ConfigOpts()
     options = copy.deepcopy(_options.service_opts)
@@ -984,9 +935,7 @@ def test_only_what_is_set_counts_before_the_default_of_the_service(
 
 
 def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
-    """
-    oslo.config wins over the defaults of the service.
-    """
+    """oslo.config wins over the defaults of the service."""
     conf = site_of(tmp_path, exchange="nova", timeout=180, rabbit="")
 
     made = Settings.from_oslo(
@@ -1017,9 +966,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
     ],
 )
 def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
-    """
-    An operator must not believe that an option works that has no effect.
-    """
+    """An operator must not believe that an option works that has no effect."""
     conf = site_of(tmp_path, exchange="nova", timeout=timeout, rabbit=rabbit)
 
     made = Settings.from_oslo(conf, env={})
@@ -1030,9 +977,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
 
 
 def test_options_that_mean_no_profile_are_refused_with_the_others(tmp_path: Path):
-    """
-    All errors are reported together, wherever the settings come from.
-    """
+    """All errors are reported together, wherever the settings come from."""
     conf = site_of(
         tmp_path, exchange="nova", timeout=-1, rabbit="rabbit_transient_quorum_queue = true"
     )
@@ -1089,9 +1034,7 @@ INSIDE: Final = {"resource": ("disk", "disk.uuid")}
 @pytest.mark.looptime
 @pytest.mark.parametrize("method", ["attach", "hidden"])
 async def test_the_id_in_an_object_is_read_before_acceptance(world: World, method: str):
-    """
-    With the caller's context; the method gets an object as before.
-    """
+    """With the caller's context; the method gets an object as before."""
     serializer = Disks()
     body = a_request(method, {"disk": "d-1"}, context={"user": "ann", "msg_id": "m"})
 
@@ -1107,9 +1050,7 @@ async def test_the_id_in_an_object_is_read_before_acceptance(world: World, metho
 
 @pytest.mark.looptime
 async def test_other_methods_are_read_once(world: World):
-    """
-    Only a path or a function needs the arguments early.
-    """
+    """Only a path or a function needs the arguments early."""
     serializer = Disks()
     body = a_request("plain", {"disk": "d-1"}, context={"user": "ann"})
 
@@ -1123,9 +1064,7 @@ async def test_other_methods_are_read_once(world: World):
 
 @pytest.mark.looptime
 async def test_without_a_serializer_a_path_leads_through_plain_data(world: World):
-    """
-    As it does for gracekit's own methods.
-    """
+    """As it does for gracekit's own methods."""
     options = {"plain": {"resource": ("disk", "disk.data.uuid")}}
     disk = {"data": {"uuid": "d-1"}}
 
@@ -1143,9 +1082,7 @@ async def test_without_a_serializer_a_path_leads_through_plain_data(world: World
     [("exit", "attach(): the serializer raised SystemExit"), ("", "needs a value for 'disk.uuid'")],
 )
 async def test_arguments_that_cannot_be_read_early_are_refused(world: World, disk: str, said: str):
-    """
-    As wrong arguments; the method is not called.
-    """
+    """As wrong arguments; the method is not called."""
     body = a_request("attach", {"disk": disk}, context={"user": "ann"})
 
     answer = await ask_gracekit(
@@ -1218,9 +1155,7 @@ MOCK = "is a mock, and only functions are served: include the real"
     ],
 )
 def test_what_cannot_work_is_refused(endpoint: Any, options: Any, words: str):
-    """
-    At declaration, with the reason.
-    """
+    """At declaration, with the reason."""
     with pytest.raises(DeclarationError) as told:
         include_endpoints(Service("shop"), [endpoint], **options)
 
@@ -1267,9 +1202,7 @@ SHAPE: Final = "options={'create': {'on_interrupt': 'retry'}}"
     ],
 )
 def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, words: str):
-    """
-    As a declaration that cannot work, never as an error of the adapter's own code.
-    """
+    """As a declaration that cannot work, never as an error of the adapter's own code."""
     with pytest.raises(DeclarationError) as told:
         include_endpoints(Service("shop"), [Stock()], options=options)
 
@@ -1285,9 +1218,7 @@ def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, w
     ],
 )
 def test_endpoints_that_are_no_list_of_objects_are_refused(endpoints: Any, words: str):
-    """
-    Both mistakes are near at hand, and neither is one of the caller's types.
-    """
+    """Both mistakes are near at hand, and neither is one of the caller's types."""
     with pytest.raises(DeclarationError) as told:
         include_endpoints(Service("shop"), endpoints)
 
@@ -1298,17 +1229,13 @@ def test_endpoints_that_are_no_list_of_objects_are_refused(endpoints: Any, words
     ("endpoint", "options"), [(OddTarget(), {}), (Stock(), {"access_policy": Stock})]
 )
 def test_what_oslo_raises_a_type_error_for_is_one(endpoint: Any, options: Any):
-    """
-    Code that catches it goes on to work.
-    """
+    """Code that catches it goes on to work."""
     with pytest.raises(TypeError):
         include_endpoints(Service("shop"), [endpoint], **options)
 
 
 def test_an_endpoint_may_have_no_methods():
-    """
-    As under oslo: others beside it are asked.
-    """
+    """As under oslo: others beside it are asked."""
     svc = Service("shop")
 
     include_endpoints(svc, [object(), Stock()])
@@ -1317,9 +1244,7 @@ def test_an_endpoint_may_have_no_methods():
 
 
 def test_patched_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
-    """
-    Under eventlet's patches a worker thread is none, and the loop would stand still.
-    """
+    """Under eventlet's patches a worker thread is none, and the loop would stand still."""
     patcher = types.SimpleNamespace(is_monkey_patched=lambda what: what == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
 

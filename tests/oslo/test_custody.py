@@ -58,9 +58,8 @@ async def cast_all(client: OsloClient) -> set[str]:
 async def test_every_cast_of_an_oslo_client_takes_effect(
     site: RabbitSite, how: signal.Signals
 ) -> None:
-    """
-    Of 300 to a directed topic, while the service is stopped or killed five times: all that may be
-    repeated take effect, and none of the others is started twice.
+    """Of 300 to a directed topic, while the service is stopped or killed five times: all that may
+    be repeated take effect, and none of the others is started twice.
     """
     service = await site.start(**SETTINGS).serving()
     async with oslo_client(site.url, "shop", exchange="gracekit", profile="durable") as client:
@@ -104,9 +103,7 @@ def _held(site: RabbitSite) -> tuple[int, int]:
 async def test_an_oslo_worker_beside_gets_everything_new_when_a_drain_begins(
     site: RabbitSite,
 ) -> None:
-    """
-    Within a second of the drain's start; the broker holds nothing for us but what runs.
-    """
+    """Within a second of the drain's start; the broker holds nothing for us but what runs."""
     url = site.url
     site.url = f"{url}?profile=oslo-durable&exchange=openstack"
     service = await site.start(accept_unshared_store="true", drain_timeout="20s").serving()

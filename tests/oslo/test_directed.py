@@ -16,9 +16,8 @@ pytestmark = pytest.mark.process
 async def test_hosts_of_one_topic_with_a_store_each_serve_oslo_clients(
     rabbit_url: str, tmp_path: Path
 ) -> None:
-    """
-    Methods that must not run twice or name a resource need no setting for that: calls and casts to
-    `server=host` run on that host, and both starts find no foreign reader.
+    """Methods that must not run twice or name a resource need no setting for that: calls and casts
+    to `server=host` run on that host, and both starts find no foreign reader.
     """
     tmp_path.chmod(0o700)
     ran: list[tuple[str, str]] = []
@@ -70,8 +69,8 @@ async def test_hosts_of_one_topic_with_a_store_each_serve_oslo_clients(
 async def test_a_resize_on_the_ops_topic_ends_in_a_drain_and_answers_its_oslo_client(
     rabbit_url: str, tmp_path: Path
 ) -> None:
-    """
-    The client calls the second topic, as Nova's does, and gets its answer from a host that leaves.
+    """The client calls the second topic, as Nova's does, and gets its answer from a host that
+    leaves.
     """
     tmp_path.chmod(0o700)
     begun, go_on = asyncio.Event(), asyncio.Event()

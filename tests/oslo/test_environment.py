@@ -33,18 +33,14 @@ def run(*arguments: str | Path) -> str:
 
 
 def test_the_library_runs_without_eventlet():
-    """
-    It is not installed there: the peer's threads are real ones.
-    """
+    """It is not installed there: the peer's threads are real ones."""
     said = run("-c", "import importlib.util as u; print(u.find_spec('eventlet'))")
 
     assert said == "None\n"
 
 
 def test_gracekit_loads_nothing_of_oslo():
-    """
-    Not even where it is installed: who does not serve endpoints does not pay for it.
-    """
+    """Not even where it is installed: who does not serve endpoints does not pay for it."""
     said = run(
         "-c", "import sys; from gracekit import *; print([n for n in sys.modules if 'oslo_' in n])"
     )
@@ -53,9 +49,7 @@ def test_gracekit_loads_nothing_of_oslo():
 
 
 def test_the_adapter_answers_as_the_library_does():
-    """
-    `test_adapter.py`, all of it, in the environment of the library.
-    """
+    """`test_adapter.py`, all of it, in the environment of the library."""
     inside = Path(__file__).parent / "test_adapter.py"
 
     quiet = ("-q", "-p", "no:cacheprovider")

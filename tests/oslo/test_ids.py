@@ -46,8 +46,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
 async def test_the_ids_of_an_oslo_client_are_on_row_events_and_lines(
     shared_broker: Broker, rabbit_vhost: str, tmp_path: Path, lines: pytest.LogCaptureFixture
 ):
-    """
-    Over RabbitMQ, of a call to an ops method and of a cast; nothing else of the context is shown.
+    """Over RabbitMQ, of a call to an ops method and of a cast; nothing else of the context is
+    shown.
     """
     svc, ended = Service("shop", context_keys=KEYS), asyncio.Event()
 

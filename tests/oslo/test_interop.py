@@ -84,9 +84,7 @@ SHAPES: list[Any] = [
 
 
 async def test_results_are_the_same(meeting: Meeting):
-    """
-    Every shape of JSON, there and back: types, order of keys and digits included.
-    """
+    """Every shape of JSON, there and back: types, order of keys and digits included."""
     args = [{"value": shape} for shape in SHAPES]
     for client in (by_oslo, by_us):
         answers = await asyncio.gather(*(client(meeting, "echo", each) for each in args))
@@ -110,9 +108,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES)
 async def test_odd_values_are_written_alike(meeting: Meeting, value: str):
-    """
-    What is no plain JSON, as a result and as an argument, on both sides.
-    """
+    """What is no plain JSON, as a result and as an argument, on both sides."""
     theirs, *ours = await by_oslo(meeting, "give", {"value": value})
     assert isinstance(theirs, Returned)
     assert ours == [theirs] * 2
@@ -124,9 +120,8 @@ async def test_odd_values_are_written_alike(meeting: Meeting, value: str):
 
 
 async def test_what_is_above_the_limits_is_not_taken(meeting: Meeting):
-    """
-    On purpose: oslo has no limits. gracekit records such a request and does not read it, and says
-    that it cannot send such a result.
+    """On purpose: oslo has no limits. gracekit records such a request and does not read it, and
+    says that it cannot send such a result.
     """
     args = [{"value": {"odd": name}} for name in ABOVE]
     theirs = [await meeting.asked_by_oslo(OSLO, "echo", each) for each in args]
@@ -146,9 +141,7 @@ async def test_what_is_above_the_limits_is_not_taken(meeting: Meeting):
 
 @pytest.mark.xfail(reason="it waits for its whole time", raises=AssertionError)
 async def test_our_client_is_told_of_an_answer_above_the_limits(meeting: Meeting):
-    """
-    Of an oslo server; of gracekit's the caller is told at once.
-    """
+    """Of an oslo server; of gracekit's the caller is told at once."""
     args = [{"value": name} for name in ABOVE]
     asked = (meeting.asked_by_us(OSLO, "give", each, timeout=1) for each in args)
 
@@ -161,8 +154,7 @@ async def test_our_client_is_told_of_an_answer_above_the_limits(meeting: Meeting
 @pytest.mark.parametrize("method", ["fail", "fail_as_expected"])
 @pytest.mark.parametrize("trusting", [False, True])
 async def test_failures_are_the_same(meeting: Meeting, method: str, trusting: bool):
-    """
-    Builtins, an application's classes where they may be imported and where not, causes,
+    """Builtins, an application's classes where they may be imported and where not, causes,
     `expected_exceptions`: class, bases, text, args and attributes.
     """
     for client in (by_oslo, by_us):
@@ -186,9 +178,7 @@ BUILTINS = {
 
 
 async def test_all_builtin_exceptions_are_the_same(meeting: Meeting):
-    """
-    With several args, of several types, with several lines, with none.
-    """
+    """With several args, of several types, with several lines, with none."""
     errors = [(name, ARGS.get(name, ["größer", "2"])) for name in sorted(BUILTINS)]
     errors += [("ValueError", args) for args in ([], [1, None, {"a": [1.5]}], ["one\ntwo\n\nx"])]
     for client in (by_oslo, by_us):
@@ -200,17 +190,15 @@ async def test_all_builtin_exceptions_are_the_same(meeting: Meeting):
 
 @pytest.mark.xfail(reason="raised in a coroutine it becomes a RuntimeError", raises=AssertionError)
 async def test_stop_iteration_is_the_same(meeting: Meeting):
-    """
-    As of a forgotten `next()` in a plain method.
-    """
+    """As of a forgotten `next()` in a plain method."""
     theirs, *ours = await by_oslo(meeting, "fail_as", {"name": "StopIteration", "args": []})
 
     assert ours == [theirs] * 2
 
 
 async def test_our_client_rebuilds_builtins_and_what_is_registered(meeting: Meeting):
-    """
-    Whoever serves; everything else is a RemoteError that has class, module, message and traceback.
+    """Whoever serves; everything else is a RemoteError that has class, module, message and
+    traceback.
     """
     for topic in SERVERS:
         client = await meeting.our_client(topic)
@@ -231,9 +219,7 @@ async def test_our_client_rebuilds_builtins_and_what_is_registered(meeting: Meet
 
 
 async def test_tracebacks_are_lines_of_the_same_form(meeting: Meeting):
-    """
-    oslo's client keeps them in a list, whose items are what `format_exception` makes.
-    """
+    """oslo's client keeps them in a list, whose items are what `format_exception` makes."""
     for topic in SERVERS:
         with pytest.raises(OsloError) as told:
             await meeting.oslo_client(topic).call({}, "fail", fault="app_with_args")
@@ -242,9 +228,7 @@ async def test_tracebacks_are_lines_of_the_same_form(meeting: Meeting):
 
 
 async def test_our_client_shows_tracebacks_without_empty_lines(meeting: Meeting):
-    """
-    Also those of an oslo server.
-    """
+    """Also those of an oslo server."""
     for topic in SERVERS:
         with pytest.raises(RemoteError) as told:
             await (await meeting.our_client(topic)).call("fail", fault="app_with_args")
@@ -252,9 +236,7 @@ async def test_our_client_shows_tracebacks_without_empty_lines(meeting: Meeting)
 
 
 async def test_what_oslo_leaves_unanswered_is_answered(meeting: Meeting):
-    """
-    Args that are no JSON, a SystemExit, a result that is no data: with oslo the caller waits.
-    """
+    """Args that are no JSON, a SystemExit, a result that is no data: with oslo the caller waits."""
     for method, args, kind in (
         ("fail", {"fault": "args_not_json"}, ("builtins.ValueError", "")),
         ("fail", {"fault": "system_exit"}, (REMOTE, "SystemExit")),
@@ -276,8 +258,7 @@ def passed_on(origin: str, fault: str) -> Data:
 
 @pytest.mark.parametrize("origin", SERVERS)
 async def test_errors_that_are_passed_on_keep_their_origin(meeting: Meeting, origin: str):
-    """
-    A method that calls another service lets through builtins, and the classes that are allowed
+    """A method that calls another service lets through builtins, and the classes that are allowed
     there or registered.
     """
     for fault in ("builtin", "chained", "key"):
@@ -301,8 +282,7 @@ async def test_errors_that_are_passed_on_keep_their_origin(meeting: Meeting, ori
 
 
 async def test_remote_errors_are_passed_on_under_their_own_name(meeting: Meeting):
-    """
-    On purpose: with oslo a class that is not allowed on the way ends as a RemoteError of a
+    """On purpose: with oslo a class that is not allowed on the way ends as a RemoteError of a
     RemoteError; gracekit keeps class and module for a caller who knows them.
     """
     options = {"namespace": "ops", "trusting": True}
@@ -317,9 +297,7 @@ async def test_remote_errors_are_passed_on_under_their_own_name(meeting: Meeting
 
 @pytest.mark.xfail(reason="each hop puts the class before the text", raises=AssertionError)
 async def test_remote_errors_that_are_passed_on_keep_their_words(meeting: Meeting):
-    """
-    Text, args and kwargs, for a caller who knows the class.
-    """
+    """Text, args and kwargs, for a caller who knows the class."""
     args, trusting = passed_on(NATIVE, "app_with_kwargs"), {"trusting": True}
 
     theirs = await meeting.asked_by_oslo(OSLO_TRUSTING, "forward", args, **trusting)
@@ -334,9 +312,7 @@ async def test_remote_errors_that_are_passed_on_keep_their_words(meeting: Meetin
 
 
 async def test_namespaces_and_versions_find_the_same_endpoint(meeting: Meeting):
-    """
-    Same major version, minor and revision not above; a legacy namespace is served too.
-    """
+    """Same major version, minor and revision not above; a legacy namespace is served too."""
     served: list[tuple[dict[str, Any], str]] = [
         ({}, "newer"),
         ({"version": "1.0"}, "newer"),
@@ -379,9 +355,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
 
 
 async def test_refusals_are_the_same(meeting: Meeting):
-    """
-    By their class, as which of them it is tells a caller whether to go older; ours say more.
-    """
+    """By their class, as which of them it is tells a caller whether to go older; ours say more."""
     for client, prefix in ((by_oslo, REMOTE), (by_us, "gracekit.errors.")):
         answers = await asyncio.gather(
             *(client(meeting, method, args, **options) for options, method, args, _ in REFUSED)
@@ -393,9 +367,7 @@ async def test_refusals_are_the_same(meeting: Meeting):
 
 
 async def test_refusals_are_rebuilt_where_the_dispatcher_is_allowed(meeting: Meeting):
-    """
-    By the class that oslo sends, with its bases.
-    """
+    """By the class that oslo sends, with its bases."""
     asked = (
         by_oslo(meeting, method, args, trusting=True, **options)
         for options, method, args, _ in REFUSED
@@ -407,9 +379,7 @@ async def test_refusals_are_rebuilt_where_the_dispatcher_is_allowed(meeting: Mee
 
 
 async def test_attributes_that_are_no_methods_are_not_served(meeting: Meeting):
-    """
-    On purpose: oslo calls them, whatever comes of it.
-    """
+    """On purpose: oslo calls them, whatever comes of it."""
     theirs, *ours = await by_oslo(meeting, "not_callable")
 
     assert kinds([theirs]) == {("builtins.TypeError", "")}
@@ -423,9 +393,7 @@ VERSIONS = ("0.9", "1.0", "1.3", "1.3.7", "1.4", "1.4.0", "1.4.1", "1.4.2", "1.5
 
 
 async def test_caps_let_the_same_versions_out(meeting: Meeting):
-    """
-    Same major version, minor and revision not above; without a cap everything.
-    """
+    """Same major version, minor and revision not above; without a cap everything."""
     theirs, ours = meeting.oslo_client(OSLO), await meeting.our_client(OSLO)
     for cap in CAPS:
         capped = theirs.prepare(version_cap=cap)
@@ -436,9 +404,7 @@ async def test_caps_let_the_same_versions_out(meeting: Meeting):
 
 @pytest.mark.parametrize("topic", [OSLO, NATIVE])
 async def test_nothing_is_sent_above_a_cap(meeting: Meeting, topic: str):
-    """
-    It is refused in the client, with both versions; below the cap it goes out.
-    """
+    """It is refused in the client, with both versions; below the cap it goes out."""
     theirs = meeting.oslo_client(topic).prepare(version="1.5", version_cap="1.4")
     ours = (await meeting.our_client(topic)).prepare(version="1.5", version_cap="1.4")
     for refused in (theirs.call, theirs.cast, theirs.fanout):
@@ -457,9 +423,7 @@ async def test_nothing_is_sent_above_a_cap(meeting: Meeting, topic: str):
 
 
 async def test_a_request_without_a_version_is_one_for_1_0(meeting: Meeting):
-    """
-    On purpose: for oslo's client it is above any cap, although each server reads it as 1.0.
-    """
+    """On purpose: for oslo's client it is above any cap, although each server reads it as 1.0."""
     theirs = await meeting.asked_by_oslo(NATIVE, "who", version_cap="1.4")
     ours = await meeting.asked_by_us(OSLO, "who", version_cap="1.4")
 
@@ -479,8 +443,8 @@ CONTEXTS: list[dict[str, Any]] = [
 
 
 async def test_contexts_are_the_same(meeting: Meeting):
-    """
-    An endpoint under gracekit is given what oslo gives it; a method of ours what a caller sends.
+    """An endpoint under gracekit is given what oslo gives it; a method of ours what a caller
+    sends.
     """
     for ctxt in CONTEXTS:
         for client in (by_oslo, by_us):
@@ -494,9 +458,7 @@ async def test_contexts_are_the_same(meeting: Meeting):
 
 
 async def test_an_endpoint_is_told_the_monitor_timeout(meeting: Meeting):
-    """
-    oslo says in `client_timeout` how long the caller bears silence.
-    """
+    """oslo says in `client_timeout` how long the caller bears silence."""
     theirs, _, adapted = await by_oslo(meeting, "context", call_monitor_timeout=7)
 
     assert theirs == Returned('{"client_timeout": 7}')
@@ -507,16 +469,12 @@ async def test_an_endpoint_is_told_the_monitor_timeout(meeting: Meeting):
 
 
 async def test_calls_casts_and_fanouts_go_where_they_should(meeting: Meeting):
-    """
-    To any host, to one that is named, to all.
-    """
+    """To any host, to one that is named, to all."""
     await check_ways(meeting)
 
 
 async def test_calls_time_out_and_late_answers_hurt_nobody(meeting: Meeting):
-    """
-    The same error whoever serves, and the next call of the same client is answered.
-    """
+    """The same error whoever serves, and the next call of the same client is answered."""
     oslo, us = await asyncio.gather(
         by_oslo(meeting, "block", {"gate": "late"}, timeout=1),
         by_us(meeting, "block", {"gate": "late"}, timeout=1),
@@ -533,9 +491,8 @@ async def test_calls_time_out_and_late_answers_hurt_nobody(meeting: Meeting):
 
 
 async def test_an_ops_topic_is_a_topic_like_any_other(meeting: Meeting):
-    """
-    oslo's client reaches ours, and our client one of oslo; where oslo has none, our requests go to
-    the other, and no answer to the question before is no reason not to send.
+    """oslo's client reaches ours, and our client one of oslo; where oslo has none, our requests go
+    to the other, and no answer to the question before is no reason not to send.
     """
     assert await meeting.asked_by_oslo(f"{NATIVE}-ops", "who") == Returned('"newer"')
 
@@ -548,9 +505,7 @@ async def test_an_ops_topic_is_a_topic_like_any_other(meeting: Meeting):
 
 
 async def test_pings_are_answered(meeting: Meeting):
-    """
-    By the built-in method, where it is enabled.
-    """
+    """By the built-in method, where it is enabled."""
     for client in (by_oslo, by_us):
         assert {*await client(meeting, "oslo_rpc_server_ping")} == {Returned('"pong"')}
 
@@ -559,8 +514,7 @@ async def test_pings_are_answered(meeting: Meeting):
 
 
 async def test_heartbeats_keep_monitored_calls_waiting(meeting: Meeting):
-    """
-    Beyond the monitor timeout, and nobody else is sent any: a client of oslo would crash. With a
+    """Beyond the monitor timeout, and nobody else is sent any: a client of oslo would crash. With a
     timeout of 1 s there are none.
     """
     block = (meeting, "block", {"gate": "beats"})
@@ -587,9 +541,7 @@ async def test_heartbeats_keep_monitored_calls_waiting(meeting: Meeting):
 
 
 async def test_silence_ends_monitored_calls(meeting: Meeting, tmp_path: Path):
-    """
-    Of a server that is killed, long before the call's time is up.
-    """
+    """Of a server that is killed, long before the call's time is up."""
     topics, place = ("shop-2", "shop-3"), {"endpoint": {}}
     settings = settings_of(meeting.ours, private(tmp_path / "doomed"))
     options = {"timeout": 60, "call_monitor_timeout": 3}

@@ -41,9 +41,7 @@ def oslo_client(peer: Peer, topic: str) -> OsloClient:
 
 @pytest.mark.parametrize("profile", SMOKE)
 async def test_each_profile_has_its_match(rabbit_url: str, tmp_path: Path, profile: str):
-    """
-    Calls, casts, fanouts and errors, each client to each server.
-    """
+    """Calls, casts, fanouts and errors, each client to each server."""
     async with meet(rabbit_url, profile, tmp_path, in_full=False) as meeting:
         await check_ways(meeting)
 
@@ -73,8 +71,7 @@ async def test_both_kinds_of_servers_share_a_topic(
     profile: str,
     first: str,
 ):
-    """
-    Whichever declares its queues first: each gets every fanout once, what is directed to it, and
+    """Whichever declares its queues first: each gets every fanout once, what is directed to it, and
     a part of the rest.
     """
     ours = our_url(rabbit_url, profile)
@@ -170,8 +167,8 @@ async def both_servers(url: str, profile: str, folder: Path):
 @pytest.mark.parametrize("profile", FULL)
 @pytest.mark.parametrize("first", ["oslo", "gracekit"])
 async def test_clients_may_come_first(rabbit_url: str, tmp_path: Path, profile: str, first: str):
-    """
-    The one that is first declares the exchange; its peer, and the servers, find it as they want it.
+    """The one that is first declares the exchange; its peer, and the servers, find it as they
+    want it.
     """
     ours = our_url(rabbit_url, profile)
     async with widened_peer(rabbit_url, profile) as oslo, our_clients(ours) as us:
@@ -193,9 +190,7 @@ async def test_clients_may_come_first(rabbit_url: str, tmp_path: Path, profile: 
 async def test_names_that_oslo_serves_are_served(
     rabbit_url: str, tmp_path: Path, topic: str, host: str
 ):
-    """
-    Topics and hosts as services of OpenStack have them, to any host, to one, and to all.
-    """
+    """Topics and hosts as services of OpenStack have them, to any host, to one, and to all."""
     ours = our_url(rabbit_url, "oslo-durable")
     svc, stocks = a_service(topic, ours, PLAIN)
     async with (
@@ -213,9 +208,8 @@ async def test_names_that_oslo_serves_are_served(
 
 @pytest.mark.parametrize("profile", FULL)
 async def test_either_side_may_restart(rabbit_url: str, tmp_path: Path, profile: str):
-    """
-    Servers go and come: what was cast meanwhile is done once, what was called has expired, and the
-    old clients go on. Clients go and come: they find the servers.
+    """Servers go and come: what was cast meanwhile is done once, what was called has expired, and
+    the old clients go on. Clients go and come: they find the servers.
     """
     ours = our_url(rabbit_url, profile)
     async with widened_peer(rabbit_url, profile) as oslo, our_clients(ours) as us:

@@ -85,9 +85,7 @@ def as_parent(span: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("profile", ["durable", "oslo-transient"])
 async def test_traces_are_the_same(rabbit_url: str, tmp_path: Path, profile: str):
-    """
-    By both clients to all servers, and through one of ours.
-    """
+    """By both clients to all servers, and through one of ours."""
     async with meet(rabbit_url, profile, tmp_path, spans=True) as meeting:
         await check_from_oslo(meeting)
         await check_from_us(meeting)
@@ -97,8 +95,8 @@ async def test_traces_are_the_same(rabbit_url: str, tmp_path: Path, profile: str
 async def test_what_both_record_is_one_trace(
     rabbit_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    With an SDK on both sides oslo's span of a call is the parent of gracekit's, and vice versa.
+    """With an SDK on both sides oslo's span of a call is the parent of gracekit's, and vice
+    versa.
     """
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

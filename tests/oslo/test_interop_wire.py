@@ -104,9 +104,7 @@ def shown(message: DeliveredMessage) -> dict[str, Any]:
 
 
 async def test_requests_are_the_same(rabbit_url: str, profile: str):
-    """
-    Exchange, routing key, properties and body, of calls, casts and fanouts.
-    """
+    """Exchange, routing key, properties and body, of calls, casts and fanouts."""
     ours = our_url(rabbit_url, profile)
     async with (
         widened_peer(rabbit_url, profile) as peer,
@@ -169,9 +167,7 @@ async def publish(tap: Tap, exchange: str, key: str, inner: dict[str, Any]) -> N
 
 
 async def test_answers_are_the_same(rabbit_url: str, tmp_path: Path, profile: str):
-    """
-    Results, failures and heartbeats; who asked for no heartbeats gets none.
-    """
+    """Results, failures and heartbeats; who asked for no heartbeats gets none."""
     async with meet(rabbit_url, profile, tmp_path) as meeting, tapped(rabbit_url, REPLIES) as tap:
         for method, args in (
             ("echo", {"a": [None, 1.5]}),

@@ -50,9 +50,7 @@ async def tell(call: Call, directory: Path) -> None:
 
 
 async def test_before(rabbit_url: str, tmp_path: Path):
-    """
-    On oslo.messaging, called by it.
-    """
+    """On oslo.messaging, called by it."""
     url = rabbit_url.replace("amqp://", "rabbit://")
     async with (
         serving(tmp_path, EXAMPLES / "before.py", url, until="serving", end=KILL),
@@ -64,9 +62,7 @@ async def test_before(rabbit_url: str, tmp_path: Path):
 
 
 async def test_after(tmp_path: Path):
-    """
-    On gracekit, called by it.
-    """
+    """On gracekit, called by it."""
     url = f"sqlite:///{tmp_path}/gracekit.db"
     run = ("-m", "gracekit", "run", "--app-dir", EXAMPLES, "after:svc")
     async with (
@@ -81,9 +77,7 @@ async def test_after(tmp_path: Path):
 async def test_the_program_of_the_page_runs_on_a_file_of_oslo_config(
     rabbit_url: str, tmp_path: Path
 ):
-    """
-    It says in its log that it serves, which option has no effect, and drains by a signal.
-    """
+    """It says in its log that it serves, which option has no effect, and drains by a signal."""
     Page("oslo.md").write_to(tmp_path)
     url = rabbit_url.replace("amqp://", "rabbit://")
     file = tmp_path / "disks.conf"
@@ -106,9 +100,7 @@ async def test_the_program_of_the_page_runs_on_a_file_of_oslo_config(
 
 
 async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: str, tmp_path: Path):
-    """
-    The methods; then the profile that fits, and with it that the queues do.
-    """
+    """The methods; then the profile that fits, and with it that the queues do."""
     url = rabbit_url.replace("amqp://", "rabbit://")
     settings = {"GRACEKIT_TRANSPORT_URL": url, "GRACEKIT_EXCHANGE": "openstack"}
     shown = " ".join(PAGE.split())
@@ -141,9 +133,7 @@ async def test_doctor_shows_each_step_of_the_move_as_the_page_says(rabbit_url: s
 
 
 def test_the_test_of_the_page_passes(tmp_path: Path):
-    """
-    The endpoint of the example in the test kit, in place of oslo.messaging's fake driver.
-    """
+    """The endpoint of the example in the test kit, in place of oslo.messaging's fake driver."""
     Page("oslo.md").write_to(tmp_path)
     path = f"{EXAMPLES}{os.pathsep}{ROOT}"
 
@@ -174,9 +164,7 @@ async def doctor(directory: Path, **environment: str) -> str:
 
 
 def test_the_page_shows_what_was_changed():
-    """
-    Its diff is how the two files end; before that they have the same classes.
-    """
+    """Its diff is how the two files end; before that they have the same classes."""
     before, after = ((EXAMPLES / name).read_text() for name in ("before.py", "after.py"))
     classes, main, removed = before.partition("def main")
     same, svc, added = after.partition("svc = Service")
@@ -188,9 +176,7 @@ def test_the_page_shows_what_was_changed():
 
 
 def test_the_page_names_settings_that_there_are():
-    """
-    Each variable in its table is one.
-    """
+    """Each variable in its table is one."""
     known = {variable_name(field.name) for field in fields(Settings)}
 
     assert set(re.findall(r"GRACEKIT_\w+", PAGE)) <= known

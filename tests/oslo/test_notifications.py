@@ -67,9 +67,7 @@ async def notify(peer: Peer, driver: str = "messagingv2", **changes: Any) -> Non
 
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_an_oslo_listener_receives_what_we_publish(rabbit_url: str, profile: str):
-    """
-    All fields and the context, both published before it listens and after.
-    """
+    """All fields and the context, both published before it listens and after."""
     async with ours(rabbit_url, profile) as transport:
         await publish(transport, NOTIFICATION)
         async with oslo_peer(rabbit_url, profile=OSLO_PROFILES[profile]) as peer:
@@ -97,9 +95,7 @@ def _of_priority(priority: str) -> Notification:
 
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_an_oslo_listener_that_came_first_shares_its_queues(rabbit_url: str, profile: str):
-    """
-    We declare queues that it has declared, with its flags, and may read beside it.
-    """
+    """We declare queues that it has declared, with its flags, and may read beside it."""
     async with oslo_peer(rabbit_url, profile=OSLO_PROFILES[profile]) as peer:
         await peer.ask("listen", topic=TOPIC)
         async with ours(rabbit_url, profile) as transport:
@@ -114,9 +110,7 @@ async def test_an_oslo_listener_that_came_first_shares_its_queues(rabbit_url: st
 async def test_our_listener_receives_what_an_oslo_notifier_sends(
     rabbit_url: str, profile: str, driver: str
 ):
-    """
-    In both formats, of each priority, sent before it listens and after.
-    """
+    """In both formats, of each priority, sent before it listens and after."""
     url = our_url(rabbit_url, profile)
     async with oslo_peer(rabbit_url, profile=OSLO_PROFILES[profile]) as peer:
         await notify(peer, driver)
@@ -138,9 +132,7 @@ async def test_our_listener_receives_what_an_oslo_notifier_sends(
 
 
 async def test_an_oslo_server_passes_over_what_a_client_knows(rabbit_url: str):
-    """
-    The key beside the reply address reaches neither its handler's arguments nor its context.
-    """
+    """The key beside the reply address reaches neither its handler's arguments nor its context."""
     topic = "shop"
     async with (
         oslo_server(rabbit_url, topic) as server,

@@ -76,8 +76,8 @@ def tasks(directory: Path, *arguments: str) -> str:
 async def test_both_build_and_answer_alike(
     rabbit_url: str, tmp_path: Path, which: str, end: tuple[signal.Signals, int]
 ):
-    """
-    Instances and contexts by the serializer, a build in a thread, a call, and the periodic task.
+    """Instances and contexts by the serializer, a build in a thread, a call, and the periodic
+    task.
     """
     run = program(which, config(tmp_path, rabbit_url))
     said: list[str] = []
@@ -102,9 +102,8 @@ async def test_both_build_and_answer_alike(
 
 
 async def test_a_drain_waits_for_a_build_in_its_thread(rabbit_url: str, tmp_path: Path):
-    """
-    The method has returned long before, and its thread was free; the build ends, and the exit code
-    is 0. The task is listed with the ids of its caller.
+    """The method has returned long before, and its thread was free; the build ends, and the exit
+    code is 0. The task is listed with the ids of its caller.
     """
     run = program("after", config(tmp_path, rabbit_url))
     async with (
@@ -125,8 +124,8 @@ async def test_a_drain_waits_for_a_build_in_its_thread(rabbit_url: str, tmp_path
 
 
 async def test_a_build_that_outlives_the_drain_is_listed(rabbit_url: str, tmp_path: Path):
-    """
-    Exit code 75: it is on record, and the next start ends it as ERRORED, without a second build.
+    """Exit code 75: it is on record, and the next start ends it as ERRORED, without a second
+    build.
     """
     run = program("after", config(tmp_path, rabbit_url, more="graceful_shutdown_timeout = 1"))
     async with (
@@ -151,8 +150,8 @@ async def test_a_build_that_outlives_the_drain_is_listed(rabbit_url: str, tmp_pa
 async def test_with_the_options_of_the_page_one_instance_has_one_task(
     rabbit_url: str, tmp_path: Path
 ):
-    """
-    The id of the instance is inside of an object: a stop waits until the build's thread has ended.
+    """The id of the instance is inside of an object: a stop waits until the build's thread has
+    ended.
     """
     PAGE.write_to(tmp_path)
     settings = {
@@ -183,9 +182,7 @@ def changed() -> list[str]:
 
 
 def test_the_move_is_as_long_as_the_page_says():
-    """
-    What differs between the two programs is the diff on the page, and at most ten new lines.
-    """
+    """What differs between the two programs is the diff on the page, and at most ten new lines."""
     shown, _ = re.findall(r"^```diff\n(.*?)^```", PAGE.text, re.MULTILINE | re.DOTALL)
     marked = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
 

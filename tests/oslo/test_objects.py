@@ -46,8 +46,7 @@ def instance(uuid: str, **more: str) -> dict[str, Any]:
 
 
 async def test_requests_for_one_instance_never_overlap(site: ComputeSite, client: OsloClient):
-    """
-    Casts and calls of two methods, one with a path and one with a function; another instance is
+    """Casts and calls of two methods, one with a path and one with a function; another instance is
     not waited for, and the command line finds them by the id of the instance.
     """
     service = await site.start().serving()
@@ -77,9 +76,7 @@ async def test_requests_for_one_instance_never_overlap(site: ComputeSite, client
 
 
 async def test_a_killed_task_keeps_its_instance(site: ComputeSite, client: OsloClient):
-    """
-    The next start runs it under a new lease, and before a younger request for the instance.
-    """
+    """The next start runs it under a new lease, and before a younger request for the instance."""
     killed = await site.start().serving()
     await client.cast({}, "build", instance=instance("i-1"), key="a")
     await site.effect("start", "a")
@@ -102,9 +99,7 @@ async def test_a_killed_task_keeps_its_instance(site: ComputeSite, client: OsloC
 
 
 async def test_what_the_serializer_cannot_read_is_refused(site: ComputeSite, client: OsloClient):
-    """
-    Its caller gets an error with the reason; so does one whose object has no id.
-    """
+    """Its caller gets an error with the reason; so does one whose object has no id."""
     service = await site.start().serving()
 
     with pytest.raises(OsloError) as newer:

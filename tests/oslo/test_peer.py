@@ -66,9 +66,7 @@ def kind(error: OsloError) -> tuple[str, str]:
 
 
 async def test_a_call_brings_arguments_context_and_ids(rabbit_url: str):
-    """
-    The context loses two keys and gains one; ids are 32 hex digits, new for each request.
-    """
+    """The context loses two keys and gains one; ids are 32 hex digits, new for each request."""
     args = {"n": None, "list": [1, {"a": 2.5}], "text": "grün\n"}
     ctxt = {"user": "ann", "msg_id": "lost", "reply_q": "lost", "client_timeout": "lost"}
     async with pair(rabbit_url) as (server, client):
@@ -88,9 +86,7 @@ async def test_a_call_brings_arguments_context_and_ids(rabbit_url: str):
 
 
 async def test_casts_and_fanouts_go_where_they_should(rabbit_url: str):
-    """
-    To one of the servers, to the one that is named, to all; nobody is to be answered.
-    """
+    """To one of the servers, to the one that is named, to all; nobody is to be answered."""
     async with (
         pair(rabbit_url) as (one, client),
         oslo_server(rabbit_url, "stock", server="node-2") as two,
@@ -112,9 +108,7 @@ async def test_casts_and_fanouts_go_where_they_should(rabbit_url: str):
 
 
 async def test_an_exchange_does_not_keep_topics_apart(rabbit_url: str):
-    """
-    Queues and fanout exchanges are named for the topic alone: two services of one name mix.
-    """
+    """Queues and fanout exchanges are named for the topic alone: two services of one name mix."""
     async with (
         pair(rabbit_url) as (one, client),
         oslo_server(rabbit_url, "stock", server="node-2", exchange="other") as two,
@@ -129,8 +123,8 @@ async def test_an_exchange_does_not_keep_topics_apart(rabbit_url: str):
 
 
 async def test_who_is_not_there_is_noticed_only_if_asked_for(rabbit_url: str):
-    """
-    A cast is dropped in silence, a call waits for its whole time; `at_least_once` tells at once.
+    """A cast is dropped in silence, a call waits for its whole time; `at_least_once` tells at
+    once.
     """
     async with oslo_client(rabbit_url, "nobody") as client:
         await client.cast({}, "echo")
@@ -172,8 +166,8 @@ APPLICATION: dict[str, tuple[str, str, list[Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("method", ["fail", "fail_as_expected"])
 async def test_builtin_errors_keep_their_class(rabbit_url: str, method: str):
-    """
-    Text and traceback go into the first of their args; whether it was expected makes no difference.
+    """Text and traceback go into the first of their args; whether it was expected makes no
+    difference.
     """
     async with pair(rabbit_url) as (_, client):
         for fault, (name, args) in BUILTIN.items():
@@ -188,8 +182,8 @@ async def test_builtin_errors_keep_their_class(rabbit_url: str, method: str):
 async def test_application_errors_are_rebuilt_where_their_module_is_allowed(
     rabbit_url: str, method: str
 ):
-    """
-    As a subclass made for the purpose, whose text has the traceback; elsewhere as RemoteError.
+    """As a subclass made for the purpose, whose text has the traceback; elsewhere as
+    RemoteError.
     """
     async with (
         pair(rabbit_url) as (_, client),
@@ -210,8 +204,8 @@ async def test_application_errors_are_rebuilt_where_their_module_is_allowed(
 
 
 async def test_what_cannot_be_written_is_never_answered(rabbit_url: str):
-    """
-    An exception whose args are no JSON, a SystemExit, a result that is no data: the caller waits.
+    """An exception whose args are no JSON, a SystemExit, a result that is no data: the caller
+    waits.
     """
     async with pair(rabbit_url) as (_, client):
         hasty = client.prepare(timeout=2)
@@ -225,8 +219,8 @@ async def test_what_cannot_be_written_is_never_answered(rabbit_url: str):
 
 
 async def test_errors_that_are_passed_on_keep_their_origin(rabbit_url: str):
-    """
-    A server that calls another lets through what that raised: rebuilt classes lose their suffix.
+    """A server that calls another lets through what that raised: rebuilt classes lose their
+    suffix.
     """
     failing = {"topic": "stock", "name": "fail"}
     async with (
@@ -254,8 +248,8 @@ async def test_errors_that_are_passed_on_keep_their_origin(rabbit_url: str):
 
 
 async def test_the_first_endpoint_that_fits_answers(rabbit_url: str):
-    """
-    Namespace and version decide; which of two refusals it is tells a caller whether to go older.
+    """Namespace and version decide; which of two refusals it is tells a caller whether to go
+    older.
     """
     async with pair(rabbit_url, PLACES) as (_, client):
         for options, endpoint in (
@@ -294,9 +288,7 @@ async def test_the_first_endpoint_that_fits_answers(rabbit_url: str):
 
 
 async def test_refusals_are_rebuilt_only_where_the_dispatcher_is_allowed(rabbit_url: str):
-    """
-    And not even there: the class takes other arguments than the one that it sends.
-    """
+    """And not even there: the class takes other arguments than the one that it sends."""
     async with pair(rabbit_url, exception_modules=(DISPATCHER,)) as (_, client):
         no_method = await refusal(client.call({}, "nothing"))
         version = await refusal(client.prepare(version="9.0").call({}, "who"))
@@ -309,9 +301,7 @@ async def test_refusals_are_rebuilt_only_where_the_dispatcher_is_allowed(rabbit_
 
 
 async def test_a_version_cap_is_the_clients_own_affair(rabbit_url: str):
-    """
-    Nothing is sent above it; without one anything can be sent.
-    """
+    """Nothing is sent above it; without one anything can be sent."""
     async with pair(rabbit_url, PLACES) as (_, client):
         assert await client.can_send("9.9")
         capped = client.prepare(version_cap="1.4")
@@ -332,8 +322,8 @@ async def test_a_version_cap_is_the_clients_own_affair(rabbit_url: str):
 
 
 async def test_heartbeats_keep_a_monitored_call_waiting(rabbit_url: str):
-    """
-    Every half of the monitor timeout; with one of 1 s there are none, and a dead server is noticed.
+    """Every half of the monitor timeout; with one of 1 s there are none, and a dead server is
+    noticed.
     """
     async with pair(rabbit_url) as (server, client):
         patient = client.prepare(timeout=30)
@@ -357,9 +347,7 @@ async def test_heartbeats_keep_a_monitored_call_waiting(rabbit_url: str):
 async def test_what_was_taken_is_lost_with_its_server(
     rabbit_url: str, shared_broker: Broker, rabbit_vhost: str
 ):
-    """
-    It is acked before it is dispatched: the next server finds nothing.
-    """
+    """It is acked before it is dispatched: the next server finds nothing."""
     async with oslo_client(rabbit_url, "stock") as client:
         async with oslo_server(rabbit_url, "stock") as server:
             await client.cast({}, "block", gate="a")
@@ -373,9 +361,7 @@ async def test_what_was_taken_is_lost_with_its_server(
 
 
 async def test_serializers_write_on_one_side_and_read_on_the_other(rabbit_url: str):
-    """
-    Context, each argument, and the result.
-    """
+    """Context, each argument, and the result."""
     async with pair(rabbit_url, serializer="labels") as (_, client):
         answer = await client.call({"user": "ann"}, "echo", item="lamp")
         context = await client.call({"user": "ann"}, "context")
@@ -388,9 +374,7 @@ async def test_serializers_write_on_one_side_and_read_on_the_other(rabbit_url: s
 
 
 async def test_traces_travel_in_the_context(rabbit_url: str):
-    """
-    By `traceparent` in the RPC context; the server's span is a child of the client's.
-    """
+    """By `traceparent` in the RPC context; the server's span is a child of the client's."""
     async with pair(rabbit_url, spans=True) as (server, client):
         seen = await client.call({"request_id": "req-1"}, "context")
         (told,) = await server.ended()
@@ -436,9 +420,7 @@ DECLARED: dict[str, tuple[Flags, Flags]] = {
 async def test_profiles_decide_how_queues_are_declared(
     rabbit_url: str, shared_broker: Broker, rabbit_vhost: str, profile: str
 ):
-    """
-    The topic's queues by one pair of options, those of fanouts and replies by another.
-    """
+    """The topic's queues by one pair of options, those of fanouts and replies by another."""
     async with pair(rabbit_url, profile=profile) as (server, client):
         assert await client.call({}, "who") == "endpoint"
         await client.fanout({}, "who")
@@ -459,9 +441,7 @@ async def test_profiles_decide_how_queues_are_declared(
 
 
 async def test_a_peer_that_is_asked_to_leaves_in_order(rabbit_url: str):
-    """
-    It stops its servers and ends well.
-    """
+    """It stops its servers and ends well."""
     async with oslo_peer(rabbit_url) as peer:
         await peer.ask("serve", server="node-1", topic="stock")
         await peer.close()

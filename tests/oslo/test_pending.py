@@ -84,9 +84,8 @@ async def the_end(peer: Peer) -> dict[str, Any]:
 async def test_an_oslo_client_gets_no_capacity_and_ours_may_be_told_that_it_is_parked(
     site: RabbitSite, allowed: tuple[str, ...]
 ):
-    """
-    Rebuilt where its module is allowed, else as a RemoteError; the task waits all the same, and a
-    client of ours that knows the state gets `Parked`.
+    """Rebuilt where its module is allowed, else as a RemoteError; the task waits all the same, and
+    a client of ours that knows the state gets `Parked`.
     """
     service = await start(site).serving()
     async with (
@@ -109,8 +108,8 @@ async def test_an_oslo_client_gets_no_capacity_and_ours_may_be_told_that_it_is_p
 
 
 async def test_an_oslo_listener_that_was_down_gets_both_notifications(site: RabbitSite):
-    """
-    The broker keeps them, although the service has gone meanwhile; what comes later comes too.
+    """The broker keeps them, although the service has gone meanwhile; what comes later comes
+    too.
     """
     service = await start(site).serving()
     async with client_of(site) as ours:
@@ -131,9 +130,7 @@ async def test_an_oslo_listener_that_was_down_gets_both_notifications(site: Rabb
 
 
 async def test_an_oslo_listener_hears_how_a_retried_task_has_ended(site: RabbitSite):
-    """
-    The outcome of the build, and not only that it runs again.
-    """
+    """The outcome of the build, and not only that it runs again."""
     service = await start(site).serving()
     async with oslo_peer(site.url, profile="durable") as peer, client_of(site) as ours:
         await peer.ask("listen", topic=TOPIC)
@@ -155,9 +152,7 @@ async def test_an_oslo_listener_hears_how_a_retried_task_has_ended(site: RabbitS
 async def test_an_oslo_listener_gets_both_after_a_kill_between_commit_and_send(
     site: RabbitSite, point: str
 ):
-    """
-    The next start sends what the killed run has not, under the same message id.
-    """
+    """The next start sends what the killed run has not, under the same message id."""
     killed = await start(site, failpoint=point).serving()
     async with oslo_peer(site.url, profile="durable") as peer, client_of(site) as ours:
         await peer.ask("listen", topic=TOPIC)

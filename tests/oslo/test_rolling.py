@@ -244,9 +244,9 @@ async def traffic(site: Site, url: str) -> AsyncIterator[Traffic]:
 
 
 async def test_a_rolling_move_both_ways_loses_nothing(tmp_path: Path, rabbit_url: str):
-    """
-    Workers of oslo.messaging are replaced by gracekit and back, one at a time: no call that reached
-    us fails, no cast is lost, and nothing runs twice; what oslo drops when it stops is its own.
+    """Workers of oslo.messaging are replaced by gracekit and back, one at a time: no call that
+    reached us fails, no cast is lost, and nothing runs twice; what oslo drops when it stops is its
+    own.
     """
     site = Site(tmp_path, rabbit_url)
     names = [f"node-{n}" for n in range(1, WORKERS + 1)]
@@ -302,9 +302,8 @@ def check(site: Site, sent: Traffic, in_flight: list[int]) -> None:
 
 
 async def test_a_start_beside_the_other_kind_says_what_to_set(tmp_path: Path, rabbit_url: str):
-    """
-    Without that setting a gracekit worker beside an oslo one ends with 78; with it it starts, also
-    again, and also beside a gracekit worker with another store.
+    """Without that setting a gracekit worker beside an oslo one ends with 78; with it it starts,
+    also again, and also beside a gracekit worker with another store.
     """
     site = Site(tmp_path, rabbit_url)
     try:

@@ -79,8 +79,7 @@ EXPECTED: Final[Mapping[tuple[str, str], Mapping[str, str]]] = MappingProxyType(
 def test_their_tests_notice_what_is_known(
     shared_broker: Broker, tmp_path: Path, what: str, suite: str
 ):
-    """
-    With our servers, and with our clients, each passes but for those that are on the list. With
+    """With our servers, and with our clients, each passes but for those that are on the list. With
     none replaced those fail that are about another broker.
     """
     expected = EXPECTED[what, suite].keys()

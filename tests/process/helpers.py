@@ -268,8 +268,7 @@ class Site:
     def caster(
         self, prefix: str, count: int, *, per_second: float, enough: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """
-        A client process that casts at a steady rate; its output is `cast-{prefix}`.
+        """A client process that casts at a steady rate; its output is `cast-{prefix}`.
 
         With *enough* it casts more than *count*, until there is such a file.
         """

@@ -15,8 +15,7 @@ PASSED = 3
 async def test_who_waits_for_a_lease_is_not_passed_by_younger_requests(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    One process always has the next request for the resource; those of two others come in their
+    """One process always has the next request for the resource; those of two others come in their
     order all the same, and quickly.
     """
     busy = await site.start(host="busy", max_accepted=2, prefetch=2).serving()
@@ -51,9 +50,7 @@ async def test_who_waits_for_a_lease_is_not_passed_by_younger_requests(
 async def test_a_lease_of_a_killed_process_is_taken_over_at_once(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Whoever waits for it has recovery look: it does not wait for recovery's next period.
-    """
+    """Whoever waits for it has recovery look: it does not wait for recovery's next period."""
     calm = {"reconcile_every": "60s", "startup_reconciliation_wait_seconds": "0s"}
     holder = await site.start(host="one", **calm).serving()
     waiter = await site.start(host="two", **calm).serving()
@@ -71,9 +68,7 @@ async def test_a_lease_of_a_killed_process_is_taken_over_at_once(
 
 
 async def test_no_plain_handler_begins_after_term(site: Site, client: RpcClient) -> None:
-    """
-    Requests that wait for a thread are left to the next start, none of them judged.
-    """
+    """Requests that wait for a thread are left to the next start, none of them judged."""
     short = {"drain_timeout": "0.5s", "handover_grace": "0.2s", "handover_flush": "0.5s"}
     service = await site.start(threads=2, **short).serving()
     ids = [await client.cast(served.in_thread, key=f"k{n}", s=0.1) for n in range(6)]
@@ -91,8 +86,8 @@ async def test_no_plain_handler_begins_after_term(site: Site, client: RpcClient)
 async def test_the_timeout_of_a_plain_handler_counts_from_its_thread(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A request that waits for a thread, for longer than its method's timeout, does not use it up.
+    """A request that waits for a thread, for longer than its method's timeout, does not use it
+    up.
     """
     service = await site.start(threads=1).serving()
     holds = await client.cast(served.count_in_thread, key="a")

@@ -12,9 +12,7 @@ from tests.process.helpers import Site
 async def test_a_loop_that_turns_again_says_for_how_long_it_stood(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    One line follows the block, with the seconds up to one beat; other iterations log nothing.
-    """
+    """One line follows the block, with the seconds up to one beat; other iterations log nothing."""
     service = await site.start().serving()
     await client.prepare(timeout=30).call(served.block_for, key="short", s=0.2)
     await client.prepare(timeout=30).call(served.block_for, key="long", s=3.5)

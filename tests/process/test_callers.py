@@ -15,8 +15,7 @@ from tests.process.helpers import Site, until
 async def test_call_in_flight_is_answered_during_the_drain(
     site: Site, client: RpcClient, way: str
 ) -> None:
-    """
-    A call that runs when the stop comes gets its reply from the draining process, however that
+    """A call that runs when the stop comes gets its reply from the draining process, however that
     was started.
     """
     service = site.start_cli() if way == "gracekit run" else site.start()
@@ -34,9 +33,7 @@ async def test_call_in_flight_is_answered_during_the_drain(
 async def test_ops_calls_are_answered_until_the_last_task_ends(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    While a task holds the drain every ops call is answered, by the draining process.
-    """
+    """While a task holds the drain every ops call is answered, by the draining process."""
     service = await site.start(drain_timeout="60s").serving()
     call = asyncio.create_task(client.call(served.held, key="c1", vm="v"))
     await site.effect("start", "c1")
@@ -55,8 +52,7 @@ async def test_ops_calls_are_answered_until_the_last_task_ends(
 async def test_closed_topic_keeps_casts_for_the_restart_and_lets_calls_time_out(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    During a drain a call to the new-request topic waits and times out unserved; a cast waits
+    """During a drain a call to the new-request topic waits and times out unserved; a cast waits
     and runs after the restart.
     """
     service = await site.start(drain_timeout="60s").serving()
@@ -85,8 +81,7 @@ async def test_closed_topic_keeps_casts_for_the_restart_and_lets_calls_time_out(
 async def test_call_is_answered_by_the_next_start_after_a_crash_behind_the_outcome(
     site: Site, client: RpcClient, point: str
 ) -> None:
-    """
-    Killed between the recorded outcome and the forgotten reply, the service answers the waiting
+    """Killed between the recorded outcome and the forgotten reply, the service answers the waiting
     caller from the record when it is back, and does not run the handler again.
     """
     first = await site.start(failpoint=point).serving()
@@ -104,8 +99,7 @@ async def test_call_is_answered_by_the_next_start_after_a_crash_behind_the_outco
 async def test_call_cut_by_a_crash_is_answered_with_the_verdict(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A caller whose `retry` task was cut gets the second attempt's result; of an `error` one, the
+    """A caller whose `retry` task was cut gets the second attempt's result; of an `error` one, the
     reason why it will not be run again.
     """
     first = await site.start().serving()

@@ -55,8 +55,7 @@ async def in_flight(site: Site, client: RpcClient) -> tuple[str, str, str]:
 async def test_what_leaves_the_loop_asks_for_a_drain(
     site: Site, client: RpcClient, method, loop: str
 ) -> None:
-    """
-    SystemExit or KeyboardInterrupt beside the handlers, or a stopped loop: all in flight ends by
+    """SystemExit or KeyboardInterrupt beside the handlers, or a stopped loop: all in flight ends by
     itself, 70 is on record, and a handler to which its child's SystemExit comes back is FAILED.
     """
     end = LEAVING[method]
@@ -82,8 +81,7 @@ async def test_what_leaves_the_loop_asks_for_a_drain(
 async def test_a_handler_that_cancels_every_task_ends_the_service_in_order(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Exit 70 and a stop record; what it interrupted is run again by the next start, what was in a
+    """Exit 70 and a stop record; what it interrupted is run again by the next start, what was in a
     thread stays with the process until that is dead, and what has no row is back in the queue.
     """
     process = await start(site, drain_timeout="2s").serving()
@@ -112,9 +110,8 @@ async def test_a_handler_that_cancels_every_task_ends_the_service_in_order(
 async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
     site: Site, client: RpcClient, method
 ) -> None:
-    """
-    A task of the application that swallows its cancellation, or blocks the loop or the end of the
-    interpreter, does not keep the process.
+    """A task of the application that swallows its cancellation, or blocks the loop or the end of
+    the interpreter, does not keep the process.
     """
     process = await start(site).serving()
     await client.call(method)
@@ -132,8 +129,8 @@ async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
 async def test_code_in_c_that_hangs_at_the_end_has_the_last_steps_only(
     site: Site, client: RpcClient, method
 ) -> None:
-    """
-    No thread of Python's can end the process then; the kernel does, soon after the stop record.
+    """No thread of Python's can end the process then; the kernel does, soon after the stop
+    record.
     """
     process = await start(site).serving()  # its alarm would be due after half a minute
     await client.call(method)
@@ -151,8 +148,7 @@ async def test_code_in_c_that_hangs_at_the_end_has_the_last_steps_only(
 async def test_a_service_whose_files_were_closed_leaves_at_once(
     site: Site, client: RpcClient, method
 ) -> None:
-    """
-    Its loop can run nothing and no signal reaches it: it says so and exits, or libuv aborts it,
+    """Its loop can run nothing and no signal reaches it: it says so and exits, or libuv aborts it,
     and the next start settles what was in flight.
     """
     code, words = 70, "the event loop cannot run"
@@ -179,8 +175,7 @@ async def test_a_service_whose_files_were_closed_leaves_at_once(
 async def test_a_program_that_ends_around_its_service_lets_it_drain(
     site: Site, client: RpcClient, way: str
 ) -> None:
-    """
-    What is in flight ends by itself, or is handed over: nothing has failed, nothing is lost, and
+    """What is in flight ends by itself, or is handed over: nothing has failed, nothing is lost, and
     the run has a stop record.
     """
     program = await start(site, way).serving()
@@ -206,8 +201,8 @@ async def test_a_program_that_ends_around_its_service_lets_it_drain(
 async def test_a_thread_keeps_its_resource_when_the_program_ends_around_it(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Nobody else gets the resource while the thread may act, and its row is neither FAILED nor free.
+    """Nobody else gets the resource while the thread may act, and its row is neither FAILED nor
+    free.
     """
     program = await start(site, "main_returns", drain_timeout="1s").serving()
     threaded = await client.cast(wild.in_thread, key="c", disk="d")
@@ -227,8 +222,7 @@ async def test_a_thread_keeps_its_resource_when_the_program_ends_around_it(
 
 
 async def test_a_second_ctrl_c_hands_over_at_once(site: Site, client: RpcClient) -> None:
-    """
-    The first one that the program gets drains, the second hands over; nothing has failed.
+    """The first one that the program gets drains, the second hands over; nothing has failed.
 
     asyncio raises the second wherever the main thread is, in the handler too: so it comes while the
     loop waits.
@@ -251,9 +245,7 @@ async def test_a_second_ctrl_c_hands_over_at_once(site: Site, client: RpcClient)
 async def test_a_service_that_nobody_awaits_drains_on_a_signal(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    SIGTERM drains it, whoever awaits `serve()` or not; its block can be left at any time.
-    """
+    """SIGTERM drains it, whoever awaits `serve()` or not; its block can be left at any time."""
     program = await start(site, "nobody_serves").serving()
     retried = await client.cast(wild.retried, key="a", vm="v")
     await site.effect("start", "a")

@@ -148,8 +148,7 @@ def in_each_way(on_uvloop: tuple[signal.Signals, int]) -> pytest.MarkDecorator:
 async def test_every_cast_takes_effect_or_is_errored(
     site: Site, how: signal.Signals, siblings: int, loop: str
 ) -> None:
-    """
-    Of 300 casts or more by two clients while the service is stopped or killed five times, each
+    """Of 300 casts or more by two clients while the service is stopped or killed five times, each
     `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
     them all.
     """

@@ -18,8 +18,7 @@ from tests.process.helpers import Site, until
 async def test_open_hold_keeps_the_drain_until_a_later_request_ends_it(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    With nothing running, an open hold keeps the host in its drain and its ops server answering;
+    """With nothing running, an open hold keeps the host in its drain and its ops server answering;
     the request that ends the hold lets it go.
     """
     service = await site.start(progress_every="0.1s").serving()
@@ -38,9 +37,7 @@ async def test_open_hold_keeps_the_drain_until_a_later_request_ends_it(
 
 
 async def test_lapsed_hold_lets_the_host_go(site: Site, client: RpcClient) -> None:
-    """
-    A hold whose end never comes is over when it lapses, long before the drain's deadline.
-    """
+    """A hold whose end never comes is over when it lapses, long before the drain's deadline."""
     service = await site.start(drain_timeout="60s").serving()
     await client.call(served.receive, key="t1", at_most=2)
 
@@ -54,9 +51,7 @@ async def test_lapsed_hold_lets_the_host_go(site: Site, client: RpcClient) -> No
 async def test_hold_left_over_by_a_crash_is_ended_by_the_next_start(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A hold of a killed run does not keep the next one: recovery ends it.
-    """
+    """A hold of a killed run does not keep the next one: recovery ends it."""
     first = await site.start().serving()
     await client.call(served.receive, key="t1", at_most=300)
     first.kill()
@@ -73,8 +68,7 @@ async def test_hold_left_over_by_a_crash_is_ended_by_the_next_start(
 async def test_task_that_waits_for_its_turn_does_not_keep_the_drain(
     site: Site, client: RpcClient, max_running: int
 ) -> None:
-    """
-    A task that waits behind another is not waited for: it is listed as not started, and the next
+    """A task that waits behind another is not waited for: it is listed as not started, and the next
     start runs it.
     """
     service = await site.start(drain_timeout="60s", max_running=max_running).serving()
@@ -102,9 +96,7 @@ async def test_task_that_waits_for_its_turn_does_not_keep_the_drain(
 
 
 async def test_an_ops_task_in_a_thread_is_drained(site: Site, client: RpcClient) -> None:
-    """
-    Also if it takes longer than ops requests have to come, and its caller is answered.
-    """
+    """Also if it takes longer than ops requests have to come, and its caller is answered."""
     service = await site.start(
         drain_timeout="60s", ops_quiet_timeout="100ms", progress_every="500ms"
     ).serving()
@@ -120,9 +112,7 @@ async def test_an_ops_task_in_a_thread_is_drained(site: Site, client: RpcClient)
 
 
 async def test_a_tracked_thread_is_drained(site: Site, client: RpcClient) -> None:
-    """
-    Its task is open, the drain waits for the thread, and then the caller is answered.
-    """
+    """Its task is open, the drain waits for the thread, and then the caller is answered."""
     service = await site.start(drain_timeout="60s").serving()
     call = asyncio.create_task(client.call(served.spawned, key="t"))
     await site.effect("start", "t")
@@ -139,9 +129,7 @@ async def test_a_tracked_thread_is_drained(site: Site, client: RpcClient) -> Non
 async def test_a_tracked_thread_that_outlives_the_deadline_ends_with_its_process(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Its task is unclean, the exit code is 75, and the next start runs it again.
-    """
+    """Its task is unclean, the exit code is 75, and the next start runs it again."""
     service = await site.start(drain_timeout="200ms", handover_grace="200ms").serving()
     request_id = await client.cast(served.spawned, key="t")
     await site.effect("start", "t")
@@ -156,9 +144,7 @@ async def test_a_tracked_thread_that_outlives_the_deadline_ends_with_its_process
 
 
 async def test_what_nothing_tracks_is_named_at_the_end(site: Site, client: RpcClient) -> None:
-    """
-    A thread and an asyncio task that a handler has left; an idle thread of a pool is no work.
-    """
+    """A thread and an asyncio task that a handler has left; an idle thread of a pool is no work."""
     service = await site.start(exit_margin="200ms").serving()
     await client.call(served.untracked, key="t")
     await site.effect("start", "t")
@@ -171,9 +157,7 @@ async def test_what_nothing_tracks_is_named_at_the_end(site: Site, client: RpcCl
 
 
 async def test_thread_handler_is_drained(site: Site, client: RpcClient) -> None:
-    """
-    A plain `def` handler that runs when the stop comes ends by itself and is answered.
-    """
+    """A plain `def` handler that runs when the stop comes ends by itself and is answered."""
     service = await site.start().serving()
     call = asyncio.create_task(client.call(served.in_thread, key="t", s=0.3))
     await site.effect("start", "t")
@@ -186,8 +170,7 @@ async def test_thread_handler_is_drained(site: Site, client: RpcClient) -> None:
 async def test_task_stops_at_a_safe_point_and_goes_on_from_its_cursor(
     site: Site, client: RpcClient, method: Method[..., Any]
 ) -> None:
-    """
-    A task with safe points stops at the next one in a drain and is run on after the restart:
+    """A task with safe points stops at the next one in a drain and is run on after the restart:
     no item twice, none left out, although it is an `error` method.
     """
     first = await site.start().serving()
@@ -215,9 +198,8 @@ async def test_task_stops_at_a_safe_point_and_goes_on_from_its_cursor(
 async def test_stop_at_a_safe_point_stays_one_when_the_next_start_is_killed(
     site: Site, client: RpcClient, point: str
 ) -> None:
-    """
-    A task that stopped at a safe point goes on from its cursor also if the process that had taken
-    it up again is killed before its handler starts.
+    """A task that stopped at a safe point goes on from its cursor also if the process that had
+    taken it up again is killed before its handler starts.
     """
     first = await site.start().serving()
     cast = await client.cast(served.count, key="s")
@@ -242,8 +224,7 @@ async def test_stop_at_a_safe_point_stays_one_when_the_next_start_is_killed(
 async def test_crash_repeats_only_items_since_the_last_committed_cursor(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    After a kill a task with safe points is no exception to its policy, and its record says how
+    """After a kill a task with safe points is no exception to its policy, and its record says how
     far it came.
     """
     first = await site.start().serving()
@@ -263,8 +244,8 @@ async def test_crash_repeats_only_items_since_the_last_committed_cursor(
 async def test_second_int_or_quit_hands_over_at_once(
     site: Site, client: RpcClient, number: signal.Signals, loop: str
 ) -> None:
-    """
-    A second INT, or a QUIT, goes to the deadline step: the task is in the journal, the exit is 75.
+    """A second INT, or a QUIT, goes to the deadline step: the task is in the journal, the exit
+    is 75.
     """
     service = await site.start(loop=loop, drain_timeout="60s").serving()
     cast = await client.cast(served.slow, key="s", s=300)
@@ -284,9 +265,7 @@ async def test_second_int_or_quit_hands_over_at_once(
 
 
 async def test_repeated_term_changes_nothing(site: Site, client: RpcClient) -> None:
-    """
-    Five more TERMs in a drain neither hurry it nor cut a task.
-    """
+    """Five more TERMs in a drain neither hurry it nor cut a task."""
     service = await site.start(drain_timeout="60s").serving()
     call = asyncio.create_task(client.call(served.held, key="c", vm="v"))
     await site.effect("start", "c")
@@ -307,9 +286,7 @@ async def test_repeated_term_changes_nothing(site: Site, client: RpcClient) -> N
 async def test_terms_until_the_very_end_do_not_change_the_exit_code(
     site: Site, client: RpcClient, code: int
 ) -> None:
-    """
-    Supervisors repeat TERM: one that comes while the interpreter closes does not kill it.
-    """
+    """Supervisors repeat TERM: one that comes while the interpreter closes does not kill it."""
     service = await site.start(drain_timeout="0.3s", handover_grace="0.3s").serving()
     if code:
         await client.cast(served.slow, key="s", s=60)
@@ -325,8 +302,7 @@ async def test_terms_until_the_very_end_do_not_change_the_exit_code(
 async def test_thread_that_a_cancelled_handler_left_does_not_keep_the_process(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A handler that was cancelled while it waited for a thread of its own is handed over, and the
+    """A handler that was cancelled while it waited for a thread of its own is handed over, and the
     process leaves with the code on record, without waiting for that thread.
     """
     service = await site.start(drain_timeout="0.3s", handover_grace="0.3s").serving()
@@ -341,9 +317,7 @@ async def test_thread_that_a_cancelled_handler_left_does_not_keep_the_process(
 async def test_requeue_task_goes_back_to_the_transport_and_runs_again(
     site: Site, client: RpcClient, how: signal.Signals
 ) -> None:
-    """
-    A cut `requeue` request has no row: it is in the transport until the next start ends it.
-    """
+    """A cut `requeue` request has no row: it is in the transport until the next start ends it."""
     first = await site.start(drain_timeout="0.3s", handover_grace="0.3s").serving()
     call = asyncio.create_task(client.call(served.fetched, key="f"))
     await site.effect("start", "f")

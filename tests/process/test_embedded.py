@@ -16,8 +16,7 @@ from tests.process.helpers import Site
 async def test_term_drains_an_embedded_service_and_the_old_handler_is_back(
     site: Site, client: RpcClient, loop: str
 ) -> None:
-    """
-    The first SIGTERM is the Runtime's: what runs ends, the report says 0, and the kernel's alarm
+    """The first SIGTERM is the Runtime's: what runs ends, the report says 0, and the kernel's alarm
     is withdrawn; the next one calls the program's own handler. The program chooses the loop.
     """
     program = await site.start_program("embedded", test_loop=loop).serving()
@@ -41,9 +40,7 @@ async def test_term_drains_an_embedded_service_and_the_old_handler_is_back(
 async def test_quit_hands_over_at_once_in_an_embedded_service(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    All stop signals are the Runtime's, as in a process of its own.
-    """
+    """All stop signals are the Runtime's, as in a process of its own."""
     program = await site.start_program("embedded", drain_timeout="60s").serving()
     await client.cast(served.retried, key="a", vm="v", s=60)
     await site.effect("start", "a")
@@ -57,9 +54,7 @@ async def test_quit_hands_over_at_once_in_an_embedded_service(
 
 
 async def test_term_during_the_start_of_an_embedded_service_ends_the_start(site: Site) -> None:
-    """
-    `on_start` is cancelled, nothing was served, and the end is in order.
-    """
+    """`on_start` is cancelled, nothing was served, and the end is in order."""
     program = site.start_program("embedded", test_start="slow")
     await site.effect("on_start")
 
@@ -74,9 +69,7 @@ async def test_term_during_the_start_of_an_embedded_service_ends_the_start(site:
 
 
 async def test_the_old_handler_is_back_after_a_failed_start(site: Site) -> None:
-    """
-    The error comes out of the block, and the program's handlers are its own again.
-    """
+    """The error comes out of the block, and the program's handlers are its own again."""
     program = site.start_program("embedded", test_start="fail")
     await site.effect("after")
 
@@ -88,9 +81,7 @@ async def test_the_old_handler_is_back_after_a_failed_start(site: Site) -> None:
 
 
 async def test_an_embedded_service_takes_no_signals_unless_it_is_given_them(site: Site) -> None:
-    """
-    By default SIGTERM is the program's, and the service goes on.
-    """
+    """By default SIGTERM is the program's, and the service goes on."""
     program = await site.start_program("embedded", test_lend="no").serving()
 
     program.terminate()

@@ -45,8 +45,7 @@ BY_ALARM = -signal.SIGALRM
 async def test_hanging_task_ends_with_its_process_and_only_then_frees_its_resource(
     site: Site, client: RpcClient, method: Method[..., Any], code: int, loop: str
 ) -> None:
-    """
-    A process whose handler hangs is gone by the hard limit, its task is in the record, and the
+    """A process whose handler hangs is gone by the hard limit, its task is in the record, and the
     next owner of the resource starts when that process is dead, not before.
     """
     first = await site.start(host="node-a", loop=loop, **TIMES).serving()
@@ -86,9 +85,7 @@ async def test_hanging_task_ends_with_its_process_and_only_then_frees_its_resour
 async def test_inherited_deafness_to_the_alarm_does_not_keep_a_blocked_process(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Ignored and blocked signals outlive an exec; the alarm ends a blocked loop all the same.
-    """
+    """Ignored and blocked signals outlive an exec; the alarm ends a blocked loop all the same."""
     first = await site.start_deaf_to_alarm(**TIMES).serving()
     await client.cast(served.block_loop, disk="d1")
     await site.effect("start", "d1")
@@ -101,9 +98,7 @@ async def test_inherited_deafness_to_the_alarm_does_not_keep_a_blocked_process(
 async def test_a_handler_that_took_the_alarm_does_not_keep_a_blocked_process(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    The kernel ends the process by the hard limit although the application handles SIGALRM.
-    """
+    """The kernel ends the process by the hard limit although the application handles SIGALRM."""
     first = await site.start(**TIMES).serving()
     await client.cast(served.block_loop_with_alarm_of_its_own, disk="d1")
     await site.effect("start", "d1")
@@ -121,8 +116,8 @@ async def test_a_handler_that_took_the_alarm_does_not_keep_a_blocked_process(
 async def test_the_alarm_ends_a_blocked_process_that_is_pid_1(
     site: Site, client: RpcClient, method: Method[..., Any]
 ) -> None:
-    """
-    The kernel drops SIGALRM's default action there: the process leaves by itself, with code 14.
+    """The kernel drops SIGALRM's default action there: the process leaves by itself, with code
+    14.
     """
     first = await (await site.start_as_pid_1(**TIMES)).serving()
     await client.cast(method, disk="d1")
@@ -135,9 +130,7 @@ async def test_the_alarm_ends_a_blocked_process_that_is_pid_1(
 
 
 async def test_a_process_that_is_pid_1_drains_as_any_other(site: Site, client: RpcClient) -> None:
-    """
-    Its signals arrive, and its exit code is the drain's.
-    """
+    """Its signals arrive, and its exit code is the drain's."""
     first = await (await site.start_as_pid_1(**TIMES)).serving()
     assert await client.prepare(timeout=30).call(served.slow, key="k", s=0.0) == "k"
 
@@ -149,9 +142,7 @@ async def test_a_process_that_is_pid_1_drains_as_any_other(site: Site, client: R
 async def test_hanging_task_is_errored_by_the_next_start_of_its_host(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    The record of a task that hung becomes ERRORED(interrupted) when its host is back.
-    """
+    """The record of a task that hung becomes ERRORED(interrupted) when its host is back."""
     first = await site.start(**TIMES).serving()
     hung = await client.cast(served.swallow, disk="d1")
     await site.effect("start", "d1")

@@ -18,8 +18,7 @@ PIDS: Final = Path("/sys/fs/cgroup/pids")
 async def test_a_stop_without_threads_ends_as_it_is_on_record(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Threads that the application has in the loop's executor are waited for by another thread, and
+    """Threads that the application has in the loop's executor are waited for by another thread, and
     streams are flushed in one: neither can be started.
     """
     service = await site.start_cli().serving()
@@ -32,9 +31,7 @@ async def test_a_stop_without_threads_ends_as_it_is_on_record(
 
 
 async def test_a_start_without_threads_names_the_limits(site: Site) -> None:
-    """
-    It may succeed later, and needs no traceback.
-    """
+    """It may succeed later, and needs no traceback."""
     service = site.start(test_start="starved")
 
     assert await service.exit_code() == 69
@@ -57,9 +54,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
 async def test_the_limit_of_a_cgroup_is_no_failure_and_is_named(
     group: Path, site: Site, client: RpcClient
 ) -> None:
-    """
-    With the real limit of a container: the task runs when the limit is lifted.
-    """
+    """With the real limit of a container: the task runs when the limit is lifted."""
     service = await site.start_inside(
         "sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
     ).serving()

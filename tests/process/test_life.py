@@ -91,9 +91,7 @@ async def left_alone(site: Site, first: ServiceProcess, request_id: str) -> None
 async def test_a_living_run_is_seen_to_live_from_any_namespace(
     site: Site, client: RpcClient, directory: Path, view: tuple[str, ...]
 ) -> None:
-    """
-    The kernel's lock is the same for all; what /proc shows is not, and proves nothing there.
-    """
+    """The kernel's lock is the same for all; what /proc shows is not, and proves nothing there."""
     needs(*view)
     first, request_id = await at_work(client, site)
 
@@ -106,9 +104,7 @@ async def test_a_living_run_is_seen_to_live_from_any_namespace(
 async def test_a_removed_run_directory_proves_nothing_where_the_processes_cannot_be_seen(
     site: Site, client: RpcClient, directory: Path, view: tuple[str, ...]
 ) -> None:
-    """
-    A cleaner of old files has removed it: the run is reported as not proven, and left alone.
-    """
+    """A cleaner of old files has removed it: the run is reported as not proven, and left alone."""
     needs(*view)
     first, request_id = await at_work(client, site, beat="1h")
     shutil.rmtree(directory)
@@ -122,9 +118,7 @@ async def test_a_removed_run_directory_proves_nothing_where_the_processes_cannot
 async def test_a_removed_run_directory_hides_no_death_from_the_process_table(
     site: Site, client: RpcClient, directory: Path
 ) -> None:
-    """
-    In the same pid namespace a process that is gone is proven dead without its lock.
-    """
+    """In the same pid namespace a process that is gone is proven dead without its lock."""
     first, request_id = await at_work(client, site, beat="1h")
     shutil.rmtree(directory)
     first.kill()
@@ -137,9 +131,7 @@ async def test_a_removed_run_directory_hides_no_death_from_the_process_table(
 async def test_a_handler_that_opens_and_closes_the_lock_files_does_not_drop_the_locks(
     site: Site, client: RpcClient, directory: Path
 ) -> None:
-    """
-    A POSIX lock is dropped when any descriptor of its file is closed; ours is not.
-    """
+    """A POSIX lock is dropped when any descriptor of its file is closed; ours is not."""
     needs(*OWN_PIDS)
     first, request_id = await at_work(client, site)
     await client.call(served.touches_locks, key="t", directory=str(directory))
@@ -153,8 +145,8 @@ async def test_a_handler_that_opens_and_closes_the_lock_files_does_not_drop_the_
 async def test_an_orphaned_child_does_not_keep_its_dead_parent_alive(
     site: Site, client: RpcClient, how: str
 ) -> None:
-    """
-    A forked child shares the lock's descriptor, so it closes it at the fork; an exec closes it.
+    """A forked child shares the lock's descriptor, so it closes it at the fork; an exec closes
+    it.
     """
     needs(*OWN_PIDS)
     first, request_id = await at_work(client, site)
@@ -174,9 +166,8 @@ async def test_an_orphaned_child_does_not_keep_its_dead_parent_alive(
 async def test_a_process_that_replaced_itself_is_proven_dead_to_its_successor(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Pid and start are the same after an exec; the former program's lock is gone, and its tasks are
-    the next one's.
+    """Pid and start are the same after an exec; the former program's lock is gone, and its tasks
+    are the next one's.
     """
     service = await site.start(instance="first").serving()
     request_id = await client.cast(served.replaces_process, key="r")
@@ -190,9 +181,7 @@ async def test_a_process_that_replaced_itself_is_proven_dead_to_its_successor(
 async def test_a_runtime_that_was_built_before_its_daemon_forked_is_seen_to_live(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Its identity is the child's, who opened it, not that of the parent that is gone.
-    """
+    """Its identity is the child's, who opened it, not that of the parent that is gone."""
     first = site.start_program("forked", test_forked="daemon", instance="first")
     assert await first.exit_code() == 0
     await until(lambda: "service.serving" in first.log, "the daemon serves")
@@ -215,8 +204,8 @@ async def test_a_runtime_that_was_built_before_its_daemon_forked_is_seen_to_live
 async def test_workers_forked_from_one_runtime_are_proven_dead_one_by_one(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Each has an identity of its own: what the killed one left is recovered while the other lives.
+    """Each has an identity of its own: what the killed one left is recovered while the other
+    lives.
     """
     parent = site.start_program("forked", test_forked="workers", reconcile_every="0.3s")
     await parent.wait_log("service.serving", times=2)
@@ -238,9 +227,7 @@ async def test_workers_forked_from_one_runtime_are_proven_dead_one_by_one(
 async def test_a_run_whose_lock_file_is_lost_stops_and_says_so(
     site: Site, client: RpcClient, directory: Path, how: str
 ) -> None:
-    """
-    Others can no longer see that it lives: it takes no more work, drains, and ends with 70.
-    """
+    """Others can no longer see that it lives: it takes no more work, drains, and ends with 70."""
     first, request_id = await at_work(client, site)
     for lock in directory.glob("*.lock"):
         lock.unlink()
@@ -261,9 +248,7 @@ async def test_a_run_whose_lock_file_is_lost_stops_and_says_so(
 async def test_a_store_or_queue_file_that_is_lost_ends_the_service(
     site: Site, client: RpcClient, which: str, how: str, suffix: str
 ) -> None:
-    """
-    What is written to the old file is nowhere any more: intake stops, and the exit is 70.
-    """
+    """What is written to the old file is nowhere any more: intake stops, and the exit is 70."""
     first = await site.start(**SHORT).serving()
     main: Path = getattr(site, which)
     path = main.with_name(f"{main.name}{suffix}")
@@ -292,9 +277,8 @@ async def test_a_store_or_queue_file_that_is_lost_ends_the_service(
 async def test_a_forked_child_that_comes_back_into_the_service_leaves_at_once(
     site: Site, client: RpcClient, then: str, loop: str
 ) -> None:
-    """
-    One service goes on, and ends in order; the child would have been a second one on its epoll. It
-    runs nothing of the service, not even what was ready at the fork.
+    """One service goes on, and ends in order; the child would have been a second one on its epoll.
+    It runs nothing of the service, not even what was ready at the fork.
     """
     service = await site.start(loop=loop, **SHORT).serving()
 
@@ -314,9 +298,7 @@ async def test_a_forked_child_that_comes_back_into_the_service_leaves_at_once(
 async def test_a_child_forked_by_a_thread_of_the_service_leaves_when_it_returns(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    The child has that thread alone, which would wait for work for ever.
-    """
+    """The child has that thread alone, which would wait for work for ever."""
     service = await site.start(**SHORT).serving()
 
     child = await client.call(served.forks_in_thread, key="f")

@@ -27,9 +27,7 @@ AT_ONCE = SHORT | {"startup_reconciliation_wait_seconds": "0.1s"}
 
 
 async def test_term_before_the_start_has_finished_ends_in_one_clean_up(site: Site) -> None:
-    """
-    A stop that comes during `on_start` cancels it: no server was opened, the exit is 0.
-    """
+    """A stop that comes during `on_start` cancels it: no server was opened, the exit is 0."""
     service = site.start(test_start="slow")
     await site.effect("on_start")
 
@@ -44,9 +42,7 @@ async def test_term_before_the_start_has_finished_ends_in_one_clean_up(site: Sit
 
 
 async def test_a_closed_terminal_drains(site: Site, client: RpcClient) -> None:
-    """
-    SIGHUP from the terminal that is standard input is a stop like SIGTERM: what runs ends.
-    """
+    """SIGHUP from the terminal that is standard input is a stop like SIGTERM: what runs ends."""
     service = await site.start_at_terminal().serving()
     await client.cast(served.through_drain, key="k", s=0.2)
     await site.effect("start", "k")
@@ -62,8 +58,8 @@ async def test_a_closed_terminal_drains(site: Site, client: RpcClient) -> None:
 async def test_a_hangup_that_means_no_terminal_is_ignored(
     site: Site, client: RpcClient, nohup: bool
 ) -> None:
-    """
-    Where standard input is no terminal it is somebody's "reload"; under nohup it is not for us.
+    """Where standard input is no terminal it is somebody's "reload"; under nohup it is not for
+    us.
     """
     service = await (site.start_at_terminal(nohup=True) if nohup else site.start()).serving()
 
@@ -82,8 +78,8 @@ async def test_a_hangup_that_means_no_terminal_is_ignored(
 async def test_signals_that_a_handler_takes_are_taken_back_and_that_is_said(
     site: Site, client: RpcClient, ignore: bool
 ) -> None:
-    """
-    A handler that replaces the signal handlers, or ignores SIGTERM, does not keep the service.
+    """A handler that replaces the signal handlers, or ignores SIGTERM, does not keep the
+    service.
     """
     service = await site.start().serving()
     await client.prepare(timeout=30).call(served.take_signals, ignore=ignore)
@@ -99,9 +95,7 @@ async def test_signals_that_a_handler_takes_are_taken_back_and_that_is_said(
 async def test_a_blocked_term_is_unblocked_and_that_is_said_once(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A parent that has blocked SIGTERM does not keep the service, nor what its handlers start.
-    """
+    """A parent that has blocked SIGTERM does not keep the service, nor what its handlers start."""
     service = await site.start_inside("env", "--block-signal=TERM").serving()
     await service.wait_log("signal.taken signal=SIGTERM")
     told = service.log.count("signal.taken")
@@ -115,9 +109,7 @@ async def test_a_blocked_term_is_unblocked_and_that_is_said_once(
 
 
 async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Site) -> None:
-    """
-    An `on_start` whose thread nobody can stop does not keep the process until the alarm.
-    """
+    """An `on_start` whose thread nobody can stop does not keep the process until the alarm."""
     service = site.start(test_start="thread", drain_timeout="60s")
     await site.effect("in_thread")
 
@@ -128,9 +120,8 @@ async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Sit
 async def test_term_during_recovery_leaves_every_row_settled_or_claimable(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A stop while a start is busy with slow probes ends on time; what was not settled is settled by
-    the start after it.
+    """A stop while a start is busy with slow probes ends on time; what was not settled is settled
+    by the start after it.
     """
     first = await site.start().serving()
     ids = [await client.cast(served.probed, key=f"p{n}", s=300) for n in range(60)]
@@ -156,9 +147,8 @@ async def test_term_during_recovery_leaves_every_row_settled_or_claimable(
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "by default"])
 async def test_second_run_of_the_same_instance_is_refused(site: Site, named: bool) -> None:
-    """
-    While an instance lives, a second run of it ends with 78 and says why; without a name it takes
-    the next free slot.
+    """While an instance lives, a second run of it ends with 78 and says why; without a name it
+    takes the next free slot.
     """
     instance = {"instance": "one"} if named else {}
     first = await site.start(**instance).serving()
@@ -178,9 +168,7 @@ async def test_second_run_of_the_same_instance_is_refused(site: Site, named: boo
 
 
 async def test_instance_may_start_again_when_its_run_is_dead(site: Site) -> None:
-    """
-    A killed run frees its instance at once: the next run of it is its next generation.
-    """
+    """A killed run frees its instance at once: the next run of it is its next generation."""
     first = await site.start(instance="one").serving()
     first.kill()
 
@@ -192,8 +180,8 @@ async def test_instance_may_start_again_when_its_run_is_dead(site: Site) -> None
 
 
 async def test_wrong_setting_is_78_and_failed_start_is_70(site: Site) -> None:
-    """
-    A setting that cannot be ends with 78, an application that cannot start with 70; both say so.
+    """A setting that cannot be ends with 78, an application that cannot start with 70; both say
+    so.
     """
     wrong = site.start(drain_timeout="soon")
     failed = site.start(test_start="fail")
@@ -208,8 +196,8 @@ async def test_wrong_setting_is_78_and_failed_start_is_70(site: Site) -> None:
 async def test_a_disk_that_takes_no_more_ends_the_service_in_order_and_loses_nothing(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Writes that fail while it serves stop intake and end in exit 70; the next start runs the rest.
+    """Writes that fail while it serves stop intake and end in exit 70; the next start runs the
+    rest.
     """
     service = await site.start(**SHORT).serving()
     before = [await client.cast(served.retried, key=f"b{n}", vm=f"v{n}", s=0) for n in range(5)]
@@ -233,8 +221,7 @@ async def test_a_disk_that_takes_no_more_ends_the_service_in_order_and_loses_not
 async def test_killed_sibling_is_settled_by_the_living_and_their_own_rows_are_not_touched(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    Of three siblings one is killed: the others finish its work without a restart, and the long
+    """Of three siblings one is killed: the others finish its work without a restart, and the long
     task of a living sibling stays that sibling's, started once.
     """
     names = ("node-a", "node-b", "node-c")
@@ -283,9 +270,7 @@ def adopted(site: Site, run_id: str) -> set[str]:
 
 
 async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> None:
-    """
-    The store cannot take the record of the end; the code stands in the run's lock file.
-    """
+    """The store cannot take the record of the end; the code stands in the run's lock file."""
     first = await site.start(instance="api", **AT_ONCE).serving()
     request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
     await site.effect("start", "r")
@@ -305,8 +290,7 @@ async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> N
 async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
     site: Site, client: RpcClient, trouble: str
 ) -> None:
-    """
-    The stop-intent stands in the run's lock file: a supervisor that lost patience is not charged
+    """The stop-intent stands in the run's lock file: a supervisor that lost patience is not charged
     to what was running.
     """
     first = await site.start(instance="api", **AT_ONCE).serving()
@@ -331,9 +315,7 @@ async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
 
 
 async def test_a_damaged_note_in_a_lock_file_says_nothing(site: Site, client: RpcClient) -> None:
-    """
-    The run is taken over as one that was killed.
-    """
+    """The run is taken over as one that was killed."""
     first = await site.start(instance="api", **AT_ONCE).serving()
     request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
     await site.effect("start", "r")
@@ -349,8 +331,7 @@ async def test_a_damaged_note_in_a_lock_file_says_nothing(site: Site, client: Rp
 
 
 async def test_a_service_goes_on_and_drains_when_its_environment_is_gone(site: Site) -> None:
-    """
-    An upgrade in place removes modules under a living service: a plain handler that comes later,
+    """An upgrade in place removes modules under a living service: a plain handler that comes later,
     `gracekit dump` and a plain hook at the end need threads, which had no use before, and the
     first scrape needs what writes metrics.
     """

@@ -156,9 +156,7 @@ def place(
 
 @pytest.mark.timeout(SECONDS * 3 + 240)
 async def test_what_a_process_holds_does_not_grow_with_what_it_has_served(place) -> None:
-    """
-    Objects, descriptors, threads, tasks and rows, beside every kind of request, good and bad.
-    """
+    """Objects, descriptors, threads, tasks and rows, beside every kind of request, good and bad."""
     site, disturb = place
 
     found = await measure_over(site, SECONDS, disturb)

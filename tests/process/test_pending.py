@@ -129,8 +129,7 @@ def check(site: Site, names: list[str], answers: Sequence[object]) -> None:
 
 
 async def test_builds_end_once_while_services_and_resolver_are_killed(site: Site) -> None:
-    """
-    A burst of builds with room for few: no VM is built twice, none waits past its deadline, each
+    """A burst of builds with room for few: no VM is built twice, none waits past its deadline, each
     caller is answered, and the accounts are even.
     """
     await play(site)

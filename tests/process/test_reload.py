@@ -76,8 +76,7 @@ async def hang_up(service: ServiceProcess, said: str) -> None:
 async def test_hup_changes_what_may_change_and_names_what_may_not(
     site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
-    """
-    A third handler begins at once, the log level changes, and the drain takes the new time. A
+    """A third handler begins at once, the log level changes, and the drain takes the new time. A
     line names what needs a restart. systemd is notified of the begin and the end of the reload.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
@@ -109,9 +108,8 @@ async def test_hup_changes_what_may_change_and_names_what_may_not(
 async def test_a_file_that_is_wrong_changes_nothing(
     site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
-    """
-    It is unreadable, breaks a rule, or does not fit what stays: the log says why, and the service
-    goes on.
+    """It is unreadable, breaks a rule, or does not fit what stays: the log says why, and the
+    service goes on.
     """
     config.write_text('drain_timeout = "10s"\nkill_after = "30s"\n')
     service = await site.start_cli(config=config, log_format="text").serving()
@@ -139,9 +137,8 @@ async def test_a_file_that_is_wrong_changes_nothing(
 async def test_a_file_that_cannot_be_read_to_its_end_fails_a_reload_after_a_limit(
     site: Site, config: Path, platform: Platform
 ) -> None:
-    """
-    It says so. As long as it is stuck the next one fails at once; when it has ended, the settings
-    are read. systemd gets both messages of each reload.
+    """It says so. As long as it is stuck the next one fails at once; when it has ended, the
+    settings are read. systemd gets both messages of each reload.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
     platform.wait("READY=1")
@@ -168,9 +165,7 @@ async def test_a_file_that_cannot_be_read_to_its_end_fails_a_reload_after_a_limi
 async def test_the_log_changes_its_format_before_the_line_that_says_so(
     site: Site, config: Path, platform: Platform
 ) -> None:
-    """
-    The format changes from text to JSON, and the level to errors alone.
-    """
+    """The format changes from text to JSON, and the level to errors alone."""
     config.write_text('log_format = "text"\n')
     service = await site.start_cli(config=config).serving()
     config.write_text('log_format = "json"\n')
@@ -192,9 +187,8 @@ async def test_the_log_changes_its_format_before_the_line_that_says_so(
 async def test_in_a_drain_a_reload_is_put_off_to_the_next_start(
     site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
-    """
-    A drain's times are fixed, and it goes on to its end; systemd, which was told that the service
-    stops, does not hear that it reloads or is ready.
+    """A drain's times are fixed, and it goes on to its end; systemd, which was told that the
+    service stops, does not hear that it reloads or is ready.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
     await client.cast(served.held, key="k", vm="v")
@@ -215,8 +209,8 @@ async def test_in_a_drain_a_reload_is_put_off_to_the_next_start(
 async def test_tstp_closes_the_intake_and_cont_opens_it_again(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    The process is not stopped; both are recorded like the verbs, with the names of the signals.
+    """The process is not stopped; both are recorded like the verbs, with the names of the
+    signals.
     """
     service = await site.start().serving()
     running = await client.cast(served.held, key="k", vm="v")
@@ -243,9 +237,7 @@ async def test_tstp_closes_the_intake_and_cont_opens_it_again(
 
 
 async def test_only_a_stop_arms_the_kernel_s_alarm(site: Site, client: RpcClient) -> None:
-    """
-    A service that is quiet or has read its settings again lives on past its hard limit.
-    """
+    """A service that is quiet or has read its settings again lives on past its hard limit."""
     short = {"drain_timeout": "100ms", "handover_grace": "100ms", "handover_flush": "100ms"}
     service = await site.start(**short, exit_margin="100ms").serving()  # an alarm after 0.9 s
     for number in (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT):
@@ -257,9 +249,7 @@ async def test_only_a_stop_arms_the_kernel_s_alarm(site: Site, client: RpcClient
 
 
 async def test_cont_behind_a_term_does_not_open_a_quiet_service(site: Site) -> None:
-    """
-    systemd sends both to stop a unit.
-    """
+    """systemd sends both to stop a unit."""
     service = await site.start().serving()
     service.signal(signal.SIGTSTP)
     await service.wait_log("intake.closed")
@@ -274,9 +264,7 @@ async def test_cont_behind_a_term_does_not_open_a_quiet_service(site: Site) -> N
 async def test_cont_behind_a_stop_does_not_undo_a_drain_by_command(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    If a debugger stops a process and continues it, that is no request to serve again.
-    """
+    """If a debugger stops a process and continues it, that is no request to serve again."""
     service = await site.start().serving()
     await client.cast(served.held, key="k", vm="v")
     await site.effect("start")
@@ -291,9 +279,7 @@ async def test_cont_behind_a_stop_does_not_undo_a_drain_by_command(
 
 
 async def test_at_a_terminal_ctrl_z_is_the_shell_s(site: Site) -> None:
-    """
-    There the signals that stop and continue a job have their default action.
-    """
+    """There the signals that stop and continue a job have their default action."""
     service = await site.start_at_terminal().serving()
     status = Path(f"/proc/{service.pid}/status").read_text()
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]

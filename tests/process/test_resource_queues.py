@@ -60,16 +60,12 @@ def built(site: Site) -> Counter[str]:
 async def test_creates_sent_to_a_stopped_service_are_built_and_not_judged(
     site: Site, siblings: int
 ) -> None:
-    """
-    Their records are found before their requests: the pass waits until all have been taken.
-    """
+    """Their records are found before their requests: the pass waits until all have been taken."""
     await check_creates(site, siblings=siblings)
 
 
 @pytest.mark.timeout(scale(120, 600))
 async def test_without_the_wait_for_the_queue_creates_are_judged(site: Site) -> None:
-    """
-    The claim above fails with that wait taken out: it is the wait that protects them.
-    """
+    """The claim above fails with that wait taken out: it is the wait that protects them."""
     with pytest.raises(AssertionError, match="were judged by a rule"):
         await check_creates(site, test_planted="no wait for the queue")

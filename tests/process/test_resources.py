@@ -47,8 +47,7 @@ def records(site: Site) -> VolumeRecords:
 async def test_request_for_a_resource_whose_rule_was_killed_begins_when_it_has_settled(
     site: Site, client: RpcClient, records: VolumeRecords
 ) -> None:
-    """
-    What the killed rule sent to the backend may be under way for `settle`: the request waits so
+    """What the killed rule sent to the backend may be under way for `settle`: the request waits so
     long, and no longer.
     """
     settle_s = 2.0
@@ -75,9 +74,7 @@ async def test_request_for_a_resource_whose_rule_was_killed_begins_when_it_has_s
 async def test_rule_whose_process_was_killed_is_done_again_by_the_next_start(
     site: Site, records: VolumeRecords, status: str
 ) -> None:
-    """
-    The backend is asked again, or deletes again, with a higher token; the record has one end.
-    """
+    """The backend is asked again, or deletes again, with a higher token; the record has one end."""
     word, end = {"creating": ("ask", "available"), "deleting": ("delete", "deleted")}[status]
     build(site, "gated-1")
     records.add(["gated-1"], status)
@@ -100,9 +97,8 @@ async def test_rule_whose_process_was_killed_is_done_again_by_the_next_start(
 async def test_rule_that_ends_its_process_each_time_is_given_up(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    After `max_attempts` crashes, the last of them with nothing else at work, the failed status is
-    written, and the backend is asked no more; other resources are settled.
+    """After `max_attempts` crashes, the last of them with nothing else at work, the failed status
+    is written, and the backend is asked no more; other resources are settled.
     """
     attempts = 3
     records.add(["kills-1", "v"], "creating")
@@ -134,9 +130,7 @@ async def crowd(site: Site, records: VolumeRecords) -> tuple[list[str], list[Ser
 async def test_two_that_start_together_act_on_each_resource_once(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    One of them makes the pass; the other sees that it is done, and asks the backend nothing.
-    """
+    """One of them makes the pass; the other sees that it is done, and asks the backend nothing."""
     names, both = await crowd(site, records)
 
     await site.effect("wrote", times=len(names))
@@ -155,8 +149,8 @@ async def test_two_that_start_together_act_on_each_resource_once(
 async def test_when_the_one_that_settles_is_killed_another_settles_the_rest_once(
     site: Site, records: VolumeRecords, heir: str
 ) -> None:
-    """
-    Only what was in its rule at the kill may be asked about once more: no more than act at once.
+    """Only what was in its rule at the kill may be asked about once more: no more than act at
+    once.
     """
     names, both = await crowd(site, records)
     for process in both:
@@ -196,8 +190,8 @@ async def passes(process: ServiceProcess, number: int) -> None:
 async def test_a_handler_at_work_and_one_of_a_draining_peer_are_left_alone_while_they_last(
     site: Site, client: RpcClient, records: VolumeRecords
 ) -> None:
-    """
-    Passes come and go, and no rule touches their resources; when they have ended, the next does.
+    """Passes come and go, and no rule touches their resources; when they have ended, the next
+    does.
     """
     build(site, "here", "there")
     peer = await start(site, **OFTEN, drain_timeout="60s").serving()
@@ -225,8 +219,7 @@ async def test_a_handler_at_work_and_one_of_a_draining_peer_are_left_alone_while
 async def test_an_unclean_end_that_has_not_settled_is_left_alone(
     site: Site, client: RpcClient, records: VolumeRecords
 ) -> None:
-    """
-    The last request of a killed handler may be under way: no rule acts before its settle time is
+    """The last request of a killed handler may be under way: no rule acts before its settle time is
     over and its task has ended.
     """
     records.add(["v"], "creating")
@@ -264,8 +257,7 @@ async def declare_gone(site: Site, process: ServiceProcess) -> None:
 async def test_a_write_after_the_lease_was_lost_is_refused_by_the_token(
     site: Site, client: RpcClient, records: VolumeRecords
 ) -> None:
-    """
-    A process frozen in its write wakes up when the resource is another's and has the status that
+    """A process frozen in its write wakes up when the resource is another's and has the status that
     it saw: the application's own comparison refuses its token.
     """
     records.add(["v"], "creating")
@@ -295,8 +287,7 @@ async def test_a_write_after_the_lease_was_lost_is_refused_by_the_token(
 async def test_a_rule_whose_lease_was_lost_meanwhile_does_not_write(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    A process frozen in its question wakes up when another has settled the resource: `write` is
+    """A process frozen in its question wakes up when another has settled the resource: `write` is
     not called.
     """
     records.add(["gated-v"], "creating")
@@ -324,9 +315,7 @@ async def test_a_rule_whose_lease_was_lost_meanwhile_does_not_write(
 async def test_drain_waits_for_a_rule_that_acts_and_begins_no_other(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    A stop lets the rule under way write its status; the rest is for the next start.
-    """
+    """A stop lets the rule under way write its status; the rest is for the next start."""
     names = [f"gated-{n:02}" for n in range(4)]
     records.add(names, "creating")
     build(site, *names)
@@ -351,9 +340,7 @@ async def test_drain_waits_for_a_rule_that_acts_and_begins_no_other(
 async def test_second_signal_cuts_a_rule_and_the_next_start_asks_again(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    A second INT goes to the deadline step: nothing is written for a rule that was cut.
-    """
+    """A second INT goes to the deadline step: nothing is written for a rule that was cut."""
     records.add(["gated-1"], "creating")
     build(site, "gated-1")
     service = await start(site, drain_timeout="60s").serving()
@@ -403,8 +390,7 @@ class Trouble:
 async def test_trouble_with_the_applications_database_is_reported_and_tried_again(
     site: Site, records: VolumeRecords, how: str
 ) -> None:
-    """
-    `find` raises: that is logged, requests are served, the next pass asks once, and settles all
+    """`find` raises: that is logged, requests are served, the next pass asks once, and settles all
     when the database is back.
     """
     records.add(["v"], "creating")
@@ -427,8 +413,7 @@ async def test_trouble_with_the_applications_database_is_reported_and_tried_agai
 async def test_a_write_that_the_database_refuses_is_tried_again(
     site: Site, records: VolumeRecords
 ) -> None:
-    """
-    A database that is locked when a rule has its answer: nothing is lost, the backend is asked
+    """A database that is locked when a rule has its answer: nothing is lost, the backend is asked
     again.
     """
     records.add(["gated-1"], "creating")

@@ -42,9 +42,7 @@ def lose_store(site: Site) -> None:
 async def test_an_older_store_is_said_to_be_one_and_its_tokens_rise(
     site: Site, client: RpcClient, lost: str
 ) -> None:
-    """
-    Known by the lock directory, by the queue where that is gone too, and by the copy itself.
-    """
+    """Known by the lock directory, by the queue where that is gone too, and by the copy itself."""
     copy = site.root / "copy.db"
     service = await site.start().serving()
     assert await fence(site, client, "a") == 1
@@ -85,9 +83,9 @@ async def check_said_once_and_tokens_rise(
 async def test_a_store_that_lost_its_wal_is_said_to_be_older_and_its_tokens_rise(
     site: Site, client: RpcClient, checkpointed: bool, locks: str
 ) -> None:
-    """
-    A killed process leaves its last commits in the `-wal`. Without that, the main file is an older
-    store, or an empty one: known by the lock directory, and by the queue where that is gone too.
+    """A killed process leaves its last commits in the `-wal`. Without that, the main file is an
+    older store, or an empty one: known by the lock directory, and by the queue where that is gone
+    too.
     """
     service = await site.start().serving()
     before = await fence(site, client, "a")
@@ -111,9 +109,7 @@ async def test_a_store_that_lost_its_wal_is_said_to_be_older_and_its_tokens_rise
 async def test_two_that_start_at_once_on_an_older_store_both_raise_its_tokens(
     site: Site, client: RpcClient, lost: str
 ) -> None:
-    """
-    Neither fails, it is said, and whichever of them grants a token, it is above all before.
-    """
+    """Neither fails, it is said, and whichever of them grants a token, it is above all before."""
     copy = site.root / "copy.db"
     service = await site.start().serving()
     before = [await fence(site, client, "a")]
@@ -144,9 +140,7 @@ async def test_two_that_start_at_once_on_an_older_store_both_raise_its_tokens(
 async def test_a_backup_that_nothing_beside_it_knows_is_one_by_its_own_word(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    On another machine, with another queue, nothing but the copy says that it is one.
-    """
+    """On another machine, with another queue, nothing but the copy says that it is one."""
     service = await site.start().serving()
     assert await fence(site, client, "a") == 1
     backup(site, site.root / "copy.db")
@@ -167,9 +161,7 @@ async def test_a_backup_that_nothing_beside_it_knows_is_one_by_its_own_word(
 async def test_a_store_that_is_the_last_one_is_not_said_to_be_older(
     site: Site, client: RpcClient, killed: bool
 ) -> None:
-    """
-    An ordinary start, also beside a sibling and after a crash, goes on with the tokens.
-    """
+    """An ordinary start, also beside a sibling and after a crash, goes on with the tokens."""
     first = await site.start().serving()
     second = await site.start().serving()
     before = await fence(site, client, "a")
@@ -199,8 +191,8 @@ def verdicts(site: Site) -> list[str]:
 async def test_a_run_whose_end_was_only_in_the_newer_store_is_not_called_killed(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    It has drained after the copy was made, which is known neither before the next start nor later.
+    """It has drained after the copy was made, which is known neither before the next start nor
+    later.
     """
     copy = site.root / "copy.db"
     service = await site.start().serving()
@@ -224,8 +216,8 @@ async def test_a_run_whose_end_was_only_in_the_newer_store_is_not_called_killed(
 async def test_what_was_accepted_in_a_restored_store_is_not_run_twice_unasked(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    It may have begun, and ended, since the copy was made: `error` marks it, `retry` runs it again.
+    """It may have begun, and ended, since the copy was made: `error` marks it, `retry` runs it
+    again.
     """
     copy = site.root / "copy.db"
     service = await site.start(max_running=1).serving()

@@ -26,8 +26,7 @@ async def dump_of(service: ServiceProcess, times: int = 1) -> str:
 async def test_usr1_tells_each_task_with_its_stack_and_disturbs_nothing(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A coroutine, a thread and a task in line are each shown where they are; then all goes on.
+    """A coroutine, a thread and a task in line are each shown where they are; then all goes on.
 
     Frames begin with the handler: what calls every handler says nothing.
     """
@@ -69,9 +68,7 @@ async def test_usr1_tells_each_task_with_its_stack_and_disturbs_nothing(
 
 
 async def test_usr1_shows_where_a_blocked_loop_is(site: Site, client: RpcClient) -> None:
-    """
-    A handler that never gives the loop back is shown at the line where it is.
-    """
+    """A handler that never gives the loop back is shown at the line where it is."""
     service = await site.start(drain_timeout="0", handover_grace="100ms").serving()
     await client.cast(served.block_loop, disk="d")
     await site.effect("beat", "d")
@@ -87,9 +84,7 @@ async def test_usr1_shows_where_a_blocked_loop_is(site: Site, client: RpcClient)
 
 
 async def test_usr1_comes_again_and_in_a_drain(site: Site, client: RpcClient) -> None:
-    """
-    A second one tells again, a drain changes nothing about it, and it is no stop.
-    """
+    """A second one tells again, a drain changes nothing about it, and it is no stop."""
     service = await site.start(drain_timeout="60s").serving()
     assert "tasks 0," in await dump_of(service)
     await client.cast(served.through_drain, key="k", s=1.5)

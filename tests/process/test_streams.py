@@ -22,8 +22,8 @@ async def serving(site: Site) -> None:
 async def test_a_full_output_that_nobody_reads_stops_neither_service_nor_drain(
     site: Site, client: RpcClient, cli: bool
 ) -> None:
-    """
-    Requests are answered, and SIGTERM ends in a drain with exit code 0, long before the alarm.
+    """Requests are answered, and SIGTERM ends in a drain with exit code 0, long before the
+    alarm.
     """
     service = site.start_unread(cli=cli)
     await serving(site)
@@ -49,9 +49,7 @@ def closed_pipe() -> int:
 async def test_what_cannot_be_written_at_the_end_does_not_change_the_exit_code(
     site: Site, client: RpcClient, output: Callable[[], int]
 ) -> None:
-    """
-    A handler has printed, and nobody takes it: the drain's exit code is the process's.
-    """
+    """A handler has printed, and nobody takes it: the drain's exit code is the process's."""
     out = output()
     try:
         service = site.start_printing_to(out)
@@ -68,9 +66,7 @@ async def test_what_cannot_be_written_at_the_end_does_not_change_the_exit_code(
 async def test_a_full_output_does_not_keep_a_process_that_must_leave(
     site: Site, client: RpcClient
 ) -> None:
-    """
-    A handler that hangs is left by os._exit with the code on record, not by the alarm.
-    """
+    """A handler that hangs is left by os._exit with the code on record, not by the alarm."""
     service = site.start_unread(drain_timeout="1s", handover_grace="0.5s")
     await serving(site)
     await client.cast(served.never_ends, disk="d1")
@@ -82,9 +78,7 @@ async def test_a_full_output_does_not_keep_a_process_that_must_leave(
 
 
 async def test_a_full_output_does_not_keep_a_start_that_is_refused(site: Site) -> None:
-    """
-    What is wrong cannot be said; the exit code says it.
-    """
+    """What is wrong cannot be said; the exit code says it."""
     service = site.start_unread(cli=False, drain_timeout="nonsense")
 
     assert await service.exit_code(10 + SLACK_S) == 78

@@ -120,8 +120,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """
-    What a node of a cluster shares with the others.
+    """What a node of a cluster shares with the others.
 
     Attributes:
         name: Its own.
@@ -136,8 +135,7 @@ class Membership:
 
 
 class Broker:
-    """
-    One RabbitMQ node.
+    """One RabbitMQ node.
 
     Args:
         directory: Its home, configuration, data and logs; made if missing.
@@ -310,8 +308,7 @@ class Broker:
         return int(ready)
 
     def consumer_timeout(self, ms: int | None) -> None:
-        """
-        How long a delivery may stay unacked on channels opened from now on; None for the usual.
+        """How long a delivery may stay unacked on channels opened from now on; None for the usual.
 
         Channels look for it once in a minute; with a timeout of a test they look each half second.
         """
@@ -322,8 +319,7 @@ class Broker:
         )
 
     def settle(self) -> None:
-        """
-        Write down what queues there are.
+        """Write down what queues there are.
 
         For the first second or two a quorum queue is lost with its node, whatever was confirmed:
         its name is in a table that is not written at once.
@@ -376,8 +372,7 @@ class Broker:
         return {row.pop("name"): Queue(**row) for row in rows}
 
     def bodies(self, vhost: str = "/") -> dict[str, list[bytes]]:
-        """
-        What classic queues hold, oldest first, whether it waits or a client has it unacked.
+        """What classic queues hold, oldest first, whether it waits or a client has it unacked.
 
         Unlike a get it takes nothing, so nothing is marked as redelivered.
         """

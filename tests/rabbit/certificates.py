@@ -19,13 +19,12 @@ _HERE: Final = f"DNS:localhost,IP:{HOST}"
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """
-    Attributes:
-        ca: Whom clients trust.
-        good: For localhost and 127.0.0.1, by that authority.
-        wrong_host: By it too, for a host of another name.
-        expired: As the good one, of a time that has passed.
-        stranger: As the good one, by an authority of the same name that nobody trusts.
+    """Attributes:
+    ca: Whom clients trust.
+    good: For localhost and 127.0.0.1, by that authority.
+    wrong_host: By it too, for a host of another name.
+    expired: As the good one, of a time that has passed.
+    stranger: As the good one, by an authority of the same name that nobody trusts.
     """
 
     ca: Path

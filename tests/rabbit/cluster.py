@@ -11,8 +11,7 @@ from tests.rabbit.machine import wait_until
 
 
 class Cluster:
-    """
-    Nodes with an epmd, a cookie and a user in common.
+    """Nodes with an epmd, a cookie and a user in common.
 
     Args:
         directory: Where each gets a directory of its own.

@@ -78,8 +78,7 @@ class Epmd:
 
 
 class ErlCall:
-    """
-    Evaluates Erlang in a node.
+    """Evaluates Erlang in a node.
 
     Args:
         home: Where the node's cookie is.

@@ -81,8 +81,7 @@ def _spare_broker(
 
 @pytest.fixture
 def own_broker(_spare_broker: Spare) -> Iterator[Broker]:
-    """
-    One that this test may kill, freeze and alarm; it serves TLS too.
+    """One that this test may kill, freeze and alarm; it serves TLS too.
 
     It was another test's before and is healed after each: only who kills it waits for a start.
     """

@@ -36,8 +36,7 @@ _claims: list[socket.socket] = []
 
 
 def free_ports(number: int) -> list[int]:
-    """
-    Ports that nobody listens on, and that neither the system nor another test hands out.
+    """Ports that nobody listens on, and that neither the system nor another test hands out.
 
     A node takes its ports seconds after they were chosen: meanwhile no other may choose them. One
     that the system hands out may be gone when a killed node wants it back; worse, a client that

@@ -82,8 +82,7 @@ class _Link:
 
 
 class Proxy:
-    """
-    A port of its own before the port of a node.
+    """A port of its own before the port of a node.
 
     Args:
         behind: The node's port.

@@ -87,9 +87,8 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
 
 
 def test_nothing_listens_but_on_loopback(own_broker: Broker):
-    """
-    Neither the node, with AMQP, TLS and distribution, nor its epmd or children can be reached from
-    another machine.
+    """Neither the node, with AMQP, TLS and distribution, nor its epmd or children can be reached
+    from another machine.
     """
     found = {pid: listeners(pid) for pid in own_broker.pids}
 
@@ -99,9 +98,7 @@ def test_nothing_listens_but_on_loopback(own_broker: Broker):
 
 
 def test_its_ports_are_none_that_the_system_hands_out():
-    """
-    A client that calls a dead port of that range again and again comes to answer itself.
-    """
+    """A client that calls a dead port of that range again and again comes to answer itself."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 
     ports = free_ports(20)
@@ -111,9 +108,7 @@ def test_its_ports_are_none_that_the_system_hands_out():
 
 
 def test_a_port_is_chosen_once_though_nobody_listens_there_yet():
-    """
-    Two nodes that start at the same time in two processes do not get the same one.
-    """
+    """Two nodes that start at the same time in two processes do not get the same one."""
     (port,) = free_ports(1)
     script = f"from tests.rabbit.machine import reserve; print(reserve({port}))"
 
@@ -124,9 +119,7 @@ def test_a_port_is_chosen_once_though_nobody_listens_there_yet():
 
 
 def test_a_closed_node_leaves_no_process_and_no_port(tmp_path: Path):
-    """
-    Its epmd, its helpers and its guard go with it.
-    """
+    """Its epmd, its helpers and its guard go with it."""
     broker = Broker(tmp_path)
     broker.start()
     started = [process(pid) for pid in broker.pids]
@@ -141,9 +134,7 @@ def test_a_closed_node_leaves_no_process_and_no_port(tmp_path: Path):
 
 
 async def test_a_test_run_that_is_killed_leaves_no_node(tmp_path: Path):
-    """
-    Not even one that is frozen.
-    """
+    """Not even one that is frozen."""
     program = (
         "import sys; from pathlib import Path; from tests.rabbit.broker import Broker;"
         "broker = Broker(Path(sys.argv[1])); broker.launch(); broker.freeze();"
@@ -171,9 +162,7 @@ async def test_a_test_run_that_is_killed_leaves_no_node(tmp_path: Path):
 
 
 def test_it_is_the_program_itself_and_not_a_script_for_root():
-    """
-    Debian's own start script refuses to serve a developer.
-    """
+    """Debian's own start script refuses to serve a developer."""
     assert find_server().name == "rabbitmq-server"
     assert find_server() != Path("/usr/sbin/rabbitmq-server")
 
@@ -182,9 +171,7 @@ def test_it_is_the_program_itself_and_not_a_script_for_root():
 
 
 def test_erlang_is_evaluated_in_the_node(shared_broker: Broker):
-    """
-    Values come back as Erlang writes them, letters of all kinds included.
-    """
+    """Values come back as Erlang writes them, letters of all kinds included."""
     assert shared_broker.eval("{1 + 1, node()}") == "{2,rabbit@localhost}"
     assert shared_broker.eval('<<"grün"/utf8>>') == '<<"grün"/utf8>>'
     assert shared_broker.eval("A = 1, B = 2, A + B") == "3"
@@ -193,9 +180,7 @@ def test_erlang_is_evaluated_in_the_node(shared_broker: Broker):
 
 @pytest.mark.parametrize("wrong", ["1 / 0", "throw(x)", "exit(x)", "no(", "no:such()"])
 def test_an_error_in_erlang_is_an_error_here(shared_broker: Broker, wrong: str):
-    """
-    A fault that was not brought about would make a test pass.
-    """
+    """A fault that was not brought about would make a test pass."""
     with pytest.raises(RuntimeError, match=r"error|throw|exit"):
         shared_broker.eval(wrong)
 
@@ -203,8 +188,7 @@ def test_an_error_in_erlang_is_an_error_here(shared_broker: Broker, wrong: str):
 async def test_queues_are_counted_exactly(
     shared_broker: Broker, rabbit_url: str, rabbit_vhost: str
 ):
-    """
-    At once after a confirm or a delivery, on classic queues and on quorum queues; who gets a
+    """At once after a confirm or a delivery, on classic queues and on quorum queues; who gets a
     message without consuming is no consumer.
     """
     deliveries: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -233,8 +217,8 @@ async def test_queues_are_counted_exactly(
 async def test_a_look_at_messages_takes_none_and_marks_none(
     shared_broker: Broker, rabbit_url: str, rabbit_vhost: str
 ):
-    """
-    Those that a client holds are seen too, and who gets one after the look is its first reader.
+    """Those that a client holds are seen too, and who gets one after the look is its first
+    reader.
     """
     async with connected(rabbit_url) as connection:
         channel = await connection.channel()
@@ -255,9 +239,7 @@ async def test_a_look_at_messages_takes_none_and_marks_none(
 
 
 async def test_a_virtual_host_is_fresh_and_knows_no_other(shared_broker: Broker):
-    """
-    So many tests can live on one node; what is deleted takes its connections with it.
-    """
+    """So many tests can live on one node; what is deleted takes its connections with it."""
     one, other = shared_broker.fresh_vhost(), shared_broker.fresh_vhost()
     async with (
         connected(shared_broker.url_of(one)) as here,
@@ -277,9 +259,7 @@ async def test_a_virtual_host_is_fresh_and_knows_no_other(shared_broker: Broker)
 
 
 async def test_its_url_is_that_of_the_default_virtual_host(shared_broker: Broker):
-    """
-    A queue that a client declares there is found there.
-    """
+    """A queue that a client declares there is found there."""
     async with connected(shared_broker.url) as connection:
         await (await connection.channel()).declare_queue("here", exclusive=True)
 
@@ -290,9 +270,8 @@ async def test_its_url_is_that_of_the_default_virtual_host(shared_broker: Broker
 
 
 async def test_a_killed_node_comes_back_with_what_it_confirmed(own_broker: Broker, own_vhost: str):
-    """
-    On the same port, with every message of durable queues, young quorum queues included once they
-    have settled; what was not durable is gone.
+    """On the same port, with every message of durable queues, young quorum queues included once
+    they have settled; what was not durable is gone.
     """
     async with connected(own_broker.url_of(own_vhost)) as connection:
         channel = await connection.channel()
@@ -319,9 +298,7 @@ async def test_a_killed_node_comes_back_with_what_it_confirmed(own_broker: Broke
 
 
 async def test_a_node_that_restarts_gently_tells_its_clients(own_broker: Broker, own_vhost: str):
-    """
-    The process stays, and so does what is durable.
-    """
+    """The process stays, and so does what is durable."""
     async with connected(own_broker.url_of(own_vhost)) as connection:
         channel = await connection.channel()
         await channel.declare_queue("q", durable=True)
@@ -338,9 +315,7 @@ async def test_a_node_that_restarts_gently_tells_its_clients(own_broker: Broker,
 
 @pytest.mark.skipif(scale(True, False), reason="two more starts: in a soak only")
 async def test_a_stopped_node_says_goodbye(own_broker: Broker):
-    """
-    As when a system stops it: its clients are told, and the process is gone.
-    """
+    """As when a system stops it: its clients are told, and the process is gone."""
     stopped = process(own_broker.pid)
     async with connected(own_broker.url) as connection:
         ended = ending(connection)
@@ -354,9 +329,7 @@ async def test_a_stopped_node_says_goodbye(own_broker: Broker):
 
 
 async def test_a_frozen_node_answers_when_it_is_thawed(own_broker: Broker, own_vhost: str):
-    """
-    Its connections stay open meanwhile, which is what makes a freeze hard to notice.
-    """
+    """Its connections stay open meanwhile, which is what makes a freeze hard to notice."""
     async with connected(own_broker.url_of(own_vhost)) as connection:
         channel = await connection.channel()
         own_broker.freeze()
@@ -375,9 +348,7 @@ async def test_a_frozen_node_answers_when_it_is_thawed(own_broker: Broker, own_v
 
 
 async def test_an_alarm_blocks_who_publishes(own_broker: Broker, own_vhost: str):
-    """
-    Until it is cleared; then what was written goes through.
-    """
+    """Until it is cleared; then what was written goes through."""
     states = "[State || [{state, State}] <- rabbit_networking:connection_info_all([state])]"
     async with connected(own_broker.url_of(own_vhost)) as connection:
         channel = await connection.channel()
@@ -398,9 +369,7 @@ async def test_an_alarm_blocks_who_publishes(own_broker: Broker, own_vhost: str)
 async def test_a_healed_node_has_neither_alarm_nor_virtual_hosts(
     own_broker: Broker, own_vhost: str
 ):
-    """
-    So one node serves all tests that maltreat theirs, one after the other.
-    """
+    """So one node serves all tests that maltreat theirs, one after the other."""
     own_broker.set_alarm()
     own_broker.freeze()
 
@@ -412,9 +381,7 @@ async def test_a_healed_node_has_neither_alarm_nor_virtual_hosts(
 
 
 async def test_a_node_that_died_by_itself_is_healed_too(own_broker: Broker):
-    """
-    A test may kill it by other ways than ours.
-    """
+    """A test may kill it by other ways than ours."""
     dead = own_broker.pid
     os.kill(dead, signal.SIGKILL)
 
@@ -425,9 +392,7 @@ async def test_a_node_that_died_by_itself_is_healed_too(own_broker: Broker):
 
 
 async def test_all_connections_are_closed_with_a_reason(own_broker: Broker, own_vhost: str):
-    """
-    As by an operator.
-    """
+    """As by an operator."""
     async with connected(own_broker.url_of(own_vhost)) as connection:
         ended = ending(connection)
 
@@ -441,9 +406,7 @@ async def test_all_connections_are_closed_with_a_reason(own_broker: Broker, own_
 async def test_a_deleted_queue_is_gone_with_its_messages(
     shared_broker: Broker, rabbit_url: str, rabbit_vhost: str
 ):
-    """
-    Whoever consumes from it.
-    """
+    """Whoever consumes from it."""
     async with connected(rabbit_url) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue("q", durable=True)
@@ -458,9 +421,7 @@ async def test_a_deleted_queue_is_gone_with_its_messages(
 
 
 async def test_a_delivery_held_for_too_long_closes_its_channel(own_broker: Broker, own_vhost: str):
-    """
-    Within seconds rather than half an hour, and the message is ready again.
-    """
+    """Within seconds rather than half an hour, and the message is ready again."""
     own_broker.consumer_timeout(500)
     async with connected(own_broker.url_of(own_vhost)) as connection:
         channel = await connection.channel()
@@ -491,9 +452,7 @@ async def secured(broker: Broker, certificates: Certificates, host: str = "local
 async def test_a_good_certificate_is_trusted(
     own_broker: Broker, certificates: Certificates, host: str
 ):
-    """
-    By name and by address.
-    """
+    """By name and by address."""
     await secured(own_broker, certificates, host)
 
 
@@ -508,9 +467,7 @@ async def test_a_good_certificate_is_trusted(
 async def test_each_bad_certificate_is_bad_in_its_way_alone(
     own_broker: Broker, certificates: Certificates, bad: str, why: str
 ):
-    """
-    A test that expects a refusal must not get it for another reason.
-    """
+    """A test that expects a refusal must not get it for another reason."""
     own_broker.show(getattr(certificates, bad))
 
     with pytest.raises(AMQPConnectionError, match=why):
@@ -521,9 +478,7 @@ async def test_each_bad_certificate_is_bad_in_its_way_alone(
 
 
 def test_a_child_is_known_by_more_than_its_number():
-    """
-    Numbers are given out again; only what was started here is killed.
-    """
+    """Numbers are given out again; only what was started here is killed."""
     me = process(os.getpid())
 
     assert me.lives

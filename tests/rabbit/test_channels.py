@@ -73,9 +73,7 @@ def send(channel: MessageChannel, key: str, text: str) -> asyncio.Future[Any]:
     ids=["one", "many", "none of ours"],
 )
 async def test_a_confirm_ends_what_it_names_and_no_more(channel, frame, ended):
-    """
-    Taken for confirmed too early, a message that the broker then drops would be lost.
-    """
+    """Taken for confirmed too early, a message that the broker then drops would be lost."""
     await channel.amqp.queue_declare("q")
     sent = [send(channel, "q", str(n)) for n in range(3)]
     hear(channel, frame)
@@ -85,9 +83,7 @@ async def test_a_confirm_ends_what_it_names_and_no_more(channel, frame, ended):
 
 
 async def test_a_nack_says_that_the_broker_did_not_take_it(channel):
-    """
-    It is sent again; a success it is not.
-    """
+    """It is sent again; a success it is not."""
     await channel.amqp.queue_declare("q")
     sent = [send(channel, "q", str(n)) for n in range(2)]
     hear(channel, Basic.Nack(1, False))
@@ -98,9 +94,7 @@ async def test_a_nack_says_that_the_broker_did_not_take_it(channel):
 
 
 async def test_a_return_ends_the_message_that_came_back(channel):
-    """
-    Among others of the same key, and with others under way: by its key and body.
-    """
+    """Among others of the same key, and with others under way: by its key and body."""
     await channel.amqp.queue_declare("q")
     good = [send(channel, "q", str(n)) for n in range(3)]
     lost = [send(channel, "nowhere", text) for text in ("a", "b", "a")]
@@ -111,9 +105,7 @@ async def test_a_return_ends_the_message_that_came_back(channel):
 
 
 async def test_a_return_is_of_the_first_of_those_that_are_alike(channel):
-    """
-    Its sender may have stopped to wait: who sent the same again has not had it back yet.
-    """
+    """Its sender may have stopped to wait: who sent the same again has not had it back yet."""
     await channel.amqp.queue_declare("q")
     first, again = (send(channel, "q", "a") for _ in range(2))
     first.cancel()
@@ -129,9 +121,7 @@ async def test_a_return_is_of_the_first_of_those_that_are_alike(channel):
 
 
 async def test_a_channel_that_the_broker_closes_ends_what_waits(channel):
-    """
-    An exchange that is missing closes the channel: whoever waits for a confirm hears why.
-    """
+    """An exchange that is missing closes the channel: whoever waits for a confirm hears why."""
     sent = channel.publish("missing", "q", message("a"), mandatory=True)
 
     with pytest.raises(Exception, match="no exchange 'missing'"):
@@ -140,9 +130,7 @@ async def test_a_channel_that_the_broker_closes_ends_what_waits(channel):
 
 
 async def test_a_lost_connection_ends_what_waits(channel, link):
-    """
-    Whether the broker has it is not known; the wait ends at once all the same.
-    """
+    """Whether the broker has it is not known; the wait ends at once all the same."""
     await channel.amqp.queue_declare("q")
     sent = send(channel, "q", "a")
     await link.stop()
@@ -155,9 +143,7 @@ async def test_a_lost_connection_ends_what_waits(channel, link):
 
 
 async def test_a_channel_that_is_abandoned_keeps_nobody(own_broker, own_vhost):
-    """
-    A broker that confirms nothing may not answer the close of the channel either.
-    """
+    """A broker that confirms nothing may not answer the close of the channel either."""
     made = link_to(own_broker.url_of(own_vhost))
     await made.start()
     channel = await made.messages(confirms=True)
@@ -176,9 +162,7 @@ async def test_a_channel_that_is_abandoned_keeps_nobody(own_broker, own_vhost):
 
 
 async def test_a_broker_that_does_not_bound_its_frames_gets_whole_messages(link):
-    """
-    It says so by a bound of 0; without its bodies the broker would wait for them for ever.
-    """
+    """It says so by a bound of 0; without its bodies the broker would wait for them for ever."""
     assert link._connection is not None
     link._connection.amqp.connection_tune.frame_max = 0
     channel = await link.messages(confirms=True)
@@ -189,9 +173,7 @@ async def test_a_broker_that_does_not_bound_its_frames_gets_whole_messages(link)
 
 
 async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: str):
-    """
-    The broker may have closed the channel already: it would then close the whole connection.
-    """
+    """The broker may have closed the channel already: it would then close the whole connection."""
     link = link_to(own_broker.url_of(own_vhost))
     await link.start()
     channel = await link.messages(confirms=True)
@@ -218,8 +200,8 @@ async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: st
 
 
 async def test_a_close_that_is_answered_late_costs_a_channel_alone(rabbit_url: str):
-    """
-    aiormq sends it again after a heartbeat's time; the broker would close the whole connection.
+    """aiormq sends it again after a heartbeat's time; the broker would close the whole
+    connection.
     """
     link = link_to(f"{rabbit_url}?heartbeat=1s")
     await link.start()
@@ -259,9 +241,7 @@ async def turns() -> None:
 async def test_who_waits_for_the_end_of_an_alarm_does_not_outwait_the_connection(
     own_broker: Broker, own_vhost: str
 ):
-    """
-    The next one may be free of it; of one that is lost no end of the alarm is told.
-    """
+    """The next one may be free of it; of one that is lost no end of the alarm is told."""
     link = link_to(own_broker.url_of(own_vhost))
     await link.start()
     channel = await link.messages(confirms=True)
@@ -283,9 +263,7 @@ async def test_who_waits_for_the_end_of_an_alarm_does_not_outwait_the_connection
 
 
 async def test_a_loss_does_not_lengthen_the_time_of_a_publish(own_broker: Broker, own_vhost: str):
-    """
-    It is sent again within the time that was promised, and not within as much again.
-    """
+    """It is sent again within the time that was promised, and not within as much again."""
     link = link_to(own_broker.url_of(own_vhost))
     await link.start()
     publisher = publisher_to(link, timeout_s=3.0)
@@ -317,9 +295,7 @@ class Mute(asyncio.Protocol):
 
 
 async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificates):
-    """
-    The end of TLS would wait half a minute for its answer, and the next host with it.
-    """
+    """The end of TLS would wait half a minute for its answer, and the next host with it."""
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.load_cert_chain(certificates.good.certificate, certificates.good.key)
     loop = asyncio.get_running_loop()
@@ -337,9 +313,7 @@ async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificat
 async def test_an_opening_that_is_cancelled_behind_the_broker_s_last_answer_leaves_nothing(
     rabbit_url,
 ):
-    """
-    aiormq's tasks work by then, and would keep a connection that nobody has.
-    """
+    """aiormq's tasks work by then, and would keep a connection that nobody has."""
     before, made = asyncio.all_tasks(), link_to(rabbit_url)
     opening = asyncio.create_task(made.start())
     async with asyncio.timeout(30):
@@ -355,9 +329,7 @@ async def test_an_opening_that_is_cancelled_behind_the_broker_s_last_answer_leav
 
 
 def test_the_pinned_aiormq_is_in_the_range_of_the_project():
-    """
-    Otherwise the tests would say nothing about what pip installs.
-    """
+    """Otherwise the tests would say nothing about what pip installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {one.name: one for one in map(Requirement, project["dependencies"])}
     lock = (ROOT / "requirements" / "runtime.lock").read_text()
@@ -368,9 +340,7 @@ def test_the_pinned_aiormq_is_in_the_range_of_the_project():
 
 
 async def test_an_aiormq_that_opens_a_socket_of_its_own_is_refused(rabbit_url, monkeypatch):
-    """
-    It would take all messages, and nobody would read them.
-    """
+    """It would take all messages, and nobody would read them."""
     monkeypatch.setattr(WireFactory, "create", TCPTransportFactory().create)
     before, made = asyncio.all_tasks(), link_to(rabbit_url)
 
@@ -385,8 +355,7 @@ async def test_an_aiormq_that_opens_a_socket_of_its_own_is_refused(rabbit_url, m
 async def test_a_queue_that_only_nacks_counts_as_full_after_a_new_channel(
     link, monkeypatch, profile: str
 ):
-    """
-    Whatever the sender's own profile is, as the queue may be a quorum queue of its service.
+    """Whatever the sender's own profile is, as the queue may be a quorum queue of its service.
 
     The broker's channel may have lost sight of a queue whose leader died, for good, beside others
     that are well. Where it is the queue that is full, a new channel does no harm, and the messages
@@ -434,9 +403,7 @@ async def test_a_queue_that_only_nacks_counts_as_full_after_a_new_channel(
 
 
 async def test_a_nack_of_long_ago_does_not_make_a_queue_full(link, monkeypatch):
-    """
-    Neither is it remembered for ever, as there may be any number of queues that nacked once.
-    """
+    """Neither is it remembered for ever, as there may be any number of queues that nacked once."""
     monkeypatch.setattr(amqp_outlet, "NACKED_FOR_S", 0.3)
     monkeypatch.setattr(amqp_outlet, "FIRST_NACK_S", 0.6, raising=False)
     other = await link.channel()
@@ -473,8 +440,8 @@ async def test_a_nack_of_long_ago_does_not_make_a_queue_full(link, monkeypatch):
 
 
 async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(link, monkeypatch):
-    """
-    Whoever gives up before the channel is judged leaves word of it; one confirm takes it back.
+    """Whoever gives up before the channel is judged leaves word of it; one confirm takes it
+    back.
     """
     monkeypatch.setattr(amqp_outlet, "CONFIRM_S", 0.3)
     monkeypatch.setattr(amqp_outlet, "LOOK_EVERY_S", 0.1)
@@ -494,8 +461,8 @@ async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(l
 
 
 async def test_a_watch_over_confirms_that_fails_begins_again(link, monkeypatch):
-    """
-    Without it nobody would leave a channel that confirms nothing, and send the messages again.
+    """Without it nobody would leave a channel that confirms nothing, and send the messages
+    again.
     """
     monkeypatch.setattr(amqp_outlet, "CONFIRM_S", 0.3)
     monkeypatch.setattr(amqp_outlet, "LOOK_EVERY_S", 0.1)
@@ -527,8 +494,8 @@ async def test_a_watch_over_confirms_that_fails_begins_again(link, monkeypatch):
 
 
 async def test_a_silent_queue_does_not_hold_up_those_who_go_one_by_one(link, monkeypatch):
-    """
-    A refusal comes at once: who hears nothing is no longer waited for, and still hears its confirm.
+    """A refusal comes at once: who hears nothing is no longer waited for, and still hears its
+    confirm.
     """
     monkeypatch.setattr(amqp_outlet, "REFUSED_WITHIN_S", 0.1)
     await (await link.channel()).queue_declare("q")

@@ -38,9 +38,7 @@ async def publish(channel: AbstractChannel, queue: str, count: int) -> None:
 
 
 async def test_a_quorum_queue_outlives_its_leader(cluster: Cluster):
-    """
-    With every confirmed message; the dead node comes back and is one of three again.
-    """
+    """With every confirmed message; the dead node comes back and is one of three again."""
     async with await aio_pika.connect(cluster.nodes[0].url) as connection:
         channel = await connection.channel()
         await channel.declare_queue("q", durable=True, arguments=QUORUM)
@@ -61,9 +59,7 @@ async def test_a_quorum_queue_outlives_its_leader(cluster: Cluster):
 
 
 async def test_nodes_are_members_of_one_cluster_and_leave_nothing(tmp_path: Path):
-    """
-    They share users and queues, one epmd, and an end.
-    """
+    """They share users and queues, one epmd, and an end."""
     cluster = Cluster(tmp_path)
     with contextlib.closing(cluster):
         await asyncio.to_thread(cluster.start)

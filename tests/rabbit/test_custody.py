@@ -31,8 +31,7 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
 async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
     site: RabbitSite, how: signal.Signals, siblings: int, loop: str
 ) -> None:
-    """
-    Of 300 casts or more by two clients while the service is stopped or killed five times, each
+    """Of 300 casts or more by two clients while the service is stopped or killed five times, each
     `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
     them all.
     """
@@ -41,9 +40,7 @@ async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
 
 
 async def test_a_killed_run_leaves_no_fanout_queues_for_long(site: RabbitSite) -> None:
-    """
-    Nobody reads them again, and each keeps a copy of every fanout for half an hour.
-    """
+    """Nobody reads them again, and each keeps a copy of every fanout for half an hour."""
 
     def fanouts() -> set[str]:
         names = site.broker.eval(  # no more: one that goes meanwhile could not be asked

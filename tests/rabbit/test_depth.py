@@ -64,9 +64,7 @@ async def transport(
 async def test_queues_of_any_profile_are_counted(
     shared_broker: Broker, rabbit_vhost: str, heard: list[str], profile: str
 ) -> None:
-    """
-    Quorum queues and transient ones too: who asks need not know how they were declared.
-    """
+    """Quorum queues and transient ones too: who asks need not know how they were declared."""
     url = shared_broker.url_of(rabbit_vhost)
     inbox = Inbox()
     async with (
@@ -91,9 +89,7 @@ async def test_queues_of_any_profile_are_counted(
 async def test_the_question_leaves_no_channel_and_disturbs_no_reader(
     transport: AmqpTransport, own_broker: Broker, heard: list[str]
 ) -> None:
-    """
-    Asked again and again, also about missing queues, for which the broker closes the channel.
-    """
+    """Asked again and again, also about missing queues, for which the broker closes the channel."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=100)
     await transport.publish(QUEUE, message("the first"))  # which opens a channel to publish by
@@ -114,9 +110,7 @@ async def test_the_question_leaves_no_channel_and_disturbs_no_reader(
 async def test_a_queue_that_is_down_is_not_taken_for_a_missing_one(
     transport: AmqpTransport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    The broker says NOT_FOUND of both, but what this one holds comes back with it.
-    """
+    """The broker says NOT_FOUND of both, but what this one holds comes back with it."""
     await transport.declare([QUEUE])
     await transport.publish(QUEUE, message("a"))
 
@@ -147,9 +141,7 @@ def down(broker: Broker, vhost: str, queue: Queue) -> Iterator[None]:
 async def test_a_broker_that_is_away_does_not_say(
     transport: AmqpTransport, own_broker: Broker
 ) -> None:
-    """
-    The error comes at once where the loss is known; it is asked again when it is back.
-    """
+    """The error comes at once where the loss is known; it is asked again when it is back."""
     await transport.declare([QUEUE])
     await transport.publish(QUEUE, message("a"))
     await asyncio.to_thread(own_broker.kill)
@@ -177,9 +169,7 @@ async def depth_or_none(transport: AmqpTransport) -> int | None:
 async def test_a_first_question_needs_a_broker_too(
     transport: AmqpTransport, own_broker: Broker
 ) -> None:
-    """
-    The connection that reads is opened for it.
-    """
+    """The connection that reads is opened for it."""
     assert await transport.depth([QUEUE]) == 0
     await transport.stop()
     await transport.start()
@@ -195,9 +185,7 @@ async def test_a_frozen_broker_is_given_up_and_its_readers_live_on(
     heard: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    Questions that were given up, and whose answers come later, cost nobody the connection.
-    """
+    """Questions that were given up, and whose answers come later, cost nobody the connection."""
     monkeypatch.setattr(amqp_transport, "DEPTH_TIMEOUT_S", 1.0)
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -225,9 +213,7 @@ async def test_a_queue_that_does_not_answer_holds_up_nobody_else(
     heard: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    The broker waits for it, and does not even close the channel of the question meanwhile.
-    """
+    """The broker waits for it, and does not even close the channel of the question meanwhile."""
     monkeypatch.setattr(amqp_transport, "DEPTH_TIMEOUT_S", 1.0)
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -258,9 +244,7 @@ async def test_a_queue_that_does_not_answer_holds_up_nobody_else(
 async def test_a_quorum_queue_without_a_leader_is_reported_as_empty(
     own_broker: Broker, own_vhost: str, heard: list[str]
 ) -> None:
-    """
-    RabbitMQ answers at once, and nothing in its answer tells such a queue from an empty one.
-    """
+    """RabbitMQ answers at once, and nothing in its answer tells such a queue from an empty one."""
     server = (
         f"{{ok, Q}} = rabbit_amqqueue:lookup({resource(own_vhost, 'queue', QUEUE.name)}), "
         "ok = ra:{}_server(quorum_queues, amqqueue:get_pid(Q))"

@@ -82,8 +82,7 @@ def hosts(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[
 async def test_no_host_accepts_what_another_one_could_run(
     hosts: Hosts, method: str, settings: dict[str, object]
 ) -> None:
-    """
-    Of 24 equal requests that wait when the second host starts, each of the two runs 10 to 14.
+    """Of 24 equal requests that wait when the second host starts, each of the two runs 10 to 14.
 
     Both are full in each of five rounds, whatever the machine does meanwhile.
     """
@@ -104,8 +103,8 @@ async def test_no_host_accepts_what_another_one_could_run(
 async def test_a_host_that_drains_leaves_to_the_other_what_it_has_not_begun(
     hosts: Hosts, method: str, settings: dict[str, object]
 ) -> None:
-    """
-    Its drain ends with 0 when its two running requests have ended, and nothing waits in its store.
+    """Its drain ends with 0 when its two running requests have ended, and nothing waits in its
+    store.
     """
     first = await hosts.start(0, method, **settings)
     await hosts.send(method)

@@ -62,9 +62,7 @@ async def send(url: str, number: int, size: int) -> None:
 async def test_a_backlog_of_large_messages_does_not_keep_a_worker_from_starting(
     shared_broker: Broker, rabbit_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The answer to a question comes behind all that was delivered before it.
-    """
+    """The answer to a question comes behind all that was delivered before it."""
     monkeypatch.setattr(amqp_intake, "ANSWER_S", 1.0)
     url = shared_broker.url_of(rabbit_vhost)
     inbox = Inbox()
@@ -86,9 +84,7 @@ async def test_a_backlog_of_large_messages_does_not_keep_a_worker_from_starting(
 
 
 async def test_a_body_above_the_limit_is_not_kept(rabbit_url: str) -> None:
-    """
-    Its size is known from its header: nobody will parse it, so its pieces are dropped.
-    """
+    """Its size is known from its header: nobody will parse it, so its pieces are dropped."""
     inbox = Inbox()
     async with transport_to(rabbit_url, keep=LARGE) as transport:
         await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -107,9 +103,7 @@ async def test_a_body_above_the_limit_is_not_kept(rabbit_url: str) -> None:
 async def test_a_body_above_the_limit_is_refused_with_its_size(
     tmp_path: Path, shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """
-    The record says how large it was, and the broker keeps it as a dead letter.
-    """
+    """The record says how large it was, and the broker keeps it as a dead letter."""
     site = RabbitSite(tmp_path, shared_broker, rabbit_vhost)
     with contextlib.closing(site):
         service = await site.start(max_body_bytes=2000).serving()
@@ -142,9 +136,7 @@ class Reader:
 
 
 async def test_what_is_read_and_not_accepted_is_bounded_in_bytes(url: str) -> None:
-    """
-    Reading pauses meanwhile, the connection lives, and everything comes in the end.
-    """
+    """Reading pauses meanwhile, the connection lives, and everything comes in the end."""
     async with transport_to(url) as transport:
         reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
         await reader.server.start()
@@ -167,9 +159,7 @@ async def test_what_is_read_and_not_accepted_is_bounded_in_bytes(url: str) -> No
 async def test_a_pause_is_not_taken_for_a_message_that_stalls(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    It ends in the midst of a message, and the rest is on its way: no reader is lost for it.
-    """
+    """It ends in the midst of a message, and the rest is on its way: no reader is lost for it."""
     monkeypatch.setattr(amqp_consumer, "STALLED_S", 0.3)
     async with transport_to(url) as transport:
         reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
@@ -189,9 +179,7 @@ async def test_a_pause_is_not_taken_for_a_message_that_stalls(
 async def test_what_has_no_place_does_not_hold_up_the_connection(
     url: str, shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """
-    Ops requests come by it too: large messages without places go back at once.
-    """
+    """Ops requests come by it too: large messages without places go back at once."""
     async with transport_to(url) as transport:
         reader = Reader(transport, capacity=1, prefetch_bytes=BOUND)
         await reader.server.start()
@@ -208,9 +196,7 @@ async def test_what_has_no_place_does_not_hold_up_the_connection(
 
 
 async def test_a_paused_intake_can_be_closed(url: str) -> None:
-    """
-    A drain may begin while reading pauses: its answer comes behind what is on its way.
-    """
+    """A drain may begin while reading pauses: its answer comes behind what is on its way."""
     async with transport_to(url) as transport:
         reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
         await reader.server.start()
@@ -227,8 +213,8 @@ async def test_a_paused_intake_can_be_closed(url: str) -> None:
 async def test_what_queues_hold_is_not_known_while_reading_pauses(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The answer waits behind what is not read: the question is given up, and nobody is disturbed.
+    """The answer waits behind what is not read: the question is given up, and nobody is
+    disturbed.
     """
     monkeypatch.setattr(amqp_transport, "DEPTH_TIMEOUT_S", 0.5)
     async with transport_to(url) as transport:

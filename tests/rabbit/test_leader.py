@@ -36,9 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 async def test_a_quorum_queue_that_loses_its_leader_loses_no_request(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """
-    Each confirmed cast takes effect once, whichever node dies: the leader, twice.
-    """
+    """Each confirmed cast takes effect once, whichever node dies: the leader, twice."""
     site = RabbitSite(tmp_path, cluster.nodes[0], "/")
     hosts = ",".join(f"tests:{node.password}@127.0.0.1:{node.port}" for node in cluster.nodes)
     site.url = f"amqp://{hosts}/?profile=quorum"

@@ -73,10 +73,9 @@ async def client(site: RabbitSite) -> AsyncIterator[RpcClient]:
 async def test_no_single_frame_costs_a_confirmed_cast(
     site: RabbitSite, proxy: Proxy, client: RpcClient, part: int
 ) -> None:
-    """
-    Whichever frame of the broker is changed, dropped, doubled, swapped or cut: each confirmed cast
-    is done once, or, if its own words were changed, kept as a dead letter or refused on record; and
-    memory stays bounded.
+    """Whichever frame of the broker is changed, dropped, doubled, swapped or cut: each confirmed
+    cast is done once, or, if its own words were changed, kept as a dead letter or refused on
+    record; and memory stays bounded.
     """
     line = Line()
     proxy.change_frames(line.change)

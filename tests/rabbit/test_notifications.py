@@ -71,17 +71,13 @@ async def next_id(listener: NotificationListener) -> str:
 
 
 def test_each_profile_is_here():
-    """
-    A new one gets its flags above.
-    """
+    """A new one gets its flags above."""
     assert FLAGS.keys() == PROFILES.keys()
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_the_flags_are_those_of_an_oslo_listener(rabbit_url: str, profile: str) -> None:
-    """
-    No dead letters in any profile: the broker would refuse the second of two that differ.
-    """
+    """No dead letters in any profile: the broker would refuse the second of two that differ."""
     durable, arguments = FLAGS[profile]
     async with transport_to(rabbit_url, profile) as transport:
         await transport.declare([QUEUE])
@@ -101,9 +97,7 @@ async def test_the_flags_are_those_of_an_oslo_listener(rabbit_url: str, profile:
 
 
 async def test_another_profile_is_refused_with_the_remedy(rabbit_url: str) -> None:
-    """
-    As of any queue: publisher and listeners declare it alike.
-    """
+    """As of any queue: publisher and listeners declare it alike."""
     async with transport_to(rabbit_url, "quorum") as publisher:
         await publisher.declare([QUEUE])
     async with transport_to(rabbit_url, "durable") as transport:
@@ -116,9 +110,7 @@ async def test_another_profile_is_refused_with_the_remedy(rabbit_url: str) -> No
 async def test_a_queue_that_is_deleted_under_its_listener_is_made_again(
     shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """
-    The listener declares it and goes on; what was in it is lost, as an operator has meant.
-    """
+    """The listener declares it and goes on; what was in it is lost, as an operator has meant."""
     url = shared_broker.url_of(rabbit_vhost)
     async with transport_to(url) as publisher, NotificationListener(url, TOPIC) as listener:
         await publisher.publish(QUEUE, notification("m1"))
@@ -135,9 +127,7 @@ async def test_a_queue_that_is_deleted_under_its_listener_is_made_again(
 async def test_a_queue_that_is_deleted_under_its_publisher_is_declared_again(
     shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """
-    Between the two the publisher is told that nobody has kept its notification.
-    """
+    """Between the two the publisher is told that nobody has kept its notification."""
     url = shared_broker.url_of(rabbit_vhost)
     async with transport_to(url) as publisher:
         await publisher.declare([QUEUE])
@@ -153,9 +143,7 @@ async def test_a_queue_that_is_deleted_under_its_publisher_is_declared_again(
 
 
 async def test_notifications_under_another_key_are_no_strays(rabbit_url: str) -> None:
-    """
-    An operator may bind the queue under other keys; they arrive at once, and in their order.
-    """
+    """An operator may bind the queue under other keys; they arrive at once, and in their order."""
     inbox = Inbox()
     async with transport_to(rabbit_url) as transport:
         await transport.declare([QUEUE])
@@ -177,9 +165,7 @@ async def test_notifications_under_another_key_are_no_strays(rabbit_url: str) ->
 
 
 async def test_what_is_no_notification_is_dropped(shared_broker: Broker, rabbit_vhost: str) -> None:
-    """
-    The broker keeps no dead letters of this queue; the loop goes on.
-    """
+    """The broker keeps no dead letters of this queue; the loop goes on."""
     url = shared_broker.url_of(rabbit_vhost)
     async with transport_to(url) as publisher, NotificationListener(url, TOPIC) as listener:
         await publisher.publish(QUEUE, message("no notification"))
@@ -196,9 +182,7 @@ async def test_what_is_no_notification_is_dropped(shared_broker: Broker, rabbit_
 async def test_a_service_keeps_its_dead_letters_when_notifications_go(
     shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """
-    `remove` of a notification queue, also where a service has the same topic.
-    """
+    """`remove` of a notification queue, also where a service has the same topic."""
     service = shared_queue(TOPIC)
     async with transport_to(shared_broker.url_of(rabbit_vhost)) as transport:
         await transport.declare([service, QUEUE])

@@ -37,9 +37,7 @@ async def service(site: RabbitSite) -> ServiceProcess:
 
 
 async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, service) -> None:
-    """
-    The store tells what is on record; a call goes by the broker; no output has the password.
-    """
+    """The store tells what is on record; a call goes by the broker; no output has the password."""
     asked = gracekit(site, "call", "shop", "ping", "--ops")
     cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=0")
     await site.in_state(cast.stdout.strip(), "succeeded")
@@ -56,9 +54,7 @@ async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, servic
 
 
 async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, service) -> None:
-    """
-    No verb goes through the broker: the door is in the store's directory.
-    """
+    """No verb goes through the broker: the door is in the store's directory."""
     cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=60")
     task_id = cast.stdout.strip()
     await site.in_state(task_id, "running")
@@ -85,9 +81,7 @@ async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, servi
 
 
 async def test_no_control_verb_comes_by_the_broker(site, service) -> None:
-    """
-    Whoever may publish could stop the service: verbs come by the door.
-    """
+    """Whoever may publish could stop the service: verbs come by the door."""
     async with served.svc.client(site.url) as client:
         view = client.prepare(ops=True, host="node-a-0", namespace="gracekit", timeout=20)
         with pytest.raises(UnsupportedVersionError, match="'gracekit' is not served"):
@@ -99,9 +93,7 @@ async def test_no_control_verb_comes_by_the_broker(site, service) -> None:
 
 
 async def test_queues_of_a_host_that_is_gone_are_pruned(site, service, shared_broker) -> None:
-    """
-    None while it lives; then its three, also when only `--host` names it.
-    """
+    """None while it lives; then its three, also when only `--host` names it."""
     mine = {"shop.node-a", "shop-ops.node-a", "shop-ops.node-a-0"}
     living = gracekit(site, "prune", "--gone-for", "0")
     await service.stop()
@@ -119,9 +111,7 @@ async def test_queues_of_a_host_that_is_gone_are_pruned(site, service, shared_br
 
 
 async def test_prune_says_which_queue_it_keeps_and_why(site, service) -> None:
-    """
-    A request that nobody will read is named, instead of passing over its queue.
-    """
+    """A request that nobody will read is named, instead of passing over its queue."""
     await service.stop()
     gracekit(site, "cast", "shop", "slow", "key=k", "s=0", "--host", "node-a")
     tried = gracekit(site, "prune", "--gone-for", "0", "--dry-run", "--json")
@@ -134,9 +124,7 @@ async def test_prune_says_which_queue_it_keeps_and_why(site, service) -> None:
 
 
 async def test_lock_files_are_pruned_where_a_broker_keeps_its_queues(site) -> None:
-    """
-    RabbitMQ removes quorum queues by a command of its own alone, which is told.
-    """
+    """RabbitMQ removes quorum queues by a command of its own alone, which is told."""
     site.url += "?profile=quorum"
     service = await site.start().serving()
     await service.stop()

@@ -33,9 +33,7 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
 async def test_through_a_broker_builds_end_once_while_services_and_resolver_are_killed(
     site: RabbitSite,
 ) -> None:
-    """
-    The same burst, with what a broker delivers again, and notifications that it keeps.
-    """
+    """The same burst, with what a broker delivers again, and notifications that it keeps."""
     await play(site)
 
 
@@ -68,9 +66,7 @@ async def park(site: RabbitSite, *names: str) -> None:
 async def test_a_task_is_parked_while_the_broker_is_down_and_told_of_when_it_is_back(
     own_site: RabbitSite,
 ) -> None:
-    """
-    Its notifications wait in the store, and leave without a restart of the service.
-    """
+    """Its notifications wait in the store, and leave without a restart of the service."""
     site = own_site
     make_room(0, site.root / RECORDS)
     service = await site.start_program("roomy", **UNHURRIED, test_until_go=1).serving()
@@ -92,9 +88,7 @@ async def test_a_task_is_parked_while_the_broker_is_down_and_told_of_when_it_is_
 
 
 async def test_a_notification_queue_that_was_deleted_is_made_again(site: RabbitSite) -> None:
-    """
-    Who deletes it loses what stood in it, and nothing that comes later.
-    """
+    """Who deletes it loses what stood in it, and nothing that comes later."""
     make_room(0, site.root / RECORDS)
     service = await site.start_program("roomy", **UNHURRIED).serving()
     await park(site, "a")

@@ -117,9 +117,7 @@ def a_service(seen: list[str], topic: str = "compute") -> Service:
 async def test_what_the_page_gives_is_enough(
     tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, rabbit_url: str, login, profile: str
 ) -> None:
-    """
-    A service, its clients and its operators do all that they do with these patterns alone.
-    """
+    """A service, its clients and its operators do all that they do with these patterns alone."""
     seen = list[str]()
     settings = Settings(
         store_url=f"sqlite:///{tmp_path}/store.db",
@@ -161,9 +159,7 @@ async def test_what_the_page_gives_is_enough(
 
 @pytest.mark.parametrize("name", ["mycompute", "computer", "compute-opsx", "nova", "nova_compute"])
 async def test_a_service_cannot_have_the_queues_of_another(login, name: str) -> None:
-    """
-    The patterns are anchored: a name that contains theirs is not theirs.
-    """
+    """The patterns are anchored: a name that contains theirs is not theirs."""
     async with transport_to(login(SERVICE)) as transport:
         with pytest.raises(GracekitError, match="refused"):
             await transport.declare([shared_queue(name)])
@@ -179,9 +175,7 @@ async def test_a_service_cannot_have_the_queues_of_another(login, name: str) -> 
 async def test_a_client_reads_its_own_answers_alone(
     rabbit_url: str, login, role: str, queue: Queue
 ) -> None:
-    """
-    Neither requests nor dead letters, nor queues under names that nobody has drawn.
-    """
+    """Neither requests nor dead letters, nor queues under names that nobody has drawn."""
     async with transport_to(rabbit_url) as owner, transport_to(login(role)) as client:
         await owner.declare([queue])
         with pytest.raises(GracekitError, match="refused"):
@@ -190,9 +184,7 @@ async def test_a_client_reads_its_own_answers_alone(
 
 @pytest.mark.parametrize("profile", ["durable", "quorum", "oslo-transient"])
 async def test_notifications_go_from_the_service_to_its_listeners(login, profile: str) -> None:
-    """
-    Whichever of them comes first; and a listener sends none, nor does it read requests.
-    """
+    """Whichever of them comes first; and a listener sends none, nor does it read requests."""
     seen: asyncio.Queue[Delivery] = asyncio.Queue()
     async with (
         transport_to(login(LISTENER), profile) as listener,
@@ -216,8 +208,8 @@ async def test_notifications_go_from_the_service_to_its_listeners(login, profile
 async def test_clients_of_oslo_messaging_need_a_login_that_declares_exchanges(
     tmp_path: Path, login
 ) -> None:
-    """
-    They declare the exchanges to which they send, so the login of gracekit's clients is refused.
+    """They declare the exchanges to which they send, so the login of gracekit's clients is
+    refused.
     """
     seen = list[str]()
     settings = Settings(
@@ -247,9 +239,7 @@ async def test_clients_of_oslo_messaging_need_a_login_that_declares_exchanges(
 async def test_an_application_s_own_notifier_declares_the_queue_that_it_fills(
     shared_broker: Broker, rabbit_vhost: str, login
 ) -> None:
-    """
-    The Notifier of oslo.messaging makes exchange, queue and binding before it sends.
-    """
+    """The Notifier of oslo.messaging makes exchange, queue and binding before it sends."""
     options = {"default": {"control_exchange": "gracekit"}}
     async with oslo_peer(login(NOTIFIER), **options) as peer:
         await peer.ask(
@@ -273,9 +263,7 @@ async def test_an_application_s_own_notifier_declares_the_queue_that_it_fills(
 async def test_a_client_sends_requests_to_its_service_alone(
     rabbit_url: str, login, role: str
 ) -> None:
-    """
-    Not to other services, and nothing into a queue as it pleases.
-    """
+    """Not to other services, and nothing into a queue as it pleases."""
     others = [shared_queue("nova"), reply_queue("reply_of_others")]
     async with transport_to(rabbit_url) as owner, transport_to(login(role)) as client:
         await owner.declare([*others, shared_queue("compute")])
@@ -288,9 +276,7 @@ async def test_a_client_sends_requests_to_its_service_alone(
 async def test_the_login_of_a_service_is_no_client_s_and_the_error_says_so(
     rabbit_url: str, login
 ) -> None:
-    """
-    It may neither send requests nor read answers: the remedy is the login of a client.
-    """
+    """It may neither send requests nor read answers: the remedy is the login of a client."""
     async with transport_to(rabbit_url) as owner:
         await owner.declare([shared_queue("compute")])
         async with RpcClient(login(SERVICE), "compute") as client:
@@ -302,8 +288,8 @@ async def test_the_login_of_a_service_is_no_client_s_and_the_error_says_so(
 async def test_a_service_without_a_right_of_its_own_is_not_sent_to_a_client_s_login(
     tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, rabbit_url: str, login
 ) -> None:
-    """
-    Refused is the queue by which its readers are counted, and then the exchange of its answers.
+    """Refused is the queue by which its readers are counted, and then the exchange of its
+    answers.
     """
     url, user = login(SERVICE), binary(f"{SERVICE}-{rabbit_vhost}")
 
@@ -333,9 +319,7 @@ async def test_a_service_without_a_right_of_its_own_is_not_sent_to_a_client_s_lo
 
 @pytest.mark.parametrize("exchange", ["gracekit", "compute_fanout"])
 async def test_a_client_deletes_no_exchange(rabbit_url: str, login, exchange: str) -> None:
-    """
-    All bindings of all services would go with it.
-    """
+    """All bindings of all services would go with it."""
     async with transport_to(rabbit_url) as owner:
         await owner.declare([shared_queue("compute"), fanout_queue("compute", "0" * 32)])
         connection = await aiormq.connect(login(CLIENT))
@@ -356,8 +340,7 @@ async def test_a_copy_to_another_service_is_refused_by_it(
     login,
     header: str,
 ) -> None:
-    """
-    RabbitMQ copies a message to each topic of a header and asks for no permission; the service
+    """RabbitMQ copies a message to each topic of a header and asks for no permission; the service
     that gets such a copy runs nothing, and keeps it aside.
     """
     seen = list[str]()
@@ -394,9 +377,7 @@ async def test_a_copy_to_another_service_is_refused_by_it(
 async def test_a_service_gets_no_requests_of_others_by_a_binding(
     rabbit_url: str, login, key: str
 ) -> None:
-    """
-    Who reads the control exchange may bind to it: to the service's own topics alone.
-    """
+    """Who reads the control exchange may bind to it: to the service's own topics alone."""
     async with transport_to(rabbit_url) as owner, transport_to(login(SERVICE)) as service:
         await owner.declare([shared_queue("volume")])
         await service.declare([shared_queue("compute"), directed_queue("compute", "node-1")])
@@ -410,9 +391,7 @@ async def test_a_service_gets_no_requests_of_others_by_a_binding(
 
 
 async def test_an_operator_sends_dead_letters_to_its_service_alone(rabbit_url: str, login) -> None:
-    """
-    The control exchange is that of all services.
-    """
+    """The control exchange is that of all services."""
     async with transport_to(rabbit_url) as owner:
         await owner.declare([shared_queue("compute"), shared_queue("volume")])
         connection = await aiormq.connect(login(OPERATOR))
@@ -426,9 +405,7 @@ async def test_an_operator_sends_dead_letters_to_its_service_alone(rabbit_url: s
 
 
 async def test_an_operator_looks_at_dead_letters_as_the_page_shows(rabbit_url: str, login) -> None:
-    """
-    A look removes nothing; then one is removed by its id, and the others stay in their order.
-    """
+    """A look removes nothing; then one is removed by its id, and the others stay in their order."""
     names: dict[str, Any] = {"__name__": "look"}
     exec(Page("rabbitmq.md").files["look.py"], names)
     look = names["look"]
@@ -459,8 +436,8 @@ async def test_an_operator_looks_at_dead_letters_as_the_page_shows(rabbit_url: s
 
 
 async def test_the_same_program_shows_what_waits_for_a_host_that_is_gone(rabbit_url: str, login):
-    """
-    A request in the queue of a host has never died; the service may read it, and its operator not.
+    """A request in the queue of a host has never died; the service may read it, and its operator
+    not.
     """
     names: dict[str, Any] = {"__name__": "look"}
     exec(Page("rabbitmq.md").files["look.py"], names)
@@ -475,9 +452,7 @@ async def test_the_same_program_shows_what_waits_for_a_host_that_is_gone(rabbit_
 def test_an_id_that_no_dead_letter_has_is_a_failure_of_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    It prints what there is, and ends with 1.
-    """
+    """It prints what there is, and ends with 1."""
     text = Page("rabbitmq.md").files["look.py"]
     monkeypatch.setattr(sys, "argv", ["look.py", "amqp://", "compute_dead", "nothing"])
     monkeypatch.setattr(asyncio, "run", lambda coro: coro.close() or ["a double {'n': 2}"])
@@ -497,9 +472,7 @@ def program_of_again(directory: Path, patch: pytest.MonkeyPatch) -> Any:
 async def test_an_operator_sends_one_dead_letter_again_and_none_that_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rabbit_url: str, login
 ) -> None:
-    """
-    The others stay, in their order; a call that has expired stays even if all are sent again.
-    """
+    """The others stay, in their order; a call that has expired stays even if all are sent again."""
     send_again = program_of_again(tmp_path, monkeypatch)
     look = importlib.import_module("look").look
     queue = shared_queue("compute")
@@ -533,9 +506,7 @@ async def test_an_operator_sends_one_dead_letter_again_and_none_that_has_expired
 async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rabbit_url: str, login, number: int
 ) -> None:
-    """
-    Each to the queue from which it came, and a service then runs it.
-    """
+    """Each to the queue from which it came, and a service then runs it."""
     send_again = program_of_again(tmp_path, monkeypatch)
     seen = list[str]()
     settings = Settings(
@@ -557,9 +528,7 @@ async def test_an_operator_sends_dead_letters_again_as_the_page_shows(
 
 
 async def test_an_operator_of_dead_letters_reads_no_requests(rabbit_url: str, login) -> None:
-    """
-    The dead letters are all that this role may take.
-    """
+    """The dead letters are all that this role may take."""
     async with transport_to(rabbit_url) as owner:
         await owner.declare([shared_queue("compute")])
         connection = await aiormq.connect(login(OPERATOR))

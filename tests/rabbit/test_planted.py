@@ -24,18 +24,14 @@ ENOUGH = scale(1, None)  # claims of each: the others start a broker, and wait f
 
 @pytest.mark.parametrize("patch", PLANTED, ids=lambda patch: patch.stem)
 def test_a_planted_bug_can_still_be_planted(patch: Path, tmp_path: Path) -> None:
-    """
-    A patch that no longer fits its module would prove nothing: mend it with the module.
-    """
+    """A patch that no longer fits its module would prove nothing: mend it with the module."""
     _plant(patch, tmp_path)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("patch", SOUGHT, ids=lambda patch: patch.stem)
 def test_a_planted_bug_is_found(patch: Path, tmp_path: Path) -> None:
-    """
-    Each claim fails with the bug in the product, and for no other reason than its own.
-    """
+    """Each claim fails with the bug in the product, and for no other reason than its own."""
     _plant(patch, tmp_path)
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

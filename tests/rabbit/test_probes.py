@@ -36,9 +36,7 @@ def site(
 async def test_a_broker_that_goes_and_comes_back_is_seen_by_readiness_alone(
     site: RabbitSite, proxy: Proxy
 ):
-    """
-    Liveness passes, as a restart would not help. For some seconds readiness only warns.
-    """
+    """Liveness passes, as a restart would not help. For some seconds readiness only warns."""
     address = f"127.0.0.1:{free_port()}"
     await site.start(admin=address).serving()
 
@@ -68,8 +66,7 @@ async def test_a_broker_that_goes_and_comes_back_is_seen_by_readiness_alone(
 
 
 async def test_requests_that_wait_on_a_broker_are_seen_by_http(site: RabbitSite, proxy: Proxy):
-    """
-    Those in the queue and those that the run has read and has no place for. While the broker is
+    """Those in the queue and those that the run has read and has no place for. While the broker is
     away there is no number, and the status is answered all the same.
     """
     address = f"127.0.0.1:{free_port()}"
@@ -95,9 +92,7 @@ async def test_requests_that_wait_on_a_broker_are_seen_by_http(site: RabbitSite,
 
 
 async def test_every_verb_works_from_another_host_with_a_token(site: RabbitSite, tmp_path: Path):
-    """
-    Without a token none does; each that changes something is an incident with who and why.
-    """
+    """Without a token none does; each that changes something is an incident with who and why."""
     address = f"127.0.0.1:{free_port()}"
     tokens = write_tokens(tmp_path)
     service = await site.start(admin=address, admin_token_file=tokens).serving()

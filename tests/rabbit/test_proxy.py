@@ -86,9 +86,7 @@ def broker_proxy(shared_broker: Broker) -> Iterator[Proxy]:
 
 
 async def test_bytes_pass_and_are_counted(proxy: Proxy):
-    """
-    Both ways, and an end of the one side is an end of the other.
-    """
+    """Both ways, and an end of the one side is an end of the other."""
     async with wire(proxy) as one:
         assert await one.echo(b"x" * 200_000) == b"x" * 200_000
         assert proxy.links == 1
@@ -100,9 +98,7 @@ async def test_bytes_pass_and_are_counted(proxy: Proxy):
 
 
 async def test_a_cut_resets_all_connections(proxy: Proxy):
-    """
-    At once, and new ones pass.
-    """
+    """At once, and new ones pass."""
     async with wire(proxy) as one, wire(proxy) as other:
         await one.echo(b"1")
         await other.echo(b"2")
@@ -118,9 +114,7 @@ async def test_a_cut_resets_all_connections(proxy: Proxy):
 
 
 async def test_a_plain_cut_looks_like_a_peer_that_closes(proxy: Proxy):
-    """
-    A client sees the end of the stream and no error.
-    """
+    """A client sees the end of the stream and no error."""
     async with wire(proxy) as one:
         await one.echo(b"1")
 
@@ -131,9 +125,7 @@ async def test_a_plain_cut_looks_like_a_peer_that_closes(proxy: Proxy):
 
 @pytest.mark.parametrize("way", Way)
 async def test_a_connection_can_be_cut_after_an_exact_number_of_bytes(proxy: Proxy, way: Way):
-    """
-    In the midst of a frame, say: so many have arrived, and no more.
-    """
+    """In the midst of a frame, say: so many have arrived, and no more."""
     proxy.cut_after(5, way)
     async with wire(proxy) as one:
         one.writer.write(b"abcdefghij")
@@ -148,9 +140,7 @@ async def test_a_connection_can_be_cut_after_an_exact_number_of_bytes(proxy: Pro
 
 
 async def test_random_cuts_are_the_same_for_the_same_seed(proxy: Proxy):
-    """
-    So that a failure can be played again; each connection dies at a place of its own.
-    """
+    """So that a failure can be played again; each connection dies at a place of its own."""
 
     async def places() -> list[int]:
         proxy.cut_at_random(7, most=1000)
@@ -174,8 +164,8 @@ async def test_random_cuts_are_the_same_for_the_same_seed(proxy: Proxy):
 
 
 async def test_a_black_hole_takes_everything_and_answers_nothing(proxy: Proxy):
-    """
-    Old connections and new ones; who lost bytes is cut off when it ends, who lost none lives on.
+    """Old connections and new ones; who lost bytes is cut off when it ends, who lost none lives
+    on.
     """
     async with wire(proxy) as busy, wire(proxy) as idle:
         await busy.echo(b"1")
@@ -196,9 +186,7 @@ async def test_a_black_hole_takes_everything_and_answers_nothing(proxy: Proxy):
 
 
 async def test_a_stalled_wire_loses_nothing(proxy: Proxy):
-    """
-    What was held back arrives, in its order.
-    """
+    """What was held back arrives, in its order."""
     async with wire(proxy) as one:
         await one.echo(b"1")
         proxy.stall()
@@ -217,9 +205,7 @@ async def test_a_stalled_wire_loses_nothing(proxy: Proxy):
 
 
 async def test_a_refusing_proxy_lets_the_open_ones_live(proxy: Proxy):
-    """
-    And listens on the same port again when it is healed.
-    """
+    """And listens on the same port again when it is healed."""
     async with wire(proxy) as one:
         await one.echo(b"1")
         proxy.refuse()
@@ -234,9 +220,7 @@ async def test_a_refusing_proxy_lets_the_open_ones_live(proxy: Proxy):
 
 
 async def test_a_slow_wire_takes_its_time(proxy: Proxy):
-    """
-    No more bytes in a second than were asked for.
-    """
+    """No more bytes in a second than were asked for."""
     proxy.slow(5000)
     async with wire(proxy) as one:
         begun = time.monotonic()
@@ -247,9 +231,7 @@ async def test_a_slow_wire_takes_its_time(proxy: Proxy):
 
 
 async def test_an_ended_proxy_leaves_no_connection_and_no_thread(proxy: Proxy):
-    """
-    Nothing is left that a later test would warn of.
-    """
+    """Nothing is left that a later test would warn of."""
     with Proxy(proxy.port) as before:
         async with wire(before) as one:
             await one.echo(b"1")
@@ -266,9 +248,7 @@ async def test_an_ended_proxy_leaves_no_connection_and_no_thread(proxy: Proxy):
 async def test_a_client_of_the_node_notices_a_cut_and_comes_back(
     shared_broker: Broker, broker_proxy: Proxy, rabbit_vhost: str
 ):
-    """
-    The node sees it too: it has no connection left.
-    """
+    """The node sees it too: it has no connection left."""
     url = shared_broker.url_of(rabbit_vhost, port=broker_proxy.port)
     connection = await aio_pika.connect(url)
     ended = asyncio.Event()
@@ -286,9 +266,7 @@ async def test_a_client_of_the_node_notices_a_cut_and_comes_back(
 async def test_a_handshake_that_is_cut_fails(
     shared_broker: Broker, broker_proxy: Proxy, rabbit_vhost: str
 ):
-    """
-    Wherever it is cut.
-    """
+    """Wherever it is cut."""
     broker_proxy.cut_at_random(1, most=300)
     for _ in range(10):
         with pytest.raises((AMQPConnectionError, OSError)):

@@ -64,9 +64,8 @@ async def start(url: str) -> None:
 async def test_a_vhost_that_takes_nobody_now_is_a_matter_of_time(
     own_broker: Broker, own_vhost: str, closed, way: str, said: str
 ) -> None:
-    """
-    A limit falls and a vhost starts: whoever supervises us must try again. The broker's own words
-    say which it is, and name no user.
+    """A limit falls and a vhost starts: whoever supervises us must try again. The broker's own
+    words say which it is, and name no user.
     """
     closed(way)
 
@@ -80,8 +79,8 @@ async def test_a_vhost_that_takes_nobody_now_is_a_matter_of_time(
 async def test_a_limit_of_queues_is_no_matter_of_their_flags(
     own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    RabbitMQ refuses with the code of other flags; a limit is raised or falls, so time mends it.
+    """RabbitMQ refuses with the code of other flags; a limit is raised or falls, so time mends
+    it.
     """
     own_broker.eval(
         f'rabbit_vhost_limit:set({binary(own_vhost)}, [{{<<"max-queues">>, 0}}], {binary(USER)})'
@@ -104,9 +103,7 @@ async def test_a_limit_of_queues_is_no_matter_of_their_flags(
 async def test_a_vhost_that_is_not_ours_is_a_matter_of_configuration(
     own_broker: Broker, own_vhost: str, closed, way: str, said: str
 ) -> None:
-    """
-    Only somebody who makes it or lets us in can mend that; the broker's own words tell which.
-    """
+    """Only somebody who makes it or lets us in can mend that; the broker's own words tell which."""
     closed(way)
 
     with pytest.raises(ConfigError, match=said) as refused:
@@ -122,8 +119,7 @@ ANSWERS, WORK = reply_queue("reply_1"), shared_queue("work")
 
 @dataclass
 class Sender:
-    """
-    Sends at once, on one broker, and knows what it had to send again.
+    """Sends at once, on one broker, and knows what it had to send again.
 
     Attributes:
         repeated: Names of queues, one for each message that was sent again.
@@ -163,9 +159,7 @@ class Sender:
 
 @pytest.fixture
 async def sender(own_broker: Broker, own_vhost: str) -> AsyncIterator[Sender]:
-    """
-    One that has declared a service's queue and a caller's.
-    """
+    """One that has declared a service's queue and a caller's."""
     telemetry, repeated = Telemetry(), list[str]()
     telemetry.subscribe(
         lambda event, fields: repeated.append(fields["queue"]) if event in REPEATED else None
@@ -187,9 +181,7 @@ def numbered(number: int) -> list[Message]:
 async def test_who_may_not_write_to_an_exchange_is_told_and_replies_do_not_hear_of_it(
     sender: Sender,
 ) -> None:
-    """
-    A refusal ends the channel of all that wait on it: replies leave by another.
-    """
+    """A refusal ends the channel of all that wait on it: replies leave by another."""
     sender.permit(write="^amq[.]default$")
     replies = numbered(20)
 
@@ -203,9 +195,8 @@ async def test_who_may_not_write_to_an_exchange_is_told_and_replies_do_not_hear_
 
 
 async def test_an_exchange_that_is_there_needs_no_right_to_declare_it(sender: Sender) -> None:
-    """
-    Who may declare it may delete it: a client uses what a service has made. Where none has, nobody
-    reads: a cast says so, a fanout reaches nobody. Replies need neither.
+    """Who may declare it may delete it: a client uses what a service has made. Where none has,
+    nobody reads: a cast says so, a fanout reaches nobody. Replies need neither.
     """
     sender.permit(configure="")
 
@@ -221,8 +212,8 @@ async def test_an_exchange_that_is_there_needs_no_right_to_declare_it(sender: Se
 
 
 async def test_a_message_that_is_refused_costs_the_others_a_second_try(sender: Sender) -> None:
-    """
-    The broker ends the channel of all of them and does not say whom it meant: they go one by one.
+    """The broker ends the channel of all of them and does not say whom it meant: they go one by
+    one.
     """
     limit = "application:set_env(rabbit, max_message_size, {})"
     sender.broker.eval(limit.format(1000))
@@ -242,9 +233,7 @@ async def test_a_message_that_is_refused_costs_the_others_a_second_try(sender: S
 
 
 async def test_a_topic_that_is_forbidden_is_refused_alone(sender: Sender) -> None:
-    """
-    Its exchange is named in the refusal too, and all others may write to it.
-    """
+    """Its exchange is named in the refusal too, and all others may write to it."""
     user, vhost = binary(USER), binary(sender.vhost)
     other = shared_queue("other")
     await sender.transport.declare([other])
@@ -264,9 +253,7 @@ async def test_a_topic_that_is_forbidden_is_refused_alone(sender: Sender) -> Non
 
 
 async def test_who_waits_longer_than_a_broker_can_count_waits_for_ever(sender: Sender) -> None:
-    """
-    RabbitMQ refuses a message that expires in more than ten years.
-    """
+    """RabbitMQ refuses a message that expires in more than ten years."""
     told = await sender.send((WORK, Message(body=b"a", expires_in_s=1e9)))
 
     assert told == [None]
@@ -274,8 +261,7 @@ async def test_who_waits_longer_than_a_broker_can_count_waits_for_ever(sender: S
 
 @pytest.mark.parametrize("queue", [WORK, ANSWERS], ids=["work", "answers"])
 async def test_a_full_queue_refuses_and_nothing_is_in_doubt(sender: Sender, queue: Queue) -> None:
-    """
-    A nack means that the broker has not kept the message. It is sent again for 2 s, as a quorum
+    """A nack means that the broker has not kept the message. It is sent again for 2 s, as a quorum
     queue may elect a leader, and not by waiting for room until nobody knows where it is.
     """
     sender.limit(queue)
@@ -297,9 +283,7 @@ async def test_a_full_queue_refuses_and_nothing_is_in_doubt(sender: Sender, queu
 async def test_a_fanout_that_one_queue_refuses_is_not_sent_to_the_others_again(
     sender: Sender,
 ) -> None:
-    """
-    The broker does not say which of them is full, and the others have the message.
-    """
+    """The broker does not say which of them is full, and the others have the message."""
     full, free = fanout_queue("work", "run-1"), fanout_queue("work", "run-2")
     await sender.transport.declare([full, free])
     sender.limit(full)

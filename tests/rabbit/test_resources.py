@@ -27,9 +27,7 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
 async def test_creates_sent_through_a_broker_to_a_stopped_service_are_built_and_not_judged(
     site: RabbitSite, prefetch: int, siblings: int
 ) -> None:
-    """
-    The pass waits for what the broker holds, and for what it has delivered and has no place.
-    """
+    """The pass waits for what the broker holds, and for what it has delivered and has no place."""
     # A pass waits so long for deliveries that a sibling may keep.
     await check_creates(site, prefetch=prefetch, siblings=siblings, accept_wait="5s")
 
@@ -38,8 +36,6 @@ async def test_creates_sent_through_a_broker_to_a_stopped_service_are_built_and_
 async def test_without_the_wait_for_the_brokers_queue_creates_are_judged(
     site: RabbitSite, prefetch: int
 ) -> None:
-    """
-    The claim above fails with that wait taken out: it is the wait that protects them.
-    """
+    """The claim above fails with that wait taken out: it is the wait that protects them."""
     with pytest.raises(AssertionError, match="were judged by a rule"):
         await check_creates(site, prefetch=prefetch, test_planted="no wait for the queue")

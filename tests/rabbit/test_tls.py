@@ -65,9 +65,7 @@ async def exchange(url: str) -> bytes:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 async def test_a_broker_that_proves_who_it_is_is_used(brokers, certificates, host) -> None:
-    """
-    With the authority's certificate in `cafile`, by name and by address.
-    """
+    """With the authority's certificate in `cafile`, by name and by address."""
     url = brokers["good"].tls_url_of("", host=host)
 
     assert await exchange(f"{url}?cafile={certificates.ca}") == b"a"
@@ -82,9 +80,7 @@ async def test_a_broker_that_proves_who_it_is_is_used(brokers, certificates, hos
     ],
 )
 async def test_a_broker_that_does_not_is_refused(brokers, certificates, name, said) -> None:
-    """
-    Another host's certificate, an expired one, and one of an authority that nobody trusts.
-    """
+    """Another host's certificate, an expired one, and one of an authority that nobody trusts."""
     broker = brokers[name]
 
     with pytest.raises(ConfigError, match=said) as refused:
@@ -95,17 +91,13 @@ async def test_a_broker_that_does_not_is_refused(brokers, certificates, name, sa
 
 
 async def test_without_an_authority_the_system_s_own_are_asked(brokers) -> None:
-    """
-    A private authority is not among them.
-    """
+    """A private authority is not among them."""
     with pytest.raises(ConfigError, match=r"cafile=the system's own"):
         await exchange(brokers["good"].tls_url_of(""))
 
 
 async def test_verification_is_switched_off_only_in_words(brokers) -> None:
-    """
-    `verify=none` takes whatever answers.
-    """
+    """`verify=none` takes whatever answers."""
     assert await exchange(f"{brokers['expired'].tls_url_of('')}?verify=none") == b"a"
 
 
@@ -113,9 +105,7 @@ async def test_verification_is_switched_off_only_in_words(brokers) -> None:
 async def test_a_broker_is_reached_by_name_while_the_default_executor_is_busy(
     brokers, certificates, scheme
 ) -> None:
-    """
-    asyncio resolves names in the default executor, which belongs to the application.
-    """
+    """asyncio resolves names in the default executor, which belongs to the application."""
     good, end = brokers["good"], threading.Event()
     url = good.url_of("").replace("127.0.0.1", "localhost")
     if scheme == "amqps":
@@ -132,9 +122,7 @@ async def test_a_broker_is_reached_by_name_while_the_default_executor_is_busy(
 
 
 async def test_a_certificate_must_name_the_host_of_the_url(brokers, certificates) -> None:
-    """
-    The host's name is verified, and not the address that it was resolved to.
-    """
+    """The host's name is verified, and not the address that it was resolved to."""
     broker = brokers["wrong_host"]
 
     with pytest.raises(ConfigError, match="'localhost'"):
@@ -142,9 +130,8 @@ async def test_a_certificate_must_name_the_host_of_the_url(brokers, certificates
 
 
 async def test_a_secret_is_told_to_nobody(brokers, certificates, tmp_path: Path) -> None:
-    """
-    Neither password nor context is in the log, the store, the process list or an error, through a
-    start, requests that fail, a crash dump, and the loss of the broker.
+    """Neither password nor context is in the log, the store, the process list or an error, through
+    a start, requests that fail, a crash dump, and the loss of the broker.
     """
     broker = brokers["good"]
     site = RabbitSite(tmp_path, broker, "/")
@@ -176,9 +163,7 @@ async def test_a_secret_is_told_to_nobody(brokers, certificates, tmp_path: Path)
 
 
 async def test_a_connection_that_nobody_awaits_any_more_is_closed():
-    """
-    A cancelled start leaves the thread that connects.
-    """
+    """A cancelled start leaves the thread that connects."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connecting = asyncio.create_task(_connected(*listener.getsockname()))
         await asyncio.sleep(0)

@@ -97,8 +97,8 @@ async def transport(own_broker: Broker, own_vhost: str, ear: Ear) -> AsyncIterat
 async def test_a_settlement_for_a_connection_that_is_gone_is_dropped(
     transport, own_broker: Broker, own_vhost: str, ear: Ear
 ) -> None:
-    """
-    Delivery tags begin anew on each channel: an ack of an earlier one would hit another message.
+    """Delivery tags begin anew on each channel: an ack of an earlier one would hit another
+    message.
     """
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -128,9 +128,7 @@ async def test_a_settlement_for_a_connection_that_is_gone_is_dropped(
 async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed(
     transport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    A bad line may have changed the key of a good one; what comes after it is not touched.
-    """
+    """A bad line may have changed the key of a good one; what comes after it is not touched."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
     connection = await aiormq.connect(own_broker.url_of(own_vhost))
@@ -154,9 +152,7 @@ async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed
 async def test_each_message_under_a_key_of_others_comes_again(
     transport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    A bad line may change the keys of several messages alike, and none of them is a stray.
-    """
+    """A bad line may change the keys of several messages alike, and none of them is a stray."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
     async with aiormq.connect(own_broker.url_of(own_vhost)) as connection:
@@ -175,8 +171,8 @@ async def test_each_message_under_a_key_of_others_comes_again(
 async def test_a_message_whose_key_and_properties_are_no_text_holds_up_no_other(
     transport, own_broker: Broker, own_vhost: str, ear: Ear
 ) -> None:
-    """
-    A fanout exchange takes any key of a client; what cannot be read is judged like other strays.
+    """A fanout exchange takes any key of a client; what cannot be read is judged like other
+    strays.
     """
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -209,9 +205,7 @@ async def test_a_message_whose_key_and_properties_are_no_text_holds_up_no_other(
 async def test_queues_are_bound_again_when_their_exchange_was_deleted(
     transport, own_broker: Broker, own_vhost: str, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Who may declare an exchange may delete it: the service makes it again, and says so.
-    """
+    """Who may declare an exchange may delete it: the service makes it again, and says so."""
     monkeypatch.setattr(amqp_consumer, "LOOK_EVERY_S", 0.1)
     inbox = Inbox()
     directed = directed_queue("compute", "node-1")
@@ -240,9 +234,7 @@ async def test_queues_are_bound_again_when_their_exchange_was_deleted(
 async def test_acks_of_one_turn_leave_as_one_frame(
     transport, own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A hundred acks of a group cost the broker one; what is still open is not among them.
-    """
+    """A hundred acks of a group cost the broker one; what is still open is not among them."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=200)
     await asyncio.gather(*(transport.publish(QUEUE, message(str(n))) for n in range(100)))
@@ -267,8 +259,8 @@ async def test_acks_of_one_turn_leave_as_one_frame(
 async def test_acks_of_replies_leave_together_though_they_come_one_by_one(
     transport, own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    After 32 of them, a moment after the first one, or when reading ends; the broker keeps none.
+    """After 32 of them, a moment after the first one, or when reading ends; the broker keeps
+    none.
     """
     monkeypatch.setattr(intakes, "REPLY_ACKS_S", 3600.0)  # the first 32 leave by their number
     frames: list[tuple[int, bool]] = []
@@ -302,9 +294,7 @@ async def test_acks_of_replies_leave_together_though_they_come_one_by_one(
 async def test_a_reply_that_was_not_acked_in_time_is_ignored_when_it_comes_again(
     own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A connection that is lost while an ack waits for others brings the reply a second time.
-    """
+    """A connection that is lost while an ack waits for others brings the reply a second time."""
     monkeypatch.setattr(Intake, "_ack_reply", Intake._has_settled)  # so the acks never leave
     url = own_broker.url_of(own_vhost)
     async with RpcClient(url, "compute") as client, answering(url, "compute") as asked:
@@ -330,9 +320,8 @@ def _away(proxy: Proxy) -> None:
 async def test_the_first_call_of_a_client_waits_for_a_broker_that_is_away(
     shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
 ) -> None:
-    """
-    As later calls and casts do. It is the first that needs the connection for replies, and one that
-    gives up takes nothing from the others.
+    """As later calls and casts do. It is the first that needs the connection for replies, and one
+    that gives up takes nothing from the others.
     """
     url = shared_broker.url_of(rabbit_vhost, port=proxy.port)
     async with (
@@ -358,9 +347,7 @@ async def test_the_first_call_of_a_client_waits_for_a_broker_that_is_away(
 async def test_a_first_call_that_waits_in_vain_says_that_nothing_was_sent(
     shared_broker: Broker, rabbit_vhost: str, proxy: Proxy, trouble: Callable[[Proxy], None]
 ) -> None:
-    """
-    After the time of a publish, for however many calls.
-    """
+    """After the time of a publish, for however many calls."""
     url = f"{shared_broker.url_of(rabbit_vhost, port=proxy.port)}?publish_timeout=2s"
     async with RpcClient(url, "compute") as client:
         trouble(proxy)
@@ -378,9 +365,7 @@ async def test_a_first_call_that_waits_in_vain_says_that_nothing_was_sent(
 async def test_a_stop_ends_a_first_call_that_waits_for_the_broker(
     shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
 ) -> None:
-    """
-    It does not wait until the call gives up.
-    """
+    """It does not wait until the call gives up."""
     async with RpcClient(shared_broker.url_of(rabbit_vhost, port=proxy.port), "compute") as client:
         _away(proxy)
         calling = asyncio.create_task(client.call("work"))
@@ -394,9 +379,7 @@ async def test_a_stop_ends_a_first_call_that_waits_for_the_broker(
 async def test_a_service_that_looks_for_other_readers_does_not_wait_for_the_broker(
     shared_broker: Broker, rabbit_vhost: str, proxy: Proxy
 ) -> None:
-    """
-    Its start is refused at once, and the supervisor decides.
-    """
+    """Its start is refused at once, and the supervisor decides."""
     transport = _made(shared_broker.url_of(rabbit_vhost, port=proxy.port))
     await transport.start()
     try:
@@ -460,9 +443,7 @@ def _made(url: str) -> AmqpTransport:
 async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
     own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    The broker has it and will confirm it: it is waited for, and not sent again.
-    """
+    """The broker has it and will confirm it: it is waited for, and not sent again."""
     patient = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=60s")
     await patient.start()
     try:
@@ -483,8 +464,8 @@ async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
 async def test_what_an_alarm_keeps_from_being_sent_is_not_called_a_lost_connection(
     own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    The first message may be in the queue; of later ones nothing is sent, and the error says why.
+    """The first message may be in the queue; of later ones nothing is sent, and the error says
+    why.
     """
     sender = _made(f"{own_broker.url_of(own_vhost)}?publish_timeout=2s")
     await sender.start()
@@ -509,9 +490,7 @@ async def test_what_an_alarm_keeps_from_being_sent_is_not_called_a_lost_connecti
 async def test_an_unconfirmed_request_has_its_id_for_the_next_try(
     own_broker: Broker, own_vhost: str, way: str
 ) -> None:
-    """
-    It may run; under another id it could run twice.
-    """
+    """It may run; under another id it could run twice."""
     url = f"{own_broker.url_of(own_vhost)}?publish_timeout=2s"
     async with answering(own_broker.url_of(own_vhost), "compute"), RpcClient(url, "compute") as one:
         await one.call("work")
@@ -527,9 +506,7 @@ async def test_an_unconfirmed_request_has_its_id_for_the_next_try(
 async def test_a_publish_says_whether_it_may_have_been_carried_out(
     transport, own_broker: Broker
 ) -> None:
-    """
-    Not confirmed in time, and not even sent for want of a connection, are two errors.
-    """
+    """Not confirmed in time, and not even sent for want of a connection, are two errors."""
     await transport.declare([QUEUE])
     await transport.publish(QUEUE, message("a"))
     own_broker.freeze()
@@ -549,8 +526,8 @@ async def test_a_publish_says_whether_it_may_have_been_carried_out(
 async def test_what_is_under_way_fails_when_its_transport_stops(
     own_broker: Broker, own_vhost: str, ear: Ear, trouble: str
 ) -> None:
-    """
-    Whoever sends in the midst of a stop is told at once, and not after all of `publish_timeout`.
+    """Whoever sends in the midst of a stop is told at once, and not after all of
+    `publish_timeout`.
     """
     telemetry = Telemetry()
     telemetry.subscribe(ear.hear)
@@ -595,8 +572,7 @@ async def test_what_is_under_way_fails_when_its_transport_stops(
 async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
     transport, own_broker: Broker, ear: Ear
 ) -> None:
-    """
-    Calls under way get their answers: the queue is durable, and its reader comes back to it.
+    """Calls under way get their answers: the queue is durable, and its reader comes back to it.
     Meanwhile the reader says since when it cannot read, and why.
     """
     inbox = Inbox()
@@ -619,9 +595,7 @@ async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
 async def test_a_cancelled_consumer_stays_cancelled(
     transport, own_broker: Broker, own_vhost: str, ear: Ear
 ) -> None:
-    """
-    A lost connection brings back who reads, and nobody whose intake was closed.
-    """
+    """A lost connection brings back who reads, and nobody whose intake was closed."""
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=1)
     await transport.consume([shared_queue("compute-ops")], inbox.put, prefetch=1)
@@ -652,8 +626,7 @@ async def test_a_cancelled_consumer_stays_cancelled(
 async def test_a_keeper_that_fails_begins_again_and_messages_flow(
     transport, own_broker: Broker, ear: Ear, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
 ) -> None:
-    """
-    An exception that nobody foresaw, in any step of who keeps a connection or a consumer, is
+    """An exception that nobody foresaw, in any step of who keeps a connection or a consumer, is
     logged; neither this loss nor a later one ends the reading.
     """
     inbox = Inbox()
@@ -708,9 +681,8 @@ async def publish_at_last(transport: AmqpTransport, queue: Queue, text: str) -> 
 async def test_that_nobody_reads_is_believed_when_it_is_seen_twice(
     transport, ear: Ear, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], lost: str | None
 ) -> None:
-    """
-    A broker may count a reader late, say where a queue has just moved; that a queue is missing it
-    knows at once.
+    """A broker may count a reader late, say where a queue has just moved; that a queue is missing
+    it knows at once.
     """
     played, over = [*counts], asyncio.Event()
 
@@ -737,9 +709,7 @@ async def test_that_nobody_reads_is_believed_when_it_is_seen_twice(
 async def test_a_give_back_that_is_cut_is_not_acked_by_a_later_group(
     transport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    Its frame may not have left: the message must come back, when its channel ends.
-    """
+    """Its frame may not have left: the message must come back, when its channel ends."""
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=100)
     await asyncio.gather(*(transport.publish(QUEUE, message(str(n))) for n in range(60)))
@@ -760,9 +730,7 @@ async def test_a_give_back_that_is_cut_is_not_acked_by_a_later_group(
 async def test_an_ack_after_a_close_is_not_sent(
     transport, own_broker: Broker, own_vhost: str, ear: Ear
 ) -> None:
-    """
-    On a channel that is closed it would cost the connection, and with it all other channels.
-    """
+    """On a channel that is closed it would cost the connection, and with it all other channels."""
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=10)
     await transport.publish(QUEUE, message("a"))
@@ -783,9 +751,7 @@ async def test_an_ack_after_a_close_is_not_sent(
 async def test_nothing_that_was_ours_alone_is_left_after_a_stop(
     own_broker: Broker, own_vhost: str, profile: str
 ) -> None:
-    """
-    Fanout and reply queues go, of whatever kind they are, and no connection is lost for it.
-    """
+    """Fanout and reply queues go, of whatever kind they are, and no connection is lost for it."""
     ear, telemetry = Ear(), Telemetry()
     telemetry.subscribe(ear.hear)
     made = AmqpTransport(
@@ -809,9 +775,7 @@ async def test_nothing_that_was_ours_alone_is_left_after_a_stop(
 async def test_two_first_users_share_one_connection(
     transport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    Clients of one transport may begin together; none of its connections outlives it.
-    """
+    """Clients of one transport may begin together; none of its connections outlives it."""
     before = await asyncio.to_thread(own_broker.connections)
     queues = [Queue(f"reply_{n}", QueueKind.REPLY) for n in range(5)]
     await asyncio.gather(*(transport.consume([q], Inbox().put, prefetch=1) for q in queues))
@@ -826,9 +790,7 @@ async def test_two_first_users_share_one_connection(
 async def test_a_message_needs_no_content_type(
     transport, own_broker: Broker, own_vhost: str, content_type: str | None
 ) -> None:
-    """
-    What its body is decides; an oslo.messaging reader drops it, which docs/oslo.md says.
-    """
+    """What its body is decides; an oslo.messaging reader drops it, which docs/oslo.md says."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
     async with aiormq.connect(own_broker.url_of(own_vhost)) as connection:
@@ -842,9 +804,7 @@ async def test_a_message_needs_no_content_type(
 
 
 async def test_a_name_that_no_queue_can_have_is_undeliverable(transport) -> None:
-    """
-    A caller may send any reply address; 255 letters can be more bytes than the wire allows.
-    """
+    """A caller may send any reply address; 255 letters can be more bytes than the wire allows."""
     with pytest.raises(Undeliverable, match="no queue has a name as long"):
         await transport.publish(Queue("ü" * 255, QueueKind.REPLY), message("a"))
 
@@ -852,9 +812,7 @@ async def test_a_name_that_no_queue_can_have_is_undeliverable(transport) -> None
 async def test_a_stop_does_not_wait_for_bytes_that_cannot_leave(
     own_broker: Broker, own_vhost: str
 ) -> None:
-    """
-    A frozen broker reads nothing: the socket is cut, and the stop ends within its bounds.
-    """
+    """A frozen broker reads nothing: the socket is cut, and the stop ends within its bounds."""
     made = AmqpTransport(
         read_url(own_broker.url_of(own_vhost), exchange="gracekit", profile="durable"),
         process=Process(),
@@ -885,8 +843,7 @@ async def test_a_stop_does_not_wait_for_bytes_that_cannot_leave(
 async def test_an_idle_quorum_queue_is_left_with_the_command_that_removes_it(
     shared_broker: Broker, rabbit_vhost: str
 ):
-    """
-    RabbitMQ closes the whole connection when it is asked to remove one only if it is empty. The
+    """RabbitMQ closes the whole connection when it is asked to remove one only if it is empty. The
     command can be copied as it is: names may have spaces, and the virtual host is named.
     """
     broker = read_url(shared_broker.url_of(rabbit_vhost), exchange="gracekit", profile="quorum")
@@ -909,9 +866,7 @@ async def test_an_idle_quorum_queue_is_left_with_the_command_that_removes_it(
 
 
 async def test_a_loss_by_missed_heartbeats_says_so(own_broker: Broker, own_vhost: str) -> None:
-    """
-    A connection on which nothing comes any more is told by how long that has lasted.
-    """
+    """A connection on which nothing comes any more is told by how long that has lasted."""
     ear, telemetry = Ear(), Telemetry()
     telemetry.subscribe(ear.hear)
     url = f"{own_broker.url_of(own_vhost)}?heartbeat=1s"

@@ -86,9 +86,8 @@ async def cut_at_once(site: RabbitSite, proxy: Proxy) -> None:
 async def test_trouble_with_the_broker_loses_nothing(
     site: RabbitSite, proxy: Proxy, trouble: Trouble
 ) -> None:
-    """
-    Each confirmed cast ends on record; as the service itself lives on, none is started twice, and
-    it reads again within ten seconds of the trouble's end.
+    """Each confirmed cast ends on record; as the service itself lives on, none is started twice,
+    and it reads again within ten seconds of the trouble's end.
     """
     service = await site.start().serving()
     names = [f"client{n}" for n in range(CASTERS)]
@@ -143,9 +142,8 @@ def told(service: ServiceProcess) -> str:
 
 
 async def test_a_deleted_queue_is_made_again_and_read(site: RabbitSite) -> None:
-    """
-    Who deletes a queue loses what stood in it, ready or read and not accepted yet, and nothing that
-    was accepted or comes later.
+    """Who deletes a queue loses what stood in it, ready or read and not accepted yet, and nothing
+    that was accepted or comes later.
     """
     service = await site.start().serving()
     caster = site.caster("client", scale(100, 1000), per_second=PER_SECOND)
@@ -172,8 +170,7 @@ async def test_a_deleted_queue_is_made_again_and_read(site: RabbitSite) -> None:
 
 
 async def test_a_drain_ends_in_time_while_the_broker_is_out_of_memory(site: RabbitSite) -> None:
-    """
-    Acks and cancels do not go by the connection that the broker blocks; a reply that cannot be
+    """Acks and cancels do not go by the connection that the broker blocks; a reply that cannot be
     sent is sent by the next start.
     """
     service = await site.start(drain_timeout="3s").serving()
@@ -201,8 +198,8 @@ async def test_a_drain_ends_in_time_while_the_broker_is_out_of_memory(site: Rabb
 
 
 async def test_a_drain_ends_in_time_while_the_broker_is_frozen(site: RabbitSite) -> None:
-    """
-    Nothing that the broker is asked is waited for beyond its bound, and what ran is on record.
+    """Nothing that the broker is asked is waited for beyond its bound, and what ran is on
+    record.
     """
     service = await site.start(drain_timeout="2s", cancel_ok_timeout="1s").serving()
     async with served.svc.client(site.url) as client:
@@ -224,8 +221,8 @@ async def test_a_drain_ends_in_time_while_the_broker_is_frozen(site: RabbitSite)
 async def test_a_drain_does_not_wait_for_a_resume_that_waits_for_the_broker(
     site: RabbitSite,
 ) -> None:
-    """
-    The broker is frozen, so the intake cannot be opened; what runs has all of the drain's time.
+    """The broker is frozen, so the intake cannot be opened; what runs has all of the drain's
+    time.
     """
     service = await site.start(drain_timeout="5s", cancel_ok_timeout="1s").serving()
     async with served.svc.client(site.url) as client:
@@ -261,8 +258,7 @@ async def stop_in_silence(service: ServiceProcess) -> tuple[int, float]:
 async def test_a_silent_broker_costs_an_idle_service_one_wait(
     site: RabbitSite, proxy: Proxy, how: str
 ) -> None:
-    """
-    When the first question of a drain has not been answered in time, no other is waited for; the
+    """When the first question of a drain has not been answered in time, no other is waited for; the
     log says what the drain waits for.
     """
     service = await site.start(drain_timeout="25s", cancel_ok_timeout="5s").serving()
@@ -284,9 +280,7 @@ async def test_a_silent_broker_costs_an_idle_service_one_wait(
 async def test_a_silent_broker_leaves_a_short_drain_time_for_its_record(
     site: RabbitSite, proxy: Proxy
 ) -> None:
-    """
-    Its stop is on record long before the kernel's alarm, by which it would count as killed.
-    """
+    """Its stop is on record long before the kernel's alarm, by which it would count as killed."""
     service = await site.start(drain_timeout="5s").serving()
     await answers(site)
     proxy.swallow()
@@ -297,9 +291,9 @@ async def test_a_silent_broker_leaves_a_short_drain_time_for_its_record(
 
 
 async def test_a_task_may_outlast_the_consumer_timeout(site: RabbitSite) -> None:
-    """
-    A journaled request is acked when it is accepted, so the broker waits for nothing; a `requeue`
-    one loses its channel, comes again, and is journaled then: it is started once more at most.
+    """A journaled request is acked when it is accepted, so the broker waits for nothing; a
+    `requeue` one loses its channel, comes again, and is journaled then: it is started once more at
+    most.
     """
     await asyncio.to_thread(site.broker.consumer_timeout, 1500)
     service = await site.start().serving()
@@ -323,8 +317,8 @@ async def test_a_task_may_outlast_the_consumer_timeout(site: RabbitSite) -> None
 async def test_a_requeue_task_whose_ack_was_lost_does_not_run_again_in_its_process(
     site: RabbitSite, proxy: Proxy, how: str
 ) -> None:
-    """
-    Its end is remembered while the process lives: the redelivery is acked, counted, and not run.
+    """Its end is remembered while the process lives: the redelivery is acked, counted, and not
+    run.
     """
     service = await site.start().serving()
     async with served.svc.client(site.broker.url_of(site.vhost)) as client:
@@ -352,9 +346,8 @@ async def test_a_requeue_task_whose_ack_was_lost_does_not_run_again_in_its_proce
 
 
 async def test_a_reply_queue_that_is_gone_does_not_hold_a_drain(site: RabbitSite) -> None:
-    """
-    The drain ends in time; the replies of callers that left are tried again by the next start, then
-    given up and counted.
+    """The drain ends in time; the replies of callers that left are tried again by the next start,
+    then given up and counted.
     """
     service = await site.start().serving()
     async with served.svc.client(site.url) as client:
@@ -383,9 +376,7 @@ async def test_a_reply_queue_that_is_gone_does_not_hold_a_drain(site: RabbitSite
 async def test_a_connection_that_is_lost_in_a_drain_brings_ops_back_and_no_intake(
     site: RabbitSite, proxy: Proxy
 ) -> None:
-    """
-    The handler goes on, ops is answered again, and new requests stay in the queue for others.
-    """
+    """The handler goes on, ops is answered again, and new requests stay in the queue for others."""
     service = await site.start(drain_timeout="20s").serving()
     async with served.svc.client(site.broker.url_of(site.vhost)) as client:
         await client.prepare(request_id="k").cast("through_drain", key="k", s=4)
@@ -422,8 +413,8 @@ async def test_a_connection_that_is_lost_in_a_drain_brings_ops_back_and_no_intak
 async def test_a_start_that_the_broker_refuses_says_why(
     site: RabbitSite, url: str, code: int, said: str
 ) -> None:
-    """
-    What only the operator can mend is a matter of configuration; a broker that is down is none.
+    """What only the operator can mend is a matter of configuration; a broker that is down is
+    none.
     """
     transport = url.format(port=site.broker.port, url=site.broker.url)
     service = site.start_cli(transport_url=transport)
@@ -435,9 +426,8 @@ async def test_a_start_that_the_broker_refuses_says_why(
 
 
 async def test_a_full_dead_letter_queue_holds_nobody_up(site: RabbitSite) -> None:
-    """
-    What cannot be read is on record and leaves the queue, though the broker finds no place to keep
-    it; good requests go on, and the drain ends in time.
+    """What cannot be read is on record and leaves the queue, though the broker finds no place to
+    keep it; good requests go on, and the drain ends in time.
     """
     await asyncio.to_thread(
         site.broker.eval,
@@ -467,8 +457,8 @@ async def test_a_full_dead_letter_queue_holds_nobody_up(site: RabbitSite) -> Non
 
 
 async def test_a_reply_waits_for_a_broker_that_is_away(site: RabbitSite) -> None:
-    """
-    A caller that still waits gets its answer when the broker is back, and not only after a restart.
+    """A caller that still waits gets its answer when the broker is back, and not only after a
+    restart.
     """
     service = await site.start().serving()
     async with served.svc.client(site.broker.url_of(site.vhost)) as client:

@@ -67,9 +67,7 @@ def everything(broker: Broker, vhost: str) -> str:
 async def test_a_refused_start_leaves_nothing_and_the_right_one_follows(
     svc, settings, shared_broker, rabbit_vhost, peer: str, wrong: str, exchange: str
 ):
-    """
-    What exists is compared before anything is declared, so the refusal blocks no later start.
-    """
+    """What exists is compared before anything is declared, so the refusal blocks no later start."""
     settings = replace(settings, exchange=exchange)
     await declare(settings.transport_url, peer, exchange)
     before = everything(shared_broker, rabbit_vhost)
@@ -84,9 +82,7 @@ async def test_a_refused_start_leaves_nothing_and_the_right_one_follows(
 
 
 async def test_a_refusal_names_everything_that_blocks_the_start(svc, settings):
-    """
-    Each queue and exchange with other flags is named, and none that fits.
-    """
+    """Each queue and exchange with other flags is named, and none that fits."""
     settings = replace(settings, exchange="openstack")
     await declare(settings.transport_url, "oslo-transient", "openstack")
 
@@ -105,9 +101,7 @@ async def test_a_refusal_names_everything_that_blocks_the_start(svc, settings):
 async def test_an_old_queue_that_counts_readers_is_named_and_left_beside_a_living_peer(
     svc, settings, shared_broker, rabbit_vhost
 ):
-    """
-    The error is about what blocks the start, and not about the peer that reads the topic.
-    """
+    """The error is about what blocks the start, and not about the peer that reads the topic."""
     settings = replace(settings, exchange="openstack", declare_profile="oslo-transient")
     await declare(settings.transport_url, "oslo-transient", "openstack")
     async with aiormq.Connection(settings.transport_url) as connection:

@@ -9,18 +9,14 @@ from gracekit.rpc.amqp.intake import grouped
 
 
 def test_a_run_without_a_gap_is_one_frame():
-    """
-    Everything below the lowest unsettled tag may go together.
-    """
+    """Everything below the lowest unsettled tag may go together."""
     assert grouped([3, 4, 5], 6) == [(5, True)]
     assert grouped([3, 4, 5], None) == [(5, True)]
     assert grouped([3], 4) == [(3, False)]
 
 
 def test_what_lies_beyond_a_gap_goes_alone():
-    """
-    `multiple` would settle the gap too, and lose it.
-    """
+    """`multiple` would settle the gap too, and lose it."""
     assert grouped([1, 2, 4, 5], 3) == [(2, True), (4, False), (5, False)]
     assert grouped([4, 5], 3) == [(4, False), (5, False)]
 
@@ -40,8 +36,8 @@ class Broker:
 
 @given(st.lists(st.lists(st.integers(1, 30), max_size=8), max_size=12), st.data())
 def test_any_order_of_settling_acks_what_was_acked_and_nothing_else(rounds, data):
-    """
-    Turns of the loop, each with its acks and nacks in any order: the broker ends with what is open.
+    """Turns of the loop, each with its acks and nacks in any order: the broker ends with what is
+    open.
     """
     broker = Broker(30)
     unsettled = dict.fromkeys(range(1, 31))

@@ -69,9 +69,7 @@ async def ear() -> Ear:
 
 
 async def test_messages_come_whole_and_in_order(ear: Ear):
-    """
-    In one piece, in several, and without any.
-    """
+    """In one piece, in several, and without any."""
     ear.take(deliver(1), header(3), ContentBody(b"abc"))
     ear.take(deliver(2), header(6), ContentBody(b"ab"), ContentBody(b"cd"), ContentBody(b"ef"))
     ear.take(deliver(3), header(0))
@@ -87,9 +85,7 @@ def named(value: Any) -> str:
 
 @pytest.mark.parametrize("tag", [0, 1, 3, 4, (1 << 63) - 1])
 async def test_a_tag_that_is_not_the_next_is_a_fault(ear: Ear, tag: int):
-    """
-    An ack may stand for all deliveries before it: one that we have not seen would be lost.
-    """
+    """An ack may stand for all deliveries before it: one that we have not seen would be lost."""
     ear.take(deliver(1), header(1), ContentBody(b"a"))
 
     assert f"delivery {tag} after delivery 1" in ear.fault_of(deliver(tag))
@@ -123,9 +119,7 @@ async def test_a_tag_that_is_not_the_next_is_a_fault(ear: Ear, tag: int):
     ids=named,
 )
 async def test_a_frame_that_is_not_due_is_a_fault(ear: Ear, before: list[Any], frame: Any):
-    """
-    Something before it was lost or changed: nothing stale is put together with it.
-    """
+    """Something before it was lost or changed: nothing stale is put together with it."""
     ear.take(*before)
     told = len(ear.heard)
 
@@ -135,9 +129,7 @@ async def test_a_frame_that_is_not_due_is_a_fault(ear: Ear, before: list[Any], f
 
 @given(st.integers(0, 60), st.integers(0, 255))
 def test_a_delivery_with_a_wrong_byte_is_a_fault_or_the_same(at: int, byte: int):
-    """
-    Nothing reads beyond its frame, and nothing is taken for another delivery.
-    """
+    """Nothing reads beyond its frame, and nothing is taken for another delivery."""
 
     async def play() -> None:
         ear = Ear()
@@ -156,9 +148,7 @@ def test_a_delivery_with_a_wrong_byte_is_a_fault_or_the_same(at: int, byte: int)
 
 
 async def test_what_was_asked_is_answered_once(ear: Ear):
-    """
-    A stray close-ok looked like the end of a channel that the broker goes on to fill.
-    """
+    """A stray close-ok looked like the end of a channel that the broker goes on to fill."""
     ear.wire.heed(pamqp.frame.marshal(Basic.Qos(0, 10, False), CHANNEL))
     ear.wire.heed(pamqp.frame.marshal(Basic.Ack(1, False), CHANNEL))  # which is no question
     assert ear.take(Basic.QosOk()) == [False]
@@ -170,9 +160,7 @@ async def test_what_was_asked_is_answered_once(ear: Ear):
 
 @pytest.mark.parametrize("before", [[], [deliver(1)], [deliver(1), header(2)]], ids=named)
 async def test_a_broker_may_close_a_channel_at_any_moment(ear: Ear, before: list[Any]):
-    """
-    That is no fault of its frames; aiormq hears of it.
-    """
+    """That is no fault of its frames; aiormq hears of it."""
     ear.take(*before)
 
     assert ear.take(Channel.Close(406, "PRECONDITION_FAILED", 0, 0)) == [False]
@@ -180,9 +168,7 @@ async def test_a_broker_may_close_a_channel_at_any_moment(ear: Ear, before: list
 
 
 async def test_a_body_above_the_bound_is_dropped_as_it_comes(ear: Ear):
-    """
-    Its header says its size: what nobody may parse is not kept in memory either.
-    """
+    """Its header says its size: what nobody may parse is not kept in memory either."""
     ear.take(deliver(1), header(1001), ContentBody(bytes(600)))
     assert ear.contents._pieces == []
     ear.take(ContentBody(bytes(401)))
@@ -193,9 +179,7 @@ async def test_a_body_above_the_bound_is_dropped_as_it_comes(ear: Ear):
 
 
 async def test_how_far_a_message_has_come_can_be_asked(ear: Ear):
-    """
-    One of which nothing more comes for long has lost a piece.
-    """
+    """One of which nothing more comes for long has lost a piece."""
     seen = []
     for frame in (deliver(1), header(4), ContentBody(b"ab"), ContentBody(b"cd")):
         seen.append(ear.contents.unfinished)
@@ -217,9 +201,7 @@ class Socket(asyncio.Transport):
 
 
 async def test_a_message_does_not_stall_while_we_do_not_read(ear: Ear):
-    """
-    That nothing more of it comes is our doing, and after a pause its time begins anew.
-    """
+    """That nothing more of it comes is our doing, and after a pause its time begins anew."""
     loop = asyncio.get_running_loop()
     ear.wire.connection_made(Socket())
     ear.take(deliver(1), header(4))

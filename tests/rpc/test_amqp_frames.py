@@ -39,9 +39,7 @@ def payload(frame: Any) -> bytes:
 
 @given(names, tags, st.booleans(), exchanges, names)
 def test_a_delivery_is_read_as_it_was_written(consumer, tag, redelivered, exchange, key):
-    """
-    The tag that is settled later must be the one that the broker means.
-    """
+    """The tag that is settled later must be the one that the broker means."""
     written = payload(Basic.Deliver(consumer, tag, redelivered, exchange, key))
 
     assert frames.read_deliver(written, 7, len(written) - 1) == frames.Delivered(
@@ -51,9 +49,7 @@ def test_a_delivery_is_read_as_it_was_written(consumer, tag, redelivered, exchan
 
 @given(tags, st.booleans(), st.sampled_from([Basic.Ack, Basic.Nack]))
 def test_a_confirm_is_read_as_it_was_written(tag, multiple, kind):
-    """
-    One confirm may stand for many publishes.
-    """
+    """One confirm may stand for many publishes."""
     written = payload(kind(tag, multiple))
 
     assert frames.read_confirm(written, 7, len(written) - 1) == (tag, multiple)
@@ -61,9 +57,7 @@ def test_a_confirm_is_read_as_it_was_written(tag, multiple, kind):
 
 @given(names, exchanges, names)
 def test_a_return_names_its_routing_key(text, exchange, key):
-    """
-    By it and the body the publish is found.
-    """
+    """By it and the body the publish is found."""
     written = payload(Basic.Return(312, text, exchange, key))
 
     assert frames.read_returned_key(written, 7, len(written) - 1) == key
@@ -80,9 +74,7 @@ METHODS = st.sampled_from(
 
 @given(METHODS, st.integers(-30, 30).filter(bool))
 def test_a_method_is_read_inside_its_frame(method, more):
-    """
-    Beside it lies the next frame, whose bytes are not its own.
-    """
+    """Beside it lies the next frame, whose bytes are not its own."""
     written, read = payload(method[0]), method[1]
 
     with pytest.raises((ValueError, IndexError)):
@@ -106,9 +98,7 @@ properties = st.builds(
 
 @given(properties, st.integers(0, 2**40))
 def test_a_header_says_size_patience_and_texts(written, size):
-    """
-    Headers of other kinds are not ours, and an odd expiration is none.
-    """
+    """Headers of other kinds are not ours, and an odd expiration is none."""
     header = payload(ContentHeader(body_size=size, properties=written))
 
     read = frames.read_properties(header, 7, len(header) - 1)
@@ -122,9 +112,7 @@ def test_a_header_says_size_patience_and_texts(written, size):
 
 @given(channels, tags, st.booleans())
 def test_settlements_are_what_pamqp_reads(channel, tag, yes):
-    """
-    A wrong bit here gives a message up, or holds it for ever.
-    """
+    """A wrong bit here gives a message up, or holds it for ever."""
     _, on, ack = pamqp.frame.unmarshal(frames.ack(channel, tag, multiple=yes))
     assert (on, ack.delivery_tag, ack.multiple) == (channel, tag, yes)
     _, on, nack = pamqp.frame.unmarshal(frames.nack(channel, tag, requeue=yes))
@@ -133,9 +121,7 @@ def test_settlements_are_what_pamqp_reads(channel, tag, yes):
 
 @given(exchanges, names, st.binary(max_size=300), st.booleans(), properties)
 def test_a_publish_is_what_pamqp_reads(exchange, key, body, mandatory, written):
-    """
-    Method, header and as many bodies as the largest frame asks for; none for an empty one.
-    """
+    """Method, header and as many bodies as the largest frame asks for; none for an empty one."""
     packed = frames.publish(
         3,
         exchange,
@@ -165,9 +151,7 @@ def test_a_publish_is_what_pamqp_reads(exchange, key, body, mandatory, written):
     ids=["name that is no text", "time after the last year", "unknown kind", "table with no end"],
 )
 def test_a_header_that_cannot_be_read_costs_its_properties_alone(field):
-    """
-    The broker lets some of them pass: the connection would end again at each new delivery.
-    """
+    """The broker lets some of them pass: the connection would end again at each new delivery."""
     fields = len(field).to_bytes(4) + field
     header = payload(ContentHeader(body_size=3)).removesuffix(b"\x00\x00\xce")
     header += b"\x20\x00" + fields + b"\xce"
@@ -177,9 +161,7 @@ def test_a_header_that_cannot_be_read_costs_its_properties_alone(field):
 
 
 def test_a_farewell_that_is_cut_in_a_letter_is_read():
-    """
-    A broker cuts its reason to 255 bytes, be it in the midst of the name of a vhost.
-    """
+    """A broker cuts its reason to 255 bytes, be it in the midst of the name of a vhost."""
     text = ("NOT_ALLOWED - vhost x" + "ü" * 127).encode()[:252] + b"..."
     written = bytearray(payload(commands.Connection.Close(530, "?" * 255, 0, 0)))
     written[14 : 14 + 255] = text
@@ -241,8 +223,8 @@ FRAMES = st.sampled_from(
 
 @given(st.lists(FRAMES, max_size=12), st.lists(st.integers(1, 200), max_size=30))
 def test_each_frame_goes_to_one_place_however_the_bytes_are_cut(sent, cuts):
-    """
-    What the tapped channel wants comes there whole and in order; all else reaches aiormq as sent.
+    """What the tapped channel wants comes there whole and in order; all else reaches aiormq as
+    sent.
     """
 
     async def play() -> None:
@@ -292,8 +274,8 @@ def is_life_sign(frame: Any) -> bool:
 
 
 async def test_who_reads_only_deliveries_is_not_taken_for_stuck(looptime):
-    """
-    aiormq cuts a connection that brings it nothing for long; a busy broker sends no heartbeats.
+    """aiormq cuts a connection that brings it nothing for long; a busy broker sends no
+    heartbeats.
     """
     reader = asyncio.StreamReader()
     wire = Wire(reader)
@@ -319,9 +301,7 @@ async def test_who_reads_only_deliveries_is_not_taken_for_stuck(looptime):
     ids=["other version", "no broker", "no end"],
 )
 async def test_what_is_no_frame_is_left_to_aiormq(garbage):
-    """
-    It ends the connection with its own error, and nothing waits for bytes that never come.
-    """
+    """It ends the connection with its own error, and nothing waits for bytes that never come."""
     reader = asyncio.StreamReader()
     wire = Wire(reader)
     feed(wire, garbage)
@@ -332,9 +312,7 @@ async def test_what_is_no_frame_is_left_to_aiormq(garbage):
 
 
 async def test_a_frame_in_pieces_is_not_taken_for_a_silence():
-    """
-    A sign of life before the greeting would be an answer that aiormq does not expect.
-    """
+    """A sign of life before the greeting would be an answer that aiormq does not expect."""
     reader = asyncio.StreamReader()
     wire = Wire(reader)
     greeting = pamqp.frame.marshal(commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), 0)
@@ -346,9 +324,7 @@ async def test_a_frame_in_pieces_is_not_taken_for_a_silence():
 
 
 async def test_a_frame_as_large_as_a_message_may_be_is_taken():
-    """
-    A broker whose frames have no bound sends a body in one.
-    """
+    """A broker whose frames have no bound sends a body in one."""
     wire, tap = Wire(asyncio.StreamReader()), Noting()
     wire.tap(2, tap)
     feed(wire, pamqp.frame.marshal(commands.Connection.Tune(0, 0, 0), 0))
@@ -359,9 +335,7 @@ async def test_a_frame_as_large_as_a_message_may_be_is_taken():
 
 
 async def test_a_frame_is_no_longer_than_was_agreed():
-    """
-    One wrong bit in a size, and a reader would wait for half a gigabyte that never comes.
-    """
+    """One wrong bit in a size, and a reader would wait for half a gigabyte that never comes."""
     reader = asyncio.StreamReader()
     wire, tap = Wire(reader), Noting()
     wire.tap(2, tap)
@@ -376,9 +350,7 @@ async def test_a_frame_is_no_longer_than_was_agreed():
 
 @pytest.mark.parametrize("frame_max", [7, 8, 4095])
 async def test_a_broker_that_takes_less_than_amqp_asks_for_is_refused(peer, frame_max):
-    """
-    With frames of 8 bytes there is no room for a body: it would be dropped without a word.
-    """
+    """With frames of 8 bytes there is no room for a body: it would be dropped without a word."""
     wires = WireFactory()
     reader, writer = await wires.create(peer.url, ssl_context_provider=None)
     tune = pamqp.frame.marshal(commands.Connection.Tune(0, frame_max, 0), 0)
@@ -391,9 +363,7 @@ async def test_a_broker_that_takes_less_than_amqp_asks_for_is_refused(peer, fram
 
 @pytest.mark.parametrize("channel", [1, 3])
 async def test_a_frame_for_a_channel_that_is_not_open_ends_the_connection(channel):
-    """
-    It is missing on the channel that it was meant for.
-    """
+    """It is missing on the channel that it was meant for."""
     wire = Wire(asyncio.StreamReader())
     open_, close = commands.Channel.Open(), commands.Channel.CloseOk()
     wire.heed(pamqp.frame.marshal(open_, 1))
@@ -414,9 +384,7 @@ CLOSES = commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk()
 
 @pytest.mark.parametrize("frame", CLOSES, ids=["close", "close-ok"])
 async def test_a_tap_hears_of_the_end_before_aiormq_sends_it(peer, frame):
-    """
-    What it sent before goes before; what it sent later would cost the whole connection.
-    """
+    """What it sent before goes before; what it sent later would cost the whole connection."""
     wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire, taps = wires.wire, [Noting(), Noting()]
@@ -435,9 +403,7 @@ async def test_a_tap_hears_of_the_end_before_aiormq_sends_it(peer, frame):
 
 
 async def test_what_comes_behind_the_end_of_a_connection_is_dropped(peer):
-    """
-    aiormq closes the socket while acks and replies are about to leave: nobody may fail of it.
-    """
+    """aiormq closes the socket while acks and replies are about to leave: nobody may fail of it."""
     wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire = wires.wire
@@ -450,9 +416,7 @@ async def test_what_comes_behind_the_end_of_a_connection_is_dropped(peer):
 
 
 async def test_who_waits_for_room_does_not_wait_for_a_connection_that_ends(peer):
-    """
-    aiormq may wait for half a minute until its farewell has left.
-    """
+    """aiormq may wait for half a minute until its farewell has left."""
     wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire = wires.wire
@@ -467,9 +431,7 @@ async def test_who_waits_for_room_does_not_wait_for_a_connection_that_ends(peer)
 
 
 async def test_a_connection_that_brings_garbage_ends_at_once(peer):
-    """
-    aiormq would wait for the bytes that it takes to be announced, as long as the peer stays.
-    """
+    """aiormq would wait for the bytes that it takes to be announced, as long as the peer stays."""
     wires = WireFactory()
     reader, writer = await wires.create(peer.url, ssl_context_provider=None)
     garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n"
@@ -518,8 +480,8 @@ async def peer() -> AsyncIterator[Peer]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_delivery_goes_to_its_tap_on_each_loop(loop):
-    """
-    Each loop has its own rule by which it fills a buffer of ours: aiormq would drop a delivery.
+    """Each loop has its own rule by which it fills a buffer of ours: aiormq would drop a
+    delivery.
     """
     delivery = pamqp.frame.marshal(Basic.Deliver("1", 5, False, "x", "y"), 2)
 

@@ -15,9 +15,7 @@ def read(url: str, *, exchange: str = "gracekit", profile: str = "durable") -> B
 
 
 def test_several_hosts_share_the_first_login_unless_they_have_their_own():
-    """
-    Hosts come in the order of the URL; a login is good for those after it too.
-    """
+    """Hosts come in the order of the URL; a login is good for those after it too."""
     broker = read("amqp://me:pass%40word@one,two:5673,you:other@[::1]:5674/v%2Fhost")
 
     assert [str(host) for host in broker.hosts] == ["one:5672", "two:5673", "[::1]:5674"]
@@ -33,24 +31,18 @@ def test_several_hosts_share_the_first_login_unless_they_have_their_own():
     "host", ["one", "a_b.c-d.", "10.0.0.1", "[::1]", "bücher.example", "x" * 63, "x." * 126 + "x"]
 )
 def test_a_host_is_a_name_or_an_address(host):
-    """
-    As resolvers take them, and containers are named.
-    """
+    """As resolvers take them, and containers are named."""
     assert read(f"amqp://u:p@{host}:5673/").hosts[0].port == 5673
 
 
 @pytest.mark.parametrize("path", ["", "/", "//", "/%2F"])
 def test_no_vhost_means_the_one_called_slash(path):
-    """
-    RabbitMQ's URLs, oslo's and everybody's habits agree on that one.
-    """
+    """RabbitMQ's URLs, oslo's and everybody's habits agree on that one."""
     assert read(f"amqp://localhost{path}").vhost == "/"
 
 
 def test_options_of_the_url_go_before_the_settings():
-    """
-    A client that is built from a URL alone can say everything there.
-    """
+    """A client that is built from a URL alone can say everything there."""
     plain = read("amqp://localhost", exchange="openstack", profile="quorum")
     said = read(
         "amqp://localhost?exchange=nova&profile=oslo-durable&heartbeat=4&publish_timeout=5s"
@@ -73,16 +65,12 @@ def test_options_of_the_url_go_before_the_settings():
     ],
 )
 def test_oslo_s_own_options_choose_its_profiles(query, profile):
-    """
-    A URL that an OpenStack site has in its configuration is taken as it is.
-    """
+    """A URL that an OpenStack site has in its configuration is taken as it is."""
     assert read(f"rabbit://u:p@host:5672/v?{query}").profile.name == profile
 
 
 def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
-    """
-    `amqps://` verifies chain and host name without being asked.
-    """
+    """`amqps://` verifies chain and host name without being asked."""
     checked = read("amqps://u:p@host")
     unchecked = read("amqps://u:p@host?verify=none")
     oslo = read("rabbit://u:p@host?ssl=true")
@@ -140,9 +128,7 @@ def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
     ],
 )
 def test_a_wrong_url_is_refused_with_the_remedy_and_no_secret(url, said):
-    """
-    The error shows the URL, but for its login, and what to write instead.
-    """
+    """The error shows the URL, but for its login, and what to write instead."""
     with pytest.raises(ConfigError, match=said) as refused:
         read(url)
 
@@ -158,9 +144,7 @@ def test_a_wrong_url_is_refused_with_the_remedy_and_no_secret(url, said):
     ],
 )
 def test_a_wrong_option_is_named_without_its_value(option):
-    """
-    It may be the end of a password with a ? or & that nobody has escaped.
-    """
+    """It may be the end of a password with a ? or & that nobody has escaped."""
     with pytest.raises(ConfigError, match=option) as refused:
         read(f"rabbit://u:p@host/v?{option}=canary%0A")
 
@@ -171,8 +155,8 @@ def test_a_wrong_option_is_named_without_its_value(option):
     "login", ["", ":", "somebody", "somebody:", ":secret", "u:secret@one,", "u:secret@one,:"]
 )
 def test_a_login_that_is_not_whole_is_refused(login):
-    """
-    The client below takes guest for what is empty: whoever forgot a variable would log in as that.
+    """The client below takes guest for what is empty: whoever forgot a variable would log in as
+    that.
     """
     with pytest.raises(ConfigError, match="before an @ stand a user and a password") as refused:
         read(f"amqp://{login}@localhost/")
@@ -182,9 +166,7 @@ def test_a_login_that_is_not_whole_is_refused(login):
 
 
 def test_no_login_at_all_is_guest_of_this_machine():
-    """
-    As everywhere with AMQP; guest from afar is refused.
-    """
+    """As everywhere with AMQP; guest from afar is refused."""
     (host,) = read("amqp://localhost/").hosts
 
     assert (host.user, host.password) == ("guest", "guest")
@@ -193,9 +175,7 @@ def test_no_login_at_all_is_guest_of_this_machine():
 
 
 def test_a_login_is_in_no_repr():
-    """
-    A broker may stand in a traceback or a debugger.
-    """
+    """A broker may stand in a traceback or a debugger."""
     broker = read("amqp://somebody:secret@host")
 
     assert "secret" not in repr(broker) + str(broker)
@@ -203,9 +183,7 @@ def test_a_login_is_in_no_repr():
 
 
 def test_a_missing_certificate_is_told_by_its_name(tmp_path: Path):
-    """
-    The file that cannot be used is in the error.
-    """
+    """The file that cannot be used is in the error."""
     tls = read(f"amqps://u:p@host?cafile={tmp_path}/none.pem").tls
     assert tls is not None
 

@@ -83,9 +83,7 @@ INSTANCE.uuid = "i-1"
     ],
 )
 def test_the_id_is_read_from_inside_of_an_argument(source: Any, it: Any, found: str):
-    """
-    Keys of mappings, attributes of others, or what a function returns.
-    """
+    """Keys of mappings, attributes of others, or what a function returns."""
     assert method_of(source).resource_of({"it": it}) == ("thing", found)
 
 
@@ -119,9 +117,7 @@ SECRET = "s3cret"
     ],
 )  # fmt: skip
 def test_what_has_no_id_is_a_wrong_argument(source: Any, it: Any, words: str):
-    """
-    The refusal names the path, and shows no value.
-    """
+    """The refusal names the path, and shows no value."""
     with pytest.raises(InvalidArgumentsError) as told:
         method_of(source).resource_of({"it": it})
 
@@ -131,9 +127,7 @@ def test_what_has_no_id_is_a_wrong_argument(source: Any, it: Any, words: str):
 
 
 def test_siblings_judge_a_path_and_leave_a_function_to_the_run():
-    """
-    In a rolling upgrade, a request without an id is not given back for a sibling.
-    """
+    """In a rolling upgrade, a request without an id is not given back for a sibling."""
     path, function = Service("shop"), Service("shop")
     path.rpc(resource=("thing", "it.uuid"))(method_of("it").handler)
     function.rpc(resource=("thing", lambda args: args["it"]))(method_of("it").handler)
@@ -166,9 +160,7 @@ def test_siblings_judge_a_path_and_leave_a_function_to_the_run():
     ],
 )
 def test_a_path_that_cannot_be_is_refused(annotation: Any, path: str, words: str):
-    """
-    At the declaration, with the name that may have been meant.
-    """
+    """At the declaration, with the name that may have been meant."""
     with pytest.raises(DeclarationError) as told:
         method_of(path, annotation)
 
@@ -188,9 +180,7 @@ def test_a_path_that_cannot_be_is_refused(annotation: Any, path: str, words: str
     ],
 )
 def test_a_path_that_types_do_not_refute_is_taken(annotation: Any, path: str):
-    """
-    Where a type says nothing, the first request does.
-    """
+    """Where a type says nothing, the first request does."""
     assert method_of(path, annotation).options.resource == ("thing", path)
 
 
@@ -202,9 +192,7 @@ async def later(args: Any) -> str:
     "resource", ["it.uuid", ("it", 5), ("it", "it.uuid", "it"), (later, "it"), later]
 )
 def test_what_is_neither_path_nor_function_is_refused(resource: Any):
-    """
-    With the two shapes that it can have.
-    """
+    """With the two shapes that it can have."""
 
     async def build(ctx: Context, it: Any) -> None: ...
 

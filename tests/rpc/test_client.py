@@ -147,25 +147,19 @@ DONE: Method[..., Any] = Method(done, options_from(ops=True, namespace="late"), 
 
 
 async def test_a_call_returns_the_answer(client, echo):
-    """
-    Arguments go out by name, plain data comes back.
-    """
+    """Arguments go out by name, plain data comes back."""
     assert await client.call("echo", a=1, b=[None, "é"]) == {"a": 1, "b": [None, "é"]}
 
 
 async def test_arguments_may_have_any_name(client):
-    """
-    No argument's name collides with the client's own.
-    """
+    """No argument's name collides with the client's own."""
     odd = {"method": 1, "self": 2, "timeout": 3, "host": 4, "options": 5}
 
     assert await client.call("echo", **odd) == odd
 
 
 async def test_calls_find_their_own_answers(client, echo):
-    """
-    Many calls over one reply queue are not mixed up, whatever the order of the answers.
-    """
+    """Many calls over one reply queue are not mixed up, whatever the order of the answers."""
     echo.answer = lambda request: request.args["n"]
 
     answers = await asyncio.gather(*(client.call("echo", n=n) for n in range(100)))
@@ -177,9 +171,7 @@ async def test_calls_find_their_own_answers(client, echo):
 
 
 async def test_a_method_brings_its_version_namespace_and_topic(client, echo):
-    """
-    Passing the method itself sends what it declares, to the topic that it is marked for.
-    """
+    """Passing the method itself sends what it declares, to the topic that it is marked for."""
     assert await client.call(MIGRATE, vm="vm-1") == {"vm": "vm-1"}
     await client.call(DONE, vm="vm-1")
 
@@ -199,9 +191,7 @@ async def test_a_method_brings_its_version_namespace_and_topic(client, echo):
     ],
 )
 async def test_wrong_arguments_of_a_known_method_are_not_sent(client, echo, arguments, said):
-    """
-    Where the signature is at hand, the mistake is told before anything is sent.
-    """
+    """Where the signature is at hand, the mistake is told before anything is sent."""
     with pytest.raises(InvalidArgumentsError, match=said):
         await client.call(MIGRATE, **arguments)
 
@@ -209,9 +199,7 @@ async def test_wrong_arguments_of_a_known_method_are_not_sent(client, echo, argu
 
 
 async def test_positional_arguments_are_refused(client, echo):
-    """
-    Requests carry their arguments by name.
-    """
+    """Requests carry their arguments by name."""
     with pytest.raises(
         InvalidArgumentsError, match=r"echo\(\) takes its arguments by name; 2 came"
     ):
@@ -222,9 +210,7 @@ async def test_positional_arguments_are_refused(client, echo):
 
 
 async def test_options_choose_address_and_headers(client, echo):
-    """
-    Host, ops, version, namespace and context reach the request; views add up and stay apart.
-    """
+    """Host, ops, version, namespace and context reach the request; views add up and stay apart."""
     node = client.prepare(host="node-1", context={"user_id": "joe"})
     await node.prepare(version="2.1", namespace="n").call("echo")
     await node.call("echo")
@@ -243,9 +229,7 @@ async def test_options_choose_address_and_headers(client, echo):
 
 
 async def test_a_context_is_copied_when_prepared(client, echo):
-    """
-    What happens to the caller's mapping later changes no prepared view.
-    """
+    """What happens to the caller's mapping later changes no prepared view."""
     context = {"user_id": "joe"}
     view = client.prepare(context=context)
 
@@ -284,9 +268,7 @@ class Text(str):
     ],
 )
 async def test_a_context_arrives_like_arguments(client, echo, context, arrives):
-    """
-    Who may get a recorded answer is decided by `user_id`, which must not become `Field.USER`.
-    """
+    """Who may get a recorded answer is decided by `user_id`, which must not become `Field.USER`."""
     await client.prepare(context=context).call("echo")
 
     assert echo.requests[0].context == arrives
@@ -303,9 +285,7 @@ async def test_a_context_arrives_like_arguments(client, echo, context, arrives):
     ],
 )
 async def test_a_context_that_is_no_plain_data_is_not_sent(client, echo, context, said):
-    """
-    As with arguments: no value is lost without a word.
-    """
+    """As with arguments: no value is lost without a word."""
     with pytest.raises(UnserialisableError, match=re.escape(said)):
         await client.prepare(context=context).call("echo")
 
@@ -314,9 +294,7 @@ async def test_a_context_that_is_no_plain_data_is_not_sent(client, echo, context
 
 @pytest.mark.parametrize("option", ["", "namespace", "version"])
 async def test_half_a_character_is_refused_with_where_it_is(client, echo, option):
-    """
-    As in arguments. The error can be printed: it does not quote the half.
-    """
+    """As in arguments. The error can be printed: it does not quote the half."""
     said = f"{option or 'method'}: text with a lone surrogate is not Unicode"
     prepared = client.prepare(**{option: "\ud800"}) if option else client
 
@@ -328,8 +306,8 @@ async def test_half_a_character_is_refused_with_where_it_is(client, echo, option
 
 
 async def test_text_of_another_class_is_sent_as_its_text(client, echo):
-    """
-    A framework's own kind of text names a method, a namespace or a request as plain text does.
+    """A framework's own kind of text names a method, a namespace or a request as plain text
+    does.
     """
     prepared = client.prepare(request_id=Text("r"), namespace=Text("late"), version=Text("1.2"))
 
@@ -342,9 +320,7 @@ async def test_text_of_another_class_is_sent_as_its_text(client, echo):
 
 
 async def test_an_unknown_option_is_refused_with_a_hint(client):
-    """
-    A mistyped option does not become an argument or vanish.
-    """
+    """A mistyped option does not become an argument or vanish."""
     with pytest.raises(TypeError, match="no option 'timout'; did you mean timeout"):
         client.prepare(timout=3)
 
@@ -366,9 +342,7 @@ async def test_an_unknown_option_is_refused_with_a_hint(client):
     ],
 )
 async def test_impossible_options_are_refused(client, options):
-    """
-    A value that cannot work is refused where it is given.
-    """
+    """A value that cannot work is refused where it is given."""
     with pytest.raises(ConfigError):
         client.prepare(**options)
 
@@ -377,9 +351,7 @@ async def test_impossible_options_are_refused(client, options):
 
 
 async def test_a_cast_returns_the_id_that_was_sent(client, echo):
-    """
-    The id names the request in every record of it, and each send draws a new one.
-    """
+    """The id names the request in every record of it, and each send draws a new one."""
     ids = [await client.cast("echo", n=n) for n in range(2)]
     await client.call("echo")
 
@@ -390,18 +362,14 @@ async def test_a_cast_returns_the_id_that_was_sent(client, echo):
 
 
 async def test_a_prepared_request_id_is_sent_as_it_is(client, echo):
-    """
-    The caller's own idempotency key stays the same over repeated sends.
-    """
+    """The caller's own idempotency key stays the same over repeated sends."""
     view = client.prepare(request_id="order-7")
 
     assert [await view.cast("echo"), await view.cast("echo")] == ["order-7", "order-7"]
 
 
 async def test_a_fanout_goes_to_the_fanout_queues(client, echo):
-    """
-    Every instance gets its copy; a fanout to one host makes no sense and is refused.
-    """
+    """Every instance gets its copy; a fanout to one host makes no sense and is refused."""
     await client.fanout("echo", a=1)
     await client.call("echo")
 
@@ -411,9 +379,7 @@ async def test_a_fanout_goes_to_the_fanout_queues(client, echo):
 
 
 async def test_an_unread_topic_is_undeliverable(broker, client):
-    """
-    A topic that no service ever read fails at once, for calls and casts.
-    """
+    """A topic that no service ever read fails at once, for calls and casts."""
     nobody = client.prepare(host="node-9")
 
     with pytest.raises(Undeliverable):
@@ -426,8 +392,8 @@ async def test_an_unread_topic_is_undeliverable(broker, client):
 
 
 async def test_a_call_times_out_after_a_minute(client, echo):
-    """
-    Silence ends with an error that names method, topic and seconds, and says what may still come.
+    """Silence ends with an error that names method, topic and seconds, and says what may still
+    come.
     """
     echo.is_silent = True
     loop = asyncio.get_running_loop()
@@ -458,9 +424,7 @@ async def test_a_call_times_out_after_a_minute(client, echo):
 async def test_a_call_that_timed_out_says_how_far_its_request_came(
     client, echo, monkeypatch: pytest.MonkeyPatch, slow: str, said: str
 ):
-    """
-    In the queue, perhaps in the queue, or not sent at all, are three things.
-    """
+    """In the queue, perhaps in the queue, or not sent at all, are three things."""
 
     async def hangs(*_: Any, **__: Any) -> None:
         await asyncio.sleep(1000)
@@ -473,9 +437,7 @@ async def test_a_call_that_timed_out_says_how_far_its_request_came(
 
 
 async def test_a_call_that_waits_unread_expires_with_its_caller(broker, client, echo):
-    """
-    Once its caller has left, a queued call is dropped and counted.
-    """
+    """Once its caller has left, a queued call is dropped and counted."""
     await echo.transport.stop()
 
     with pytest.raises(CallTimeoutError, match="within 5 s"):
@@ -486,9 +448,7 @@ async def test_a_call_that_waits_unread_expires_with_its_caller(broker, client, 
 
 @pytest.mark.parametrize("left", [0, 0.0, "0s", -0.2, -math.inf])
 async def test_a_call_whose_time_is_over_is_not_sent(client, echo, left):
-    """
-    Code that computes `deadline - now` meets the time-out that it handles anyway.
-    """
+    """Code that computes `deadline - now` meets the time-out that it handles anyway."""
     loop = asyncio.get_running_loop()
     view, begin = client.prepare(timeout=left, fail_fast=True), loop.time()
 
@@ -503,9 +463,7 @@ async def test_a_call_whose_time_is_over_is_not_sent(client, echo, left):
 
 
 async def test_a_late_or_repeated_reply_is_ignored_and_counted(client, echo):
-    """
-    Replies that no call waits for change nothing.
-    """
+    """Replies that no call waits for change nothing."""
     echo.is_silent = True
     with pytest.raises(CallTimeoutError):
         await client.prepare(timeout=1).call("echo")
@@ -520,9 +478,7 @@ async def test_a_late_or_repeated_reply_is_ignored_and_counted(client, echo):
 
 
 async def test_foreign_and_unreadable_replies_are_survived(broker, client, echo):
-    """
-    Junk in the reply queue is counted and kept aside; the next answer is found.
-    """
+    """Junk in the reply queue is counted and kept aside; the next answer is found."""
     await client.call("echo")
     for junk in (b"junk", b'{"_msg_id": "unknown"}', b'{"_msg_id": "m", "ending": false}'):
         await echo.send(echo.requests[0], junk)
@@ -533,9 +489,7 @@ async def test_foreign_and_unreadable_replies_are_survived(broker, client, echo)
 
 
 async def test_a_heartbeat_is_no_answer(client, echo):
-    """
-    A reply that is no ending leaves the call waiting for the one that is.
-    """
+    """A reply that is no ending leaves the call waiting for the one that is."""
     echo.is_silent = True
     calling = asyncio.create_task(client.call("echo"))
     while not echo.requests:
@@ -550,9 +504,7 @@ async def test_a_heartbeat_is_no_answer(client, echo):
 
 
 async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
-    """
-    A caller is told that its client was stopped; it is not cancelled in its place.
-    """
+    """A caller is told that its client was stopped; it is not cancelled in its place."""
     echo.is_silent = True
     calling = asyncio.create_task(client.call("echo"))
     while not echo.requests:
@@ -569,9 +521,7 @@ async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
 async def test_a_stop_ends_waiting_calls_before_it_waits_for_the_broker(
     client, echo, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A broker that stands still confirms the end of the reply queue late, if at all.
-    """
+    """A broker that stands still confirms the end of the reply queue late, if at all."""
     echo.is_silent = True
     calling = asyncio.create_task(client.call("echo"))
     while not echo.requests:
@@ -598,9 +548,7 @@ async def test_a_stop_ends_waiting_calls_before_it_waits_for_the_broker(
 async def test_a_stop_at_any_moment_of_a_first_call_ends_it(
     client, echo, monkeypatch: pytest.MonkeyPatch, turns: int
 ):
-    """
-    Also just as its reply queue has been opened.
-    """
+    """Also just as its reply queue has been opened."""
     echo.is_silent = True
     consume = client._transport.consume
 
@@ -628,9 +576,7 @@ def live_timers() -> int:
 
 @pytest.mark.parametrize("ends", ["the client is stopped", "the answer comes"])
 async def test_a_client_that_has_been_stopped_leaves_no_timer(broker, echo, ends):
-    """
-    Also of a call that waited when it was stopped, and would have waited for a day.
-    """
+    """Also of a call that waited when it was stopped, and would have waited for a day."""
     transport, echo.is_silent = MemoryTransport(broker, Process()), True
     await transport.start()
     before = live_timers()
@@ -654,9 +600,7 @@ async def test_a_client_that_has_been_stopped_leaves_no_timer(broker, echo, ends
 
 
 async def test_a_client_that_is_stopped_while_calls_are_being_sent_says_nothing_else(broker, echo):
-    """
-    Their answers will not be looked at, which is no error for the log.
-    """
+    """Their answers will not be looked at, which is no error for the log."""
     said: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: said.append(context["message"]))
@@ -695,9 +639,7 @@ async def beat(echo: Echo, *, ending: bool = False) -> None:
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (30, 30), ("1m", 60), (2.5, 2.5)])
 async def test_heartbeats_are_asked_for_in_the_request(client, echo, asked, sent):
-    """
-    Null when nobody asked: a server must send none then. Whole seconds go as oslo's integers.
-    """
+    """Null when nobody asked: a server must send none then. Whole seconds go as oslo's integers."""
     await client.prepare(monitor_timeout=asked).call("echo")
     await client.prepare(monitor_timeout=asked).cast("echo")
     await asyncio.sleep(0.1)
@@ -709,9 +651,7 @@ async def test_heartbeats_are_asked_for_in_the_request(client, echo, asked, sent
 
 
 async def test_each_heartbeat_renews_the_monitor_and_nothing_else(client, echo):
-    """
-    A call lives as long as its server does, but never beyond its total time-out.
-    """
+    """A call lives as long as its server does, but never beyond its total time-out."""
     echo.is_silent = True
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -728,8 +668,8 @@ async def test_each_heartbeat_renews_the_monitor_and_nothing_else(client, echo):
 
 
 async def test_silence_ends_a_monitored_call(client, echo):
-    """
-    The error says that it was the monitor, names method, topic and request, and promises nothing.
+    """The error says that it was the monitor, names method, topic and request, and promises
+    nothing.
     """
     echo.is_silent = True
     loop = asyncio.get_running_loop()
@@ -752,9 +692,7 @@ async def test_silence_ends_a_monitored_call(client, echo):
 
 
 async def test_an_answer_in_time_ends_the_monitor(client, echo):
-    """
-    Nothing is left behind: neither a timer, nor a call that a late heartbeat could find.
-    """
+    """Nothing is left behind: neither a timer, nor a call that a late heartbeat could find."""
     calling = asyncio.create_task(client.prepare(monitor_timeout=10).call("echo", a=1))
     while not client._replies._monitors:
         await asyncio.sleep(0)
@@ -770,9 +708,7 @@ async def test_an_answer_in_time_ends_the_monitor(client, echo):
 
 
 async def test_a_call_that_is_not_monitored_waits_in_silence(client, echo):
-    """
-    Heartbeats that it did not ask for change nothing either.
-    """
+    """Heartbeats that it did not ask for change nothing either."""
     echo.is_silent = True
     calling = asyncio.create_task(client.call("echo"))
     await asyncio.sleep(20)
@@ -804,8 +740,8 @@ async def test_a_call_that_is_not_monitored_waits_in_silence(client, echo):
     ],
 )
 async def test_a_cap_says_what_can_be_sent(client, echo, cap, version, fits):
-    """
-    Same major, minor not above, as oslo has it; what does not fit is refused before it is sent.
+    """Same major, minor not above, as oslo has it; what does not fit is refused before it is
+    sent.
     """
     view = client.prepare(version_cap=cap)
     asking = view.prepare(version=version)
@@ -823,9 +759,7 @@ async def test_a_cap_says_what_can_be_sent(client, echo, cap, version, fits):
 
 
 async def test_a_cap_counts_what_the_method_declares(client, echo):
-    """
-    `migrate` is served at 1.4; without a version a name means 1.0.
-    """
+    """`migrate` is served at 1.4; without a version a name means 1.0."""
     old = client.prepare(version_cap="1.3")
 
     with pytest.raises(VersionCapError, match=r"migrate\(\) is asked for at 1.4"):
@@ -857,9 +791,7 @@ async def test_a_cap_counts_what_the_method_declares(client, echo):
     ],
 )
 async def test_a_cap_below_the_ops_server_sends_to_the_other_topic(client, echo, cap, since, topic):
-    """
-    The receiver listens to new requests only; whatever came after the ops server has it.
-    """
+    """The receiver listens to new requests only; whatever came after the ops server has it."""
     version = cap or "6.0"
     view = client.prepare(ops=True, version_cap=cap, ops_since=since, version=version)
     await echo.serve(
@@ -876,18 +808,14 @@ async def test_a_cap_below_the_ops_server_sends_to_the_other_topic(client, echo,
 
 
 async def test_new_requests_do_not_ask_for_the_ops_server(client, echo):
-    """
-    The cap moves ops requests only.
-    """
+    """The cap moves ops requests only."""
     await client.prepare(version_cap="1.4", ops_since="2.0").call(MIGRATE, vm="vm-1")
 
     assert echo.deliveries[0].queue.name == "compute"
 
 
 async def test_an_unroutable_ops_request_goes_to_the_other_topic_once(client, echo):
-    """
-    With the same id and to the same host; the answer finds its caller.
-    """
+    """With the same id and to the same host; the answer finds its caller."""
     view = client.prepare(ops=True, host="node-1")
 
     assert await view.call("echo", a=1) == {"a": 1}
@@ -900,9 +828,7 @@ async def test_an_unroutable_ops_request_goes_to_the_other_topic_once(client, ec
 
 
 async def test_what_no_topic_takes_is_undeliverable(client, echo):
-    """
-    A fallback is no retry: the second refusal ends it, and names both queues.
-    """
+    """A fallback is no retry: the second refusal ends it, and names both queues."""
     view = client.prepare(ops=True, host="node-9")
 
     for send in (view.call, view.cast):
@@ -913,9 +839,7 @@ async def test_what_no_topic_takes_is_undeliverable(client, echo):
 
 
 async def test_new_requests_and_control_verbs_have_no_fallback(broker, client, echo):
-    """
-    A new request belongs on its own topic, and a verb is understood on the ops topic alone.
-    """
+    """A new request belongs on its own topic, and a verb is understood on the ops topic alone."""
     await echo.serve(directed_queue("compute-ops", "node-2"), directed_queue("compute", "node-3"))
 
     with pytest.raises(Undeliverable) as told:
@@ -928,9 +852,7 @@ async def test_new_requests_and_control_verbs_have_no_fallback(broker, client, e
 
 
 async def test_a_queue_without_a_reader_is_no_fallback(broker, client, echo):
-    """
-    The service will be back, and answers there: the request waits.
-    """
+    """The service will be back, and answers there: the request waits."""
     await echo.transport.declare([directed_queue("compute-ops", "node-1")])
 
     await client.prepare(ops=True, host="node-1").cast("echo")
@@ -957,9 +879,7 @@ async def test_a_queue_without_a_reader_is_no_fallback(broker, client, echo):
     ],
 )
 async def test_an_odd_answer_is_no_reason_not_to_send(client, echo, answer):
-    """
-    Only who says in so many words that it is closed is taken at its word.
-    """
+    """Only who says in so many words that it is closed is taken at its word."""
 
     def say(request: Request) -> Any:
         if request.namespace != "gracekit":
@@ -979,9 +899,7 @@ async def test_an_odd_answer_is_no_reason_not_to_send(client, echo, answer):
 
 @pytest.mark.parametrize("host", [None, "node-1"])
 async def test_whoever_reads_the_request_is_asked_first(client, echo, host):
-    """
-    A directed request is its host's affair, any other is anybody's.
-    """
+    """A directed request is its host's affair, any other is anybody's."""
     await echo.serve(directed_queue("compute-ops", "node-1"))
     await client.prepare(fail_fast=True, host=host).call("echo")
 
@@ -990,9 +908,7 @@ async def test_whoever_reads_the_request_is_asked_first(client, echo, host):
 
 
 async def test_what_a_closed_service_calls_itself_is_cut(client, echo):
-    """
-    Names from the wire go into an error that somebody logs.
-    """
+    """Names from the wire go into an error that somebody logs."""
     echo.answer = lambda _: {"open": False, "instance": "i" * 5000, "state": "s" * 5000}
 
     with pytest.raises(Draining) as caught:
@@ -1002,9 +918,7 @@ async def test_what_a_closed_service_calls_itself_is_cut(client, echo):
 
 
 async def test_a_stopped_question_is_forgotten(client, echo):
-    """
-    A caller that is cancelled while it asks leaves nothing behind.
-    """
+    """A caller that is cancelled while it asks leaves nothing behind."""
     echo.is_silent = True
     calling = asyncio.create_task(client.prepare(fail_fast=True).call("echo"))
     while not echo.requests:
@@ -1029,9 +943,7 @@ def raising(error: Exception) -> Answer:
 
 @pytest.mark.parametrize("error", [ValueError("bad", 5), KeyError("k"), NoSuchMethodError("no m")])
 async def test_known_errors_are_raised_as_themselves(client, echo, error):
-    """
-    A builtin or gracekit error there is the same error here.
-    """
+    """A builtin or gracekit error there is the same error here."""
     echo.answer = raising(error)
 
     with pytest.raises(type(error)) as caught:
@@ -1042,9 +954,7 @@ async def test_known_errors_are_raised_as_themselves(client, echo, error):
 
 
 async def test_registered_errors_are_raised_as_the_application_asked(client, echo):
-    """
-    `exceptions=` maps names on the wire to classes of the caller.
-    """
+    """`exceptions=` maps names on the wire to classes of the caller."""
     echo.answer = raising(type("Lost", (Exception,), {"__module__": "app"})("vm-1"))
 
     with pytest.raises(Lost, match="vm-1"):
@@ -1052,9 +962,7 @@ async def test_registered_errors_are_raised_as_the_application_asked(client, ech
 
 
 async def test_other_errors_are_remote_errors_with_text(client, echo):
-    """
-    What is not registered keeps its name, message and traceback as text.
-    """
+    """What is not registered keeps its name, message and traceback as text."""
     echo.answer = raising(Lost("vm-1"))
 
     with pytest.raises(RemoteError, match="Lost: vm-1") as caught:
@@ -1065,9 +973,7 @@ async def test_other_errors_are_remote_errors_with_text(client, echo):
 
 
 async def test_what_cannot_be_sent_is_refused_by_name(client, echo):
-    """
-    The sender learns which argument is no plain data, or that the message is too large.
-    """
+    """The sender learns which argument is no plain data, or that the message is too large."""
     with pytest.raises(UnserialisableError, match=r"args.a\[0\].b: object of type object"):
         await client.cast("echo", a=[{"b": object()}])
     with pytest.raises(MessageTooLargeError, match=r"echo.. makes a message of .* bytes"):
@@ -1077,9 +983,7 @@ async def test_what_cannot_be_sent_is_refused_by_name(client, echo):
 
 
 async def test_what_is_surely_too_large_to_be_sent_is_not_copied_first(client, echo):
-    """
-    Millions of numbers would hold up the loop of the caller for seconds.
-    """
+    """Millions of numbers would hold up the loop of the caller for seconds."""
 
     class Large(list[int]):
         def __iter__(self) -> NoReturn:
@@ -1092,9 +996,7 @@ async def test_what_is_surely_too_large_to_be_sent_is_not_copied_first(client, e
 
 
 async def test_a_client_of_a_service_sends_what_its_settings_take(tmp_path):
-    """
-    As large as the service's own `max_body_bytes`, where both are told.
-    """
+    """As large as the service's own `max_body_bytes`, where both are told."""
     tmp_path.chmod(0o700)
     svc, url = Service("compute"), f"sqlite:///{tmp_path / 'queue.db'}"
     process, clock = Process(), Clock()
@@ -1111,9 +1013,7 @@ async def test_a_client_of_a_service_sends_what_its_settings_take(tmp_path):
 
 
 async def test_only_exceptions_can_be_registered(client):
-    """
-    A map to something else is refused at construction.
-    """
+    """A map to something else is refused at construction."""
     for kind in (SystemExit, "Lost", object):
         with pytest.raises(ConfigError, match="not a subclass of Exception"):
             RpcClient("sqlite:///x.db", "compute", exceptions={"app.Lost": kind})
@@ -1121,9 +1021,7 @@ async def test_only_exceptions_can_be_registered(client):
 
 @pytest.mark.parametrize("topic", ["", "x" * 121, "café", "a\nb", "\udcff"])
 def test_a_topic_that_names_no_queue_is_refused(topic):
-    """
-    At construction, on every transport: a broker's names are bounded, in length and letters.
-    """
+    """At construction, on every transport: a broker's names are bounded, in length and letters."""
     with pytest.raises(ConfigError, match=r"topic '.*' of \d+ characters must be 1 to 120 of A-Z"):
         RpcClient("sqlite:///x.db", topic)
     with pytest.raises(ConfigError, match=r"give the one that its service has|give another ops_"):
@@ -1132,9 +1030,7 @@ def test_a_topic_that_names_no_queue_is_refused(topic):
 
 @pytest.mark.parametrize("host", ["", "a\nb", "\udcff"])
 async def test_a_host_that_names_no_queue_is_refused(client, host):
-    """
-    Before anything is sent.
-    """
+    """Before anything is sent."""
     with pytest.raises(ConfigError, match=r"host='.*' names no host; leave it out"):
         client.prepare(host=host)
 
@@ -1153,9 +1049,7 @@ async def test_a_host_that_names_no_queue_is_refused(client, host):
     ],
 )
 async def test_an_option_of_a_wrong_type_is_a_sentence(client, options, said):
-    """
-    It names the option and its value; nothing is sent.
-    """
+    """It names the option and its value; nothing is sent."""
     with pytest.raises(ConfigError, match=said):
         client.prepare(**options)
 
@@ -1169,9 +1063,7 @@ async def test_an_option_of_a_wrong_type_is_a_sentence(client, options, said):
     ],
 )
 def test_a_client_of_nothing_is_refused(transport, topic, said):
-    """
-    At construction, with the value.
-    """
+    """At construction, with the value."""
     with pytest.raises(ConfigError, match=said):
         RpcClient(transport, topic)
 
@@ -1180,9 +1072,7 @@ def test_a_client_of_nothing_is_refused(transport, topic, said):
 
 
 async def test_a_call_says_that_its_client_knows_pending(client, echo):
-    """
-    Where that was prepared, and beside its address: the handler's context has nothing of it.
-    """
+    """Where that was prepared, and beside its address: the handler's context has nothing of it."""
     await client.prepare(pending=True).cast("echo")
     await client.call("echo")
     await client.prepare(pending=True).call("echo")
@@ -1194,9 +1084,7 @@ async def test_a_call_says_that_its_client_knows_pending(client, echo):
 
 
 async def test_a_call_of_a_parked_task_ends_with_parked(client, echo):
-    """
-    The exception says under which id the task waits, until when, and in which version.
-    """
+    """The exception says under which id the task waits, until when, and in which version."""
 
     def park(request: Request) -> None:
         raise Parked(request.request_id, 1e9, 2)
@@ -1212,9 +1100,7 @@ async def test_a_call_of_a_parked_task_ends_with_parked(client, echo):
 
 
 async def test_a_transport_passed_in_stays_the_callers(broker, echo):
-    """
-    A client stops only what it opened.
-    """
+    """A client stops only what it opened."""
     transport = MemoryTransport(broker, Process())
     await transport.start()
     for _ in range(2):
@@ -1226,9 +1112,7 @@ async def test_a_transport_passed_in_stays_the_callers(broker, echo):
 
 
 async def test_an_unstarted_client_says_so():
-    """
-    Forgetting to start is told with the remedy.
-    """
+    """Forgetting to start is told with the remedy."""
     client = RpcClient("sqlite:///never.db", "compute")
 
     with pytest.raises(DependencyError, match="await its start"):
@@ -1236,9 +1120,7 @@ async def test_an_unstarted_client_says_so():
 
 
 def test_call_and_cast_take_the_method_by_position_only():
-    """
-    So that a method may have an argument named `method`.
-    """
+    """So that a method may have an argument named `method`."""
     for name in ("call", "cast", "fanout"):
         first = list(inspect.signature(getattr(RpcClient, name)).parameters.values())[1]
         assert first.kind is inspect.Parameter.POSITIONAL_ONLY
@@ -1246,9 +1128,7 @@ def test_call_and_cast_take_the_method_by_position_only():
 
 @pytest.mark.looptime(False)
 async def test_a_client_opens_a_url_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    With a relative sqlite URL, file and queues are shared by name with the service.
-    """
+    """With a relative sqlite URL, file and queues are shared by name with the service."""
     monkeypatch.chdir(tmp_path)
     inbox = Inbox()
     service = open_transport("sqlite:///gracekit.db", process=Process(), clock=Clock())
@@ -1266,8 +1146,7 @@ async def test_a_client_opens_a_url_by_itself(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.looptime(False)
 async def test_a_client_makes_no_file_and_waits_for_its_service(tmp_path: Path):
-    """
-    A wrong path is told at the first request, with what to do, and leaves nothing behind; after
+    """A wrong path is told at the first request, with what to do, and leaves nothing behind; after
     the first start of the service the same client is understood.
     """
     url = f"sqlite:///{tmp_path}/gracekit.db"
@@ -1289,9 +1168,7 @@ async def test_a_client_makes_no_file_and_waits_for_its_service(tmp_path: Path):
 
 
 def test_a_client_needs_the_loop_of_asyncio():
-    """
-    Under trio nothing of it could work: it says so before anything is opened.
-    """
+    """Under trio nothing of it could work: it says so before anything is opened."""
     opening = RpcClient("sqlite:///x.db", "compute").start()
 
     with pytest.raises(ConfigError, match=r"no event loop of asyncio runs here.*trio"):
@@ -1299,9 +1176,7 @@ def test_a_client_needs_the_loop_of_asyncio():
 
 
 async def test_a_function_that_is_no_method_is_told_to_be_decorated(client):
-    """
-    With the name by which it can be called all the same.
-    """
+    """With the name by which it can be called all the same."""
 
     async def render(ctx: object, album: str) -> None: ...
 
@@ -1313,9 +1188,7 @@ async def test_a_function_that_is_no_method_is_told_to_be_decorated(client):
 
 
 async def test_a_reply_queue_that_cannot_be_opened_keeps_its_name():
-    """
-    A transport has to remember each queue that it may have made: failures add none.
-    """
+    """A transport has to remember each queue that it may have made: failures add none."""
     asked: list[str] = []
 
     class Refusing(MemoryTransport):
@@ -1338,9 +1211,7 @@ async def test_a_reply_queue_that_cannot_be_opened_keeps_its_name():
 
 @pytest.mark.parametrize("own", [{"pending": True}, {"timeout": 5}, {"request_id": "r"}])
 async def test_options_among_the_arguments_are_told_where_they_belong(client, own):
-    """
-    They look like arguments, and call() takes those alone.
-    """
+    """They look like arguments, and call() takes those alone."""
     svc = Service("compute")
 
     @svc.rpc
@@ -1358,9 +1229,7 @@ async def test_options_among_the_arguments_are_told_where_they_belong(client, ow
 
 
 async def test_a_client_that_is_not_started_says_how(tmp_path):
-    """
-    Before its first call and after its stop; the transport of another is its own affair.
-    """
+    """Before its first call and after its stop; the transport of another is its own affair."""
     svc = Service("compute")
     client = svc.client(f"sqlite:///{tmp_path / 'queues.db'}")
 

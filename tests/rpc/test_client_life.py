@@ -87,9 +87,7 @@ def listener(client: RpcClient, tmp_path: Path) -> NotificationListener:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_is_refused_in_a_loop_that_has_not_started_it(client: RpcClient, way: str):
-    """
-    Nothing is sent, and the loop that has started it may go on.
-    """
+    """Nothing is sent, and the loop that has started it may go on."""
 
     async def main() -> BaseException | None:
         async with client:
@@ -109,9 +107,7 @@ def test_a_client_is_refused_in_a_loop_that_has_not_started_it(client: RpcClient
 def test_a_listener_is_refused_in_a_loop_that_has_not_started_it(
     listener: NotificationListener, way: str
 ):
-    """
-    As a client is.
-    """
+    """As a client is."""
 
     async def used() -> None:
         await getattr(listener, way)()
@@ -126,9 +122,7 @@ def test_a_listener_is_refused_in_a_loop_that_has_not_started_it(
 
 
 def test_a_client_of_a_loop_that_has_ended_says_so(client: RpcClient):
-    """
-    Stopped there, it may be started in the next one.
-    """
+    """Stopped there, it may be started in the next one."""
     for _ in range(2):
         asyncio.run(uses(client))
     loop = asyncio.new_event_loop()
@@ -142,9 +136,7 @@ def test_a_client_of_a_loop_that_has_ended_says_so(client: RpcClient):
 
 @pytest.mark.process
 def test_a_fork_is_refused_that_runs_the_loop_of_its_parent(client: RpcClient):
-    """
-    Both would use one connection.
-    """
+    """Both would use one connection."""
     with asyncio.Runner() as runner:
         runner.run(client.start())
         reader, writer = os.pipe()
@@ -168,9 +160,7 @@ def test_a_fork_is_refused_that_runs_the_loop_of_its_parent(client: RpcClient):
 
 
 def test_a_start_that_failed_may_be_tried_again_in_another_loop(tmp_path: Path):
-    """
-    A program that runs its calls one by one tries again when the file is there.
-    """
+    """A program that runs its calls one by one tries again when the file is there."""
     place = tmp_path / "not" / "yet"
     client = RpcClient(f"sqlite:///{place / 'of_life.db'}", "compute")
     with pytest.raises(ConfigError, match="not/yet"):
@@ -186,9 +176,7 @@ def test_a_start_that_failed_may_be_tried_again_in_another_loop(tmp_path: Path):
 
 @pytest.mark.parametrize("turns", range(1, 6))
 def test_a_stop_that_is_cancelled_goes_on(client: RpcClient, turns: int):
-    """
-    Once it has ended, another loop may start the client.
-    """
+    """Once it has ended, another loop may start the client."""
 
     async def main() -> list[str]:
         await client.start()
@@ -208,9 +196,7 @@ def test_a_stop_that_is_cancelled_goes_on(client: RpcClient, turns: int):
 
 
 def test_a_client_that_a_cancel_scope_of_anyio_ends_leaves_nothing(client: RpcClient):
-    """
-    Such a scope cancels each wait in it, also those of a stop.
-    """
+    """Such a scope cancels each wait in it, also those of a stop."""
 
     async def main() -> list[str]:
         for _ in range(3):
@@ -226,9 +212,7 @@ def test_a_client_that_a_cancel_scope_of_anyio_ends_leaves_nothing(client: RpcCl
 def test_a_listener_that_a_cancel_scope_of_anyio_ends_leaves_nothing(
     listener: NotificationListener,
 ):
-    """
-    Its loop waits for the next notification meanwhile.
-    """
+    """Its loop waits for the next notification meanwhile."""
 
     async def main() -> list[str]:
         for _ in range(3):
@@ -245,9 +229,7 @@ def test_a_listener_that_a_cancel_scope_of_anyio_ends_leaves_nothing(
 def test_a_start_that_fails_or_is_cancelled_leaves_nothing(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
 ):
-    """
-    Whatever it had come to: after a failed `async with` nobody stops the client.
-    """
+    """Whatever it had come to: after a failed `async with` nobody stops the client."""
     one = request.getfixturevalue(kind)
     start = one._transport.start
 
@@ -281,9 +263,7 @@ async def _starts_and_stops(one: RpcClient | NotificationListener) -> list[str]:
 
 @pytest.mark.parametrize("last", ["start", "stop"])
 def test_the_last_of_a_start_and_a_stop_that_overlap_counts(client: RpcClient, last: str):
-    """
-    A start waits until the stop is over, and a stop until the client has started.
-    """
+    """A start waits until the stop is over, and a stop until the client has started."""
 
     async def main() -> list[str]:
         steps = {"stop": client.stop, "start": client.start}
@@ -303,9 +283,7 @@ def test_the_last_of_a_start_and_a_stop_that_overlap_counts(client: RpcClient, l
 
 
 def test_a_stop_counts_that_comes_after_a_start_that_waits(client: RpcClient):
-    """
-    The starts that wait do not open the client again, and do not return as if they had.
-    """
+    """The starts that wait do not open the client again, and do not return as if they had."""
 
     async def main() -> list[str]:
         steps = (client.start, client.start, client.stop, client.start, client.stop, client.stop)
@@ -321,9 +299,7 @@ def test_a_stop_counts_that_comes_after_a_start_that_waits(client: RpcClient):
 def test_a_start_that_is_stopped_while_it_waits_for_one_that_fails_says_so(
     client: RpcClient, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    It neither connects after the stop, nor returns as if it had connected.
-    """
+    """It neither connects after the stop, nor returns as if it had connected."""
 
     async def fails() -> None:
         await asyncio.sleep(0.01)
@@ -344,9 +320,7 @@ def test_a_start_that_is_stopped_while_it_waits_for_one_that_fails_says_so(
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_start_at_any_moment_of_a_stop_starts_the_client_again(client: RpcClient, turns: int):
-    """
-    Also between the end of the stop and its being noticed.
-    """
+    """Also between the end of the stop and its being noticed."""
 
     async def main() -> list[str]:
         ended = asyncio.Event()
@@ -376,9 +350,7 @@ def test_a_start_at_any_moment_of_a_stop_starts_the_client_again(client: RpcClie
 def test_a_client_whose_loop_ends_within_a_start_is_refused_in_the_next_one(
     client: RpcClient, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    What it had opened belongs to the loop that is closed.
-    """
+    """What it had opened belongs to the loop that is closed."""
 
     async def hangs() -> None:
         await asyncio.Event().wait()
@@ -399,9 +371,7 @@ def test_a_client_whose_loop_ends_within_a_start_is_refused_in_the_next_one(
 def test_a_loop_over_a_listener_whose_start_has_failed_says_so(
     listener: NotificationListener, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    It would end as if there were no more notifications.
-    """
+    """It would end as if there were no more notifications."""
 
     async def fails() -> None:
         raise DependencyError("away")
@@ -418,9 +388,7 @@ def test_a_loop_over_a_listener_whose_start_has_failed_says_so(
 
 
 def test_a_start_beside_one_that_is_cancelled_starts_the_client(client: RpcClient):
-    """
-    It returns only if the client is started.
-    """
+    """It returns only if the client is started."""
 
     async def main() -> list[BaseException | None]:
         first, second = (asyncio.create_task(client.start()) for _ in range(2))
@@ -443,9 +411,7 @@ def test_a_start_beside_one_that_is_cancelled_starts_the_client(client: RpcClien
 @pytest.mark.looptime
 @pytest.mark.parametrize("way", ["call", "cast"])
 async def test_a_stop_ends_what_still_asks_whether_the_service_takes_requests(way: str):
-    """
-    With `fail_fast`; nothing is sent later, when the question would have been over.
-    """
+    """With `fail_fast`; nothing is sent later, when the question would have been over."""
     broker, heard = MemoryBroker(), list[Delivery]()
     service, transport = (MemoryTransport(broker, Process()) for _ in range(2))
     await service.start()
@@ -500,9 +466,7 @@ async def waits_twice(path: Path) -> None:
 def test_a_stop_beside_a_locked_queue_file_waits_for_the_lock_once(
     client: RpcClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Whatever is under way: the reading of replies, calls and sends end within one limit.
-    """
+    """Whatever is under way: the reading of replies, calls and sends end within one limit."""
     monkeypatch.setattr(sqlite, "CLOSE_S", LOCKED_S)
 
     async def scenario() -> tuple[list[object], list[object]]:
@@ -531,9 +495,7 @@ def test_a_stop_beside_a_locked_queue_file_waits_for_the_lock_once(
 
 
 def test_each_send_beside_a_locked_queue_file_names_its_request(client: RpcClient, tmp_path: Path):
-    """
-    Also of calls that waited for the reply queue together; none waits for the lock twice.
-    """
+    """Also of calls that waited for the reply queue together; none waits for the lock twice."""
     names = ["cast-1", "cast-2", "call-1", "call-2"]
 
     async def scenario() -> list[Any]:

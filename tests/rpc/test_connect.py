@@ -20,9 +20,7 @@ def opened(url: str, broker: MemoryBroker | None = None) -> Transport:
 
 
 def test_a_sqlite_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    Three slashes are relative to the working directory, four are absolute.
-    """
+    """Three slashes are relative to the working directory, four are absolute."""
     monkeypatch.chdir(tmp_path)
 
     relative, absolute = opened("sqlite:///a/b.db"), opened("sqlite:////var/b.db")
@@ -33,9 +31,7 @@ def test_a_sqlite_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_memory_url_needs_its_broker():
-    """
-    Nothing in a URL can name an object: the broker is passed.
-    """
+    """Nothing in a URL can name an object: the broker is passed."""
     assert isinstance(opened("memory://", MemoryBroker()), MemoryTransport)
     with pytest.raises(ConfigError, match="pass broker="):
         opened("memory://")
@@ -53,17 +49,13 @@ def test_a_memory_url_needs_its_broker():
     ],
 )
 def test_a_wrong_url_is_refused_with_the_remedy(url, said):
-    """
-    The error names what is possible.
-    """
+    """The error names what is possible."""
     with pytest.raises(ConfigError, match=said):
         opened(url, MemoryBroker())
 
 
 def test_a_password_is_not_shown():
-    """
-    A URL's credentials do not reach errors and logs.
-    """
+    """A URL's credentials do not reach errors and logs."""
     with pytest.raises(ConfigError) as refused:
         opened("nope://user:canary@host/x")
 

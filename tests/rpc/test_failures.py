@@ -86,9 +86,7 @@ def failure(module: str, name: str, *args: object) -> Failure:
 
 
 def test_an_exception_is_written_in_full():
-    """
-    Class, module, message, arguments and the traceback's lines go out.
-    """
+    """Class, module, message, arguments and the traceback's lines go out."""
     written = failure_of(raised(NotFound("vm-1 not found", 404)))
 
     assert (written.exc_class, written.module) == ("NotFound", NotFound.__module__)
@@ -109,16 +107,12 @@ def test_an_exception_is_written_in_full():
     ],
 )
 def test_names_are_what_oslo_callers_know(error, name, module):
-    """
-    Our own refusals go out as oslo's, and a remote error keeps its origin.
-    """
+    """Our own refusals go out as oslo's, and a remote error keeps its origin."""
     assert (failure_of(error).exc_class, failure_of(error).module) == (name, module)
 
 
 def test_writing_never_fails_and_stays_small():
-    """
-    Whatever an exception holds, its failure fits into a reply.
-    """
+    """Whatever an exception holds, its failure fits into a reply."""
     for error in (
         Opaque(),
         NotFound(object(), "\ud800", "x" * 3_000_000),
@@ -167,9 +161,7 @@ def caused_by(error: Exception) -> Exception:
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_too_long_to_be_shown_is_not_written_out(error: Exception):
-    """
-    That would take seconds on the loop, and be cut to 16,384 characters afterwards.
-    """
+    """That would take seconds on the loop, and be cut to 16,384 characters afterwards."""
     failure = failure_of(raised(error))
 
     assert failure.kwargs == {}
@@ -178,9 +170,7 @@ def test_what_is_too_long_to_be_shown_is_not_written_out(error: Exception):
 
 
 def test_the_begin_of_a_long_text_is_shown():
-    """
-    Also that of an exception with a text of its own, which says what matters.
-    """
+    """Also that of an exception with a text of its own, which says what matters."""
     failure = failure_of(ValueError("no volume " + "x" * 1_000_000))
 
     assert failure.message.startswith("no volume xxx")
@@ -188,8 +178,8 @@ def test_the_begin_of_a_long_text_is_shown():
 
 
 def test_an_exception_with_a_long_part_keeps_its_other_words_and_its_causes():
-    """
-    A decoding error has much data and a short text; others have a short argument beside a long one.
+    """A decoding error has much data and a short text; others have a short argument beside a
+    long one.
     """
     undecoded = UnicodeDecodeError("utf-8", b"x" * 100_000, 7, 8, "invalid start byte")
     group = ExceptionGroup("two failed", [ValueError("x" * 20_000), ValueError("y")])
@@ -203,9 +193,7 @@ def test_an_exception_with_a_long_part_keeps_its_other_words_and_its_causes():
 
 
 def test_of_a_thousand_causes_the_last_hundred_are_shown():
-    """
-    A loop that raises each error from the last one makes such a chain.
-    """
+    """A loop that raises each error from the last one makes such a chain."""
     error: Exception = ValueError("first")
     for _ in range(1000):
         error = caused_by(error)
@@ -214,9 +202,7 @@ def test_of_a_thousand_causes_the_last_hundred_are_shown():
 
 
 def test_builtins_are_rebuilt_with_their_arguments():
-    """
-    A ValueError there is a ValueError here, and shows the remote traceback as a note.
-    """
+    """A ValueError there is a ValueError here, and shows the remote traceback as a note."""
     error = rebuild(failure("builtins", "ValueError", "bad", 5), {})
 
     assert type(error) is ValueError
@@ -235,9 +221,7 @@ def test_builtins_are_rebuilt_with_their_arguments():
     ],
 )
 def test_known_names_become_our_classes(module, name, kind):
-    """
-    Oslo's two refusals and gracekit's own errors can be caught as such.
-    """
+    """Oslo's two refusals and gracekit's own errors can be caught as such."""
     assert type(rebuild(failure(module, name), {})) is kind
 
 
@@ -253,9 +237,8 @@ def test_known_names_become_our_classes(module, name, kind):
     ],
 )
 def test_what_a_client_says_of_its_own_request_is_never_that_of_a_handler(name: str):
-    """
-    "Nothing was sent" of a request that the handler has made would be taken for the caller's own,
-    which has run.
+    """ "Nothing was sent" of a request that the handler has made would be taken for the caller's
+    own, which has run.
     """
     sent = failure_of(getattr(errors, name)("nothing was sent"))
 
@@ -267,9 +250,7 @@ def test_what_a_client_says_of_its_own_request_is_never_that_of_a_handler(name: 
 
 
 def test_registered_classes_are_rebuilt():
-    """
-    What the application registered by name is raised as its class, without keyword arguments.
-    """
+    """What the application registered by name is raised as its class, without keyword arguments."""
     sent = Failure(exc_class="NotFound", module="far", message="m", args=("a",), kwargs={"x": 1})
 
     error = rebuild(sent, {"far.NotFound": NotFound})
@@ -301,9 +282,7 @@ def test_registered_classes_are_rebuilt():
     ],
 )
 def test_every_other_name_is_text(module, name):
-    """
-    Nothing is imported, looked up or called for a name that is in no table.
-    """
+    """Nothing is imported, looked up or called for a name that is in no table."""
     before = set(sys.modules)
 
     error = rebuild(failure(module, name, "echo pwned"), {})
@@ -314,9 +293,7 @@ def test_every_other_name_is_text(module, name):
 
 
 def test_a_constructor_that_refuses_gives_a_remote_error():
-    """
-    A registered class that cannot be built from plain arguments does not break the caller.
-    """
+    """A registered class that cannot be built from plain arguments does not break the caller."""
 
     class Picky(Exception):  # noqa: N818
         def __init__(self) -> None:
@@ -326,9 +303,7 @@ def test_a_constructor_that_refuses_gives_a_remote_error():
 
 
 def test_every_rebuilt_builtin_can_be_raised_in_a_coroutine():
-    """
-    No name of builtins makes a caller raise what a coroutine must not.
-    """
+    """No name of builtins makes a caller raise what a coroutine must not."""
     for name in dir(builtins):
         error = rebuild(failure("builtins", name, "x"), {})
         assert isinstance(error, Exception)
@@ -343,9 +318,7 @@ def test_every_rebuilt_builtin_can_be_raised_in_a_coroutine():
     [NoCapacity("no memory"), Parked("t1", 1e9, 3), Gone("gone"), StaleVersionError("2 is now 3")],
 )
 def test_what_is_said_of_a_parked_task_is_rebuilt(error):
-    """
-    With its class, its arguments and its text, through the bytes of a reply.
-    """
+    """With its class, its arguments and its text, through the bytes of a reply."""
     reply = Reply(msg_id="m", reply_id="r", failure=failure_of(raised(error)))
     rebuilt = rebuild(decode_reply(encode_reply(reply)).failure, {})
 
@@ -354,9 +327,7 @@ def test_what_is_said_of_a_parked_task_is_rebuilt(error):
 
 
 def test_a_rebuilt_parked_has_its_attributes():
-    """
-    They are its arguments.
-    """
+    """They are its arguments."""
     rebuilt = rebuild(failure_of(Parked("t1", 1e9, 3)), {})
 
     assert isinstance(rebuilt, Parked)
@@ -364,9 +335,7 @@ def test_a_rebuilt_parked_has_its_attributes():
 
 
 def test_what_is_missing_is_not_sent():
-    """
-    It is for those who make room, and not for the caller.
-    """
+    """It is for those who make room, and not for the caller."""
     written = failure_of(NoCapacity("no memory", requested={"memory_mb": 8192}))
 
     assert "8192" not in repr(written)
@@ -393,9 +362,7 @@ def test_what_is_missing_is_not_sent():
     ],
 )
 def test_a_parked_that_cannot_be_is_a_remote_error(args):
-    """
-    Whatever arguments arrive, the caller gets an exception with the text that was sent.
-    """
+    """Whatever arguments arrive, the caller gets an exception with the text that was sent."""
     rebuilt = rebuild(failure("gracekit.errors", "Parked", *args), {})
 
     assert type(rebuilt) is RemoteError
@@ -412,9 +379,7 @@ def test_a_parked_that_cannot_be_is_a_remote_error(args):
     ],
 )
 def test_what_came_in_a_message_is_foreign(sent):
-    """
-    Of any class, RemoteError too; also where it is raised on.
-    """
+    """Of any class, RemoteError too; also where it is raised on."""
     rebuilt = rebuild(sent, {"myapp.NotFound": NotFound})
 
     assert is_foreign(rebuilt)
@@ -432,16 +397,12 @@ class Closed(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("error", [NoCapacity("here"), ValueError(), Closed()])
 def test_what_was_raised_here_is_not_foreign(error):
-    """
-    Also a new one because of a foreign one; the question never raises.
-    """
+    """Also a new one because of a foreign one; the question never raises."""
     error.__cause__ = rebuild(failure("gracekit.errors", "NoCapacity", "there"), {})
 
     assert not is_foreign(error)
 
 
 def test_what_takes_no_mark_is_rebuilt_all_the_same():
-    """
-    An application's class may do as it likes.
-    """
+    """An application's class may do as it likes."""
     assert type(rebuild(failure("app", "Closed"), {"app.Closed": Closed})) is Closed

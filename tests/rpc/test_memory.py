@@ -26,8 +26,8 @@ async def connected(broker: MemoryBroker) -> MemoryTransport:
 
 
 async def test_a_crash_gives_back_without_a_word():
-    """
-    At a crash nothing is awaited: what was unsettled is there for others, marked, in its old order.
+    """At a crash nothing is awaited: what was unsettled is there for others, marked, in its old
+    order.
     """
     broker = MemoryBroker()
     dying, other = await connected(broker), await connected(broker)
@@ -55,9 +55,7 @@ async def test_a_crash_gives_back_without_a_word():
 
 
 async def test_a_message_expires_in_virtual_time():
-    """
-    An hour passes in no time, to the second.
-    """
+    """An hour passes in no time, to the second."""
     broker = MemoryBroker()
     transport = await connected(broker)
     await transport.declare([QUEUE])
@@ -72,9 +70,7 @@ async def test_a_message_expires_in_virtual_time():
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.DELAY])
 async def test_a_played_transport_may_not_say_what_its_queues_hold(fault):
-    """
-    As a real one: it says so in time, and may be asked again.
-    """
+    """As a real one: it says so in time, and may be asked again."""
     faults = PlannedFaults()
     faults.delay_s = 3600.0
     transport = PlayedTransport(MemoryBroker(), PlayedProcess(set(), 1), faults)
@@ -92,9 +88,7 @@ async def test_a_played_transport_may_not_say_what_its_queues_hold(fault):
 
 
 async def test_readers_take_turns():
-    """
-    With room everywhere, messages go round, always in the same way.
-    """
+    """With room everywhere, messages go round, always in the same way."""
     broker = MemoryBroker()
     inboxes = [Inbox() for _ in range(3)]
     for inbox in inboxes:
@@ -110,9 +104,7 @@ async def test_readers_take_turns():
 
 
 async def test_delivery_never_happens_inside_a_publish():
-    """
-    The consumer's callback runs on a turn of its own, as over a network.
-    """
+    """The consumer's callback runs on a turn of its own, as over a network."""
     transport = await connected(MemoryBroker())
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)

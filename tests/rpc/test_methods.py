@@ -59,8 +59,8 @@ async def leased(ctx: Context, vm: str) -> None:
 
 @pytest.mark.parametrize("method", [plain, more, nothing], ids=lambda method: method.name)
 def test_arguments_are_taken_exactly_if_the_signature_can_be_bound(method: Method[Any, Any]):
-    """
-    Names are compared first, which is nearly always enough; the answer is that of the signature.
+    """Names are compared first, which is nearly always enough; the answer is that of the
+    signature.
     """
     names = ["a", "b", "c", "d"]
     given = itertools.chain.from_iterable(
@@ -90,18 +90,14 @@ def can_be_bound(method: Method[Any, Any], args: dict[str, int]) -> bool:
 
 @pytest.mark.parametrize("asked", ["1.0", "1"])
 def test_version_is_served_each_time_it_is_asked_for(asked: str):
-    """
-    What was read once is remembered, and means the same.
-    """
+    """What was read once is remembered, and means the same."""
     for _ in range(2):
         assert svc.methods.resolve(None, "nothing", asked) is nothing
 
 
 @pytest.mark.parametrize("asked", ["2.0", "1.1", "x", "", "1." + "0" * 5000 + "1", "9" * 40])
 def test_version_that_is_not_served_is_refused_each_time(asked: str):
-    """
-    However long: it comes from the wire.
-    """
+    """However long: it comes from the wire."""
     for _ in range(2):
         with pytest.raises(RpcError):
             svc.methods.resolve(None, "nothing", asked)
@@ -135,9 +131,7 @@ def several() -> Service:
 def test_of_methods_beside_each_other_the_first_that_serves_is_asked(
     name: str, asked: str, served: str
 ):
-    """
-    As of oslo's endpoints; a revision that is not said is 0, and there is no fourth part.
-    """
+    """As of oslo's endpoints; a revision that is not said is 0, and there is no fourth part."""
     assert several().methods.resolve(None, name, asked).version == served
 
 
@@ -165,9 +159,7 @@ def test_of_methods_beside_each_other_the_first_that_serves_is_asked(
 def test_a_refusal_says_whether_an_older_version_may_do(
     name: str, asked: str, error: type[Exception], words: str
 ):
-    """
-    By its class, which is oslo's for the same endpoints: its callers then ask for less.
-    """
+    """By its class, which is oslo's for the same endpoints: its callers then ask for less."""
     with pytest.raises(error) as told:
         several().methods.resolve(None, name, asked)
 
@@ -231,9 +223,7 @@ ASK: Final = (
     ],
 )
 def test_a_method_of_another_namespace_is_shown_with_its_options(namespace, name, version, said):
-    """
-    The name alone would suggest what was asked for already.
-    """
+    """The name alone would suggest what was asked for already."""
     shop = Service("shop", task_api=True)
 
     @shop.rpc
@@ -246,9 +236,7 @@ def test_a_method_of_another_namespace_is_shown_with_its_options(namespace, name
 
 
 def test_a_namespace_that_a_service_has_not_asked_for_is_explained():
-    """
-    The task API is off by default; any other namespace is none of this service's.
-    """
+    """The task API is off by default; any other namespace is none of this service's."""
     methods = several().methods
 
     with pytest.raises(UnsupportedVersionError) as off:
@@ -263,9 +251,7 @@ def test_a_namespace_that_a_service_has_not_asked_for_is_explained():
 
 
 def test_the_context_is_no_argument():
-    """
-    Who sends it reads that the service gives it, and not how to write the handler.
-    """
+    """Who sends it reads that the service gives it, and not how to write the handler."""
     with pytest.raises(InvalidArgumentsError) as told:
         plain.bind({"ctx": 1, "a": 1, "b": 2})
 
@@ -276,9 +262,7 @@ def test_the_context_is_no_argument():
     ("value", "kind"), [(["v"], "a list"), ({"v": 1}, "a dict"), ("v" * 256, "a text of 256")]
 )
 def test_a_resource_that_cannot_be_one_is_named_by_its_kind(value, kind):
-    """
-    Its value is the caller's secret.
-    """
+    """Its value is the caller's secret."""
     shop = Service("shop")
 
     @shop.rpc(resource="vm")
@@ -289,9 +273,7 @@ def test_a_resource_that_cannot_be_one_is_named_by_its_kind(value, kind):
 
 
 def test_a_method_that_is_older_than_its_place_is_told_apart():
-    """
-    The place serves the version, the method does not: as under oslo that is NoSuchMethod.
-    """
+    """The place serves the version, the method does not: as under oslo that is NoSuchMethod."""
     shop = Service("shop", version="1.5")
     shop.rpc(nothing.handler)
     shop.methods.add(plain)
@@ -301,8 +283,8 @@ def test_a_method_that_is_older_than_its_place_is_told_apart():
 
 
 def test_a_refusal_is_short_whatever_was_sent():
-    """
-    The first three names are shown and compared, of at most 100 characters; the rest is a number.
+    """The first three names are shown and compared, of at most 100 characters; the rest is a
+    number.
     """
     near = {f"alpha_{number}": 0 for number in range(5000)}
     odd = {"\U000e0001" * 100: 0, "x" * 500_000: 0, "beta_": 0, "gamma": 0}
@@ -325,9 +307,7 @@ def test_a_refusal_is_short_whatever_was_sent():
 def test_an_unknown_method_is_compared_with_few_names_of_a_large_service(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """
-    Of a thousand names only those that begin like it are compared, and the nearest is named.
-    """
+    """Of a thousand names only those that begin like it are compared, and the nearest is named."""
     compared = []
     compare = difflib.SequenceMatcher.set_seq1
     monkeypatch.setattr(
@@ -355,9 +335,8 @@ def test_an_unknown_method_is_compared_with_few_names_of_a_large_service(
     ids=str,
 )
 def test_a_resource_has_a_short_name_of_one_spelling(wrong: object):
-    """
-    Text or a whole number of at most 255 characters, as its row outlives the request: `1` and `1.0`
-    would be two resources with a lease each. Nothing else is accepted, nor left to a sibling.
+    """Text or a whole number of at most 255 characters, as its row outlives the request: `1` and
+    `1.0` would be two resources with a lease each. Nothing else is accepted, nor left to a sibling.
     """
     with pytest.raises(InvalidArgumentsError, match="text or a whole number of 1 to 255 char"):
         leased.resource_of({"vm": wrong})

@@ -78,9 +78,7 @@ def bare(**changes: object) -> bytes:
 
 
 def test_a_notification_has_these_bytes():
-    """
-    The keys of oslo's format 2.0 in a fixed order, with the context as in a request.
-    """
+    """The keys of oslo's format 2.0 in a fixed order, with the context as in a request."""
     assert encoded(a_notification()) == (
         rb'{"oslo.version":"2.0","oslo.message":"{\"message_id\":\"m1\",'
         rb"\"publisher_id\":\"compute.node-1\",\"event_type\":\"task.update\","
@@ -91,9 +89,7 @@ def test_a_notification_has_these_bytes():
 
 
 def test_a_wall_time_is_written_as_oslo_writes_it():
-    """
-    UTC, a space in the middle, and microseconds also where there are none.
-    """
+    """UTC, a space in the middle, and microseconds also where there are none."""
     assert timestamp_of(1_795_578_871.25) == "2026-11-25 03:54:31.250000"
     assert timestamp_of(0) == "1970-01-01 00:00:00.000000"
 
@@ -119,16 +115,12 @@ NOTIFICATIONS = st.builds(
 
 @given(NOTIFICATIONS)
 def test_what_is_written_is_read_back(notification: Notification):
-    """
-    Every field, whatever text and plain data is in it.
-    """
+    """Every field, whatever text and plain data is in it."""
     assert decode_notification(encoded(notification)) == notification
 
 
 def test_the_format_without_an_envelope_is_read():
-    """
-    It is oslo's 1.0, for the driver `messaging`.
-    """
+    """It is oslo's 1.0, for the driver `messaging`."""
     assert decode_notification(bare()) == Notification(
         message_id="m1",
         publisher_id="nova.node-1",
@@ -142,9 +134,7 @@ def test_the_format_without_an_envelope_is_read():
 
 @pytest.mark.parametrize("publisher_id", [None, ...])
 def test_a_publisher_may_have_no_name(publisher_id):
-    """
-    An oslo notifier that was given no publisher_id sends null.
-    """
+    """An oslo notifier that was given no publisher_id sends null."""
     assert decode_notification(bare(publisher_id=publisher_id)).publisher_id == ""
 
 
@@ -171,8 +161,8 @@ def test_a_publisher_may_have_no_name(publisher_id):
     ],
 )
 def test_what_is_no_notification_is_refused(changes, why):
-    """
-    The error names the field and shows an excerpt of it; of payloads, which may be secret, none.
+    """The error names the field and shows an excerpt of it; of payloads, which may be secret,
+    none.
     """
     with pytest.raises(BadMessageError, match=why) as refused:
         decode_notification(bare(**changes))
@@ -181,18 +171,14 @@ def test_what_is_no_notification_is_refused(changes, why):
 
 
 def test_a_body_that_is_too_large_is_not_parsed():
-    """
-    The limit is that of its reader.
-    """
+    """The limit is that of its reader."""
     with pytest.raises(MessageTooLargeError, match="body of 6 bytes exceeds the limit of 5"):
         decode_notification(b"{{{{{{", max_bytes=5)
 
 
 @given(st.binary(max_size=200) | OBJECTS.map(lambda one: json.dumps(one).encode()))
 def test_nothing_else_is_raised_by_any_bytes(body: bytes):
-    """
-    Whoever may publish there must not be able to end a listener's loop.
-    """
+    """Whoever may publish there must not be able to end a listener's loop."""
     with pytest.raises(BadMessageError):
         decode_notification(body)
 
@@ -202,9 +188,7 @@ VALUES = PLAIN | st.floats(allow_nan=False, allow_infinity=False)
 
 @given(st.fixed_dictionaries({}, optional={**dict.fromkeys(json.loads(bare()), VALUES)}))
 def test_nothing_else_is_raised_by_any_fields(fields):
-    """
-    The same of messages that have the right keys, and anything in them.
-    """
+    """The same of messages that have the right keys, and anything in them."""
     try:
         said = str(decode_notification(json.dumps(fields).encode()).priority)
     except BadMessageError as error:
@@ -214,9 +198,7 @@ def test_nothing_else_is_raised_by_any_fields(fields):
 
 
 def test_what_is_no_plain_data_is_not_written():
-    """
-    The error names the place.
-    """
+    """The error names the place."""
     odd = Notification(
         message_id="m1", publisher_id="p", event_type="e", priority="INFO",
         payload={"a": {"b": object()}}, timestamp="t",
@@ -278,9 +260,7 @@ async def read(listener: NotificationListener, number: int) -> list[str]:
 
 @pytest.mark.looptime
 async def test_what_waited_and_what_comes_later_is_read(transport, publisher):
-    """
-    A listener may start before the publisher and after it.
-    """
+    """A listener may start before the publisher and after it."""
     await publisher.send("m1", "m2")
     async with NotificationListener(transport, TOPIC) as listener:
         assert await anext(listener) == a_notification("m1")
@@ -296,9 +276,7 @@ async def test_what_waited_and_what_comes_later_is_read(transport, publisher):
 
 @pytest.mark.looptime
 async def test_a_listener_makes_its_queues(transport, publisher):
-    """
-    What is published between its start and its first notification, nobody has to declare.
-    """
+    """What is published between its start and its first notification, nobody has to declare."""
     async with NotificationListener(transport, TOPIC, priorities=("warn",)) as listener:
         queue = notification_queue(TOPIC, "warn")
         await publisher.transport.publish(queue, Message(body=encoded(a_notification("m1"))))
@@ -308,9 +286,7 @@ async def test_a_listener_makes_its_queues(transport, publisher):
 
 @pytest.mark.looptime
 async def test_priorities_are_chosen(transport, publisher, broker):
-    """
-    Others stay in their queues.
-    """
+    """Others stay in their queues."""
     await publisher.send("m1")
     await publisher.send("m2", queue=ERROR)
     async with NotificationListener(transport, TOPIC, priorities=("error",)) as listener:
@@ -322,9 +298,7 @@ async def test_priorities_are_chosen(transport, publisher, broker):
 
 @pytest.mark.looptime
 async def test_it_is_acknowledged_when_the_next_one_is_asked_for(transport, publisher, broker):
-    """
-    Not before: until then its body runs.
-    """
+    """Not before: until then its body runs."""
     await publisher.send("m1", "m2")
     async with NotificationListener(transport, TOPIC) as listener:
         async for notification in listener:
@@ -339,9 +313,7 @@ async def test_it_is_acknowledged_when_the_next_one_is_asked_for(transport, publ
 
 @pytest.mark.looptime
 async def test_what_was_not_begun_goes_back_in_its_order(transport, publisher, broker):
-    """
-    A listener that is left acknowledges the one that it has done, and no other.
-    """
+    """A listener that is left acknowledges the one that it has done, and no other."""
     await publisher.send("m1", "m2", "m3")
     async with NotificationListener(transport, TOPIC) as listener:
         assert await read(listener, 1) == ["m1"]
@@ -352,9 +324,7 @@ async def test_what_was_not_begun_goes_back_in_its_order(transport, publisher, b
 
 @pytest.mark.looptime
 async def test_it_goes_back_if_the_body_raises(transport, publisher):
-    """
-    The exception passes; the notification comes again, before those behind it.
-    """
+    """The exception passes; the notification comes again, before those behind it."""
     await publisher.send("m1", "m2")
     with pytest.raises(ZeroDivisionError):
         await _fail_in_the_body(transport)
@@ -371,9 +341,7 @@ async def _fail_in_the_body(transport: MemoryTransport) -> None:
 
 @pytest.mark.looptime
 async def test_it_goes_back_if_the_body_is_cancelled(transport, publisher):
-    """
-    As at the end of the program that listens.
-    """
+    """As at the end of the program that listens."""
     await publisher.send("m1")
     begun = asyncio.Event()
 
@@ -395,9 +363,7 @@ async def test_it_goes_back_if_the_body_is_cancelled(transport, publisher):
 
 @pytest.mark.looptime
 async def test_a_wait_that_is_cancelled_loses_nothing(transport, publisher):
-    """
-    As by a time-out around it.
-    """
+    """As by a time-out around it."""
     async with NotificationListener(transport, TOPIC) as listener:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
@@ -409,9 +375,7 @@ async def test_a_wait_that_is_cancelled_loses_nothing(transport, publisher):
 
 @pytest.mark.looptime
 async def test_a_loop_that_is_begun_anew_gets_first_what_was_in_hand(transport, publisher):
-    """
-    Its body may have raised: only who asks for the next one has done the last.
-    """
+    """Its body may have raised: only who asks for the next one has done the last."""
     await publisher.send("m1", "m2")
     seen: list[str] = []
     async with NotificationListener(transport, TOPIC) as listener:
@@ -429,9 +393,7 @@ async def test_a_loop_that_is_begun_anew_gets_first_what_was_in_hand(transport, 
 
 @pytest.mark.looptime
 async def test_two_listeners_share_a_queue(broker, publisher):
-    """
-    Each notification goes to one of them; what one leaves undone, the other one gets.
-    """
+    """Each notification goes to one of them; what one leaves undone, the other one gets."""
     one, other = await connected(broker), await connected(broker)
     async with NotificationListener(one, TOPIC, prefetch=1) as remaining:
         async with NotificationListener(other, TOPIC, prefetch=1) as leaving:
@@ -447,9 +409,7 @@ async def test_two_listeners_share_a_queue(broker, publisher):
 
 @pytest.mark.looptime
 async def test_a_listener_that_dies_has_acknowledged_nothing(broker, publisher, transport):
-    """
-    Its transport gives back what it held.
-    """
+    """Its transport gives back what it held."""
     await publisher.send("m1", "m2")
     dying = await connected(broker)
     listener = NotificationListener(dying, TOPIC)
@@ -463,9 +423,7 @@ async def test_a_listener_that_dies_has_acknowledged_nothing(broker, publisher, 
 
 @pytest.mark.looptime
 async def test_what_is_no_notification_is_set_aside(transport, publisher, broker, caplog):
-    """
-    It is counted and logged, kept with its reason, and the loop goes on.
-    """
+    """It is counted and logged, kept with its reason, and the loop goes on."""
     await publisher.send_raw(b"{}")
     await publisher.send_raw(bare(payload=[SECRET]))
     await publisher.send("m1")
@@ -483,9 +441,7 @@ async def test_what_is_no_notification_is_set_aside(transport, publisher, broker
 
 @pytest.mark.looptime
 async def test_what_is_too_large_is_set_aside(transport, publisher, broker):
-    """
-    `max_body_bytes` bounds what is parsed.
-    """
+    """`max_body_bytes` bounds what is parsed."""
     await publisher.send("m1")
     async with NotificationListener(transport, TOPIC, max_body_bytes=100) as listener:
         with pytest.raises(TimeoutError):
@@ -498,9 +454,7 @@ async def test_what_is_too_large_is_set_aside(transport, publisher, broker):
 
 @pytest.mark.looptime
 async def test_a_stop_ends_the_loop(transport, publisher, broker):
-    """
-    One that waits ends; what a body has in hand comes again. Both ends may be repeated.
-    """
+    """One that waits ends; what a body has in hand comes again. Both ends may be repeated."""
     listener = NotificationListener(transport, TOPIC)
     await listener.stop()
     await listener.start()
@@ -525,9 +479,7 @@ async def _all_of(listener: NotificationListener) -> list[str]:
 
 @pytest.mark.looptime
 async def test_one_task_at_a_time_may_wait(transport):
-    """
-    With two of them, one would acknowledge what the other one still has in hand.
-    """
+    """With two of them, one would acknowledge what the other one still has in hand."""
     async with NotificationListener(transport, TOPIC) as listener:
         waiting = asyncio.create_task(_all_of(listener))
         await asyncio.sleep(0)
@@ -539,9 +491,7 @@ async def test_one_task_at_a_time_may_wait(transport):
 
 @pytest.mark.looptime
 async def test_a_loop_ends_with_its_file(broker):
-    """
-    When the process can no longer use its transport, nothing would ever come again.
-    """
+    """When the process can no longer use its transport, nothing would ever come again."""
     transport = Breaking(broker, Process())
     await transport.start()
     async with NotificationListener(transport, TOPIC) as listener:
@@ -564,8 +514,8 @@ class Breaking(MemoryTransport):
 
 
 async def test_a_file_that_no_service_has_made_is_waited_for(tmp_path: Path):
-    """
-    A listener makes no file: a mistyped path would be silence for ever. It may start first, though.
+    """A listener makes no file: a mistyped path would be silence for ever. It may start first,
+    though.
     """
     tmp_path.chmod(0o700)
     path = tmp_path / "queues.db"
@@ -584,9 +534,7 @@ async def test_a_file_that_no_service_has_made_is_waited_for(tmp_path: Path):
 
 
 async def test_a_wait_for_a_file_ends_with_the_listener(tmp_path: Path):
-    """
-    At once, not after the pause between two looks.
-    """
+    """At once, not after the pause between two looks."""
     tmp_path.chmod(0o700)
     listener = NotificationListener(f"sqlite:///{tmp_path / 'queues.db'}", TOPIC)
     await listener.start()
@@ -598,9 +546,7 @@ async def test_a_wait_for_a_file_ends_with_the_listener(tmp_path: Path):
 
 
 async def test_a_listener_that_was_never_started_says_how(transport):
-    """
-    A loop without `async with` would end at once and look as if nothing had come.
-    """
+    """A loop without `async with` would end at once and look as if nothing had come."""
     listener = NotificationListener(transport, TOPIC)
 
     with pytest.raises(RuntimeError, match="write `async with NotificationListener"):
@@ -630,8 +576,8 @@ def told(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord
     ],
 )
 async def test_queues_that_nobody_has_made_are_logged_once(tmp_path: Path, caplog, topic, hint):
-    """
-    With a mistyped topic the loop waits for ever: the line names queues, file and what to compare.
+    """With a mistyped topic the loop waits for ever: the line names queues, file and what to
+    compare.
     """
     url = await a_file(tmp_path / "queues.db", INFO, shared_queue("scheduler"))
 
@@ -646,8 +592,8 @@ async def test_queues_that_nobody_has_made_are_logged_once(tmp_path: Path, caplo
 
 
 async def test_queues_that_are_there_are_no_doubt(tmp_path: Path, caplog):
-    """
-    A publisher makes the queue of a priority when it first sends with it, so one of them will do.
+    """A publisher makes the queue of a priority when it first sends with it, so one of them will
+    do.
     """
     url = await a_file(tmp_path / "queues.db", ERROR)
 
@@ -658,9 +604,7 @@ async def test_queues_that_are_there_are_no_doubt(tmp_path: Path, caplog):
 
 
 async def test_a_file_that_is_missing_is_logged_until_the_first_one_comes(tmp_path: Path, caplog):
-    """
-    One line when it waits for the file, one when the first notification has come.
-    """
+    """One line when it waits for the file, one when the first notification has come."""
     caplog.set_level(logging.INFO, logger="gracekit")
     tmp_path.chmod(0o700)
     path = tmp_path / "queues.db"
@@ -679,8 +623,8 @@ async def test_a_file_that_is_missing_is_logged_until_the_first_one_comes(tmp_pa
 
 
 async def test_a_store_is_no_file_of_queues(tmp_path: Path):
-    """
-    Whoever gives the listener the store's URL reads that it is one, and not that it is too new.
+    """Whoever gives the listener the store's URL reads that it is one, and not that it is too
+    new.
     """
     tmp_path.chmod(0o700)
     path = tmp_path / "store.db"
@@ -718,9 +662,7 @@ async def test_a_store_is_no_file_of_queues(tmp_path: Path):
     ],
 )
 def test_a_wrong_argument_is_refused(options, why):
-    """
-    The error has the value, the rule and the remedy.
-    """
+    """The error has the value, the rule and the remedy."""
     given_ = {"transport": "sqlite:////tmp/queues.db", "topic": TOPIC, **options}
 
     with pytest.raises(ConfigError, match=why):
@@ -728,17 +670,13 @@ def test_a_wrong_argument_is_refused(options, why):
 
 
 def test_an_option_that_is_misspelt_is_refused():
-    """
-    With the one that is meant, as prepare() does.
-    """
+    """With the one that is meant, as prepare() does."""
     with pytest.raises(ConfigError, match=r"no option priority; did you mean priorities\?"):
         NotificationListener("sqlite:////tmp/queues.db", TOPIC, priority="info")
 
 
 def test_a_plain_with_is_refused(transport):
-    """
-    With what to write; so is that of a client and of the test kit.
-    """
+    """With what to write; so is that of a client and of the test kit."""
     for one in (
         NotificationListener(transport, TOPIC),
         RpcClient(transport, "compute"),
@@ -749,17 +687,13 @@ def test_a_plain_with_is_refused(transport):
 
 
 def test_a_topic_may_be_as_long_as_queues_allow(transport):
-    """
-    No exchange is named for it, so that of a service with a long topic fits too.
-    """
+    """No exchange is named for it, so that of a service with a long topic fits too."""
     NotificationListener(transport, "t" * 246, priorities=("critical",))
 
 
 @pytest.mark.looptime
 async def test_a_priority_that_is_named_twice_is_read_once(transport, publisher):
-    """
-    All of oslo's are known.
-    """
+    """All of oslo's are known."""
     priorities = [*PRIORITIES, "info"]
     for priority in PRIORITIES:
         await publisher.send(priority, queue=notification_queue(TOPIC, priority))

@@ -68,9 +68,7 @@ def refusal(decode: Callable[[bytes], object], body: bytes) -> BadMessageError |
 
 
 def test_a_call_has_these_bytes():
-    """
-    The keys of a call come in a fixed order, inside the 2.0 envelope, as JSON text.
-    """
+    """The keys of a call come in a fixed order, inside the 2.0 envelope, as JSON text."""
     assert encode_request(CALL) == (
         rb'{"oslo.version":"2.0","oslo.message":"{\"method\":\"migrate\",'
         rb"\"args\":{\"vm\":\"vm-1\",\"dest\":\"n2\"},\"namespace\":\"compute\","
@@ -82,8 +80,8 @@ def test_a_call_has_these_bytes():
 
 
 def test_a_caller_that_knows_pending_says_so_beside_its_address():
-    """
-    Not in the context, which handlers pass on; and whoever does not know it sends no such key.
+    """Not in the context, which handlers pass on; and whoever does not know it sends no such
+    key.
     """
     reply = ReplyAddress(queue="reply_q", msg_id="m1", knows_pending=True)
     knowing = Request(request_id="u1", method="ping", args={}, reply=reply)
@@ -96,9 +94,7 @@ def test_a_caller_that_knows_pending_says_so_beside_its_address():
 
 @pytest.mark.parametrize("value", [False, None, 1, "true", [True], {"a": True}])
 def test_only_true_says_that_a_caller_knows_pending(value):
-    """
-    Anything else is not understood, and must not change the answer, nor refuse the request.
-    """
+    """Anything else is not understood, and must not change the answer, nor refuse the request."""
     message = {"method": "m", "_msg_id": "a", "_reply_q": "reply_q", "_gracekit_pending": value}
     request = decode_request(envelope(message))
 
@@ -106,8 +102,8 @@ def test_only_true_says_that_a_caller_knows_pending(value):
 
 
 def test_a_cast_has_these_bytes():
-    """
-    A cast carries no reply keys, and neither namespace nor version where they are the default.
+    """A cast carries no reply keys, and neither namespace nor version where they are the
+    default.
     """
     assert encode_request(CAST) == (
         rb'{"oslo.version":"2.0","oslo.message":'
@@ -116,9 +112,7 @@ def test_a_cast_has_these_bytes():
 
 
 def test_a_reply_has_all_five_keys():
-    """
-    Oslo clients break on a reply without failure or ending, so every reply has every key.
-    """
+    """Oslo clients break on a reply without failure or ending, so every reply has every key."""
     assert encode_reply(Reply(msg_id="m1", reply_id="r1", result={"host": "n2"})) == (
         rb'{"oslo.version":"2.0","oslo.message":"{\"result\":{\"host\":\"n2\"},'
         rb'\"failure\":null,\"ending\":true,\"_msg_id\":\"m1\",\"_unique_id\":\"r1\"}"}'
@@ -126,9 +120,7 @@ def test_a_reply_has_all_five_keys():
 
 
 def test_a_result_that_is_json_text_already_is_put_in_as_it_is():
-    """
-    The journal has it as text that was checked when the task ended.
-    """
+    """The journal has it as text that was checked when the task ended."""
     text = msgspec.Raw(b'{"host":"n2"}')
     written = encode_reply(Reply(msg_id="m1", reply_id="r1", result={"host": "n2"}))
 
@@ -136,8 +128,8 @@ def test_a_result_that_is_json_text_already_is_put_in_as_it_is():
 
 
 def test_a_failure_is_json_text_inside():
-    """
-    Oslo parses the failure a second time: it is text with class, module, message, tb, args, kwargs.
+    """Oslo parses the failure a second time: it is text with class, module, message, tb, args,
+    kwargs.
     """
     failure = Failure(
         exc_class="NotFound", module="app", message="no vm", args=("no vm",), tb=("l",)
@@ -160,9 +152,7 @@ def test_a_failure_is_json_text_inside():
 
 
 def test_a_request_as_oslo_spells_it_is_read():
-    """
-    The message of an oslo client becomes a Request; its context loses the prefix.
-    """
+    """The message of an oslo client becomes a Request; its context loses the prefix."""
     body = envelope(
         {
             "method": "migrate",
@@ -188,23 +178,17 @@ def test_a_request_as_oslo_spells_it_is_read():
 
 
 def test_a_bare_object_is_the_message():
-    """
-    Without envelope, unique id, version and args a request is still one.
-    """
+    """Without envelope, unique id, version and args a request is still one."""
     assert decode_request(b'{"method": "ping"}') == Request(request_id="", method="ping", args={})
 
 
 def test_of_two_equal_keys_the_last_wins():
-    """
-    Duplicate keys are not refused; the choice is fixed.
-    """
+    """Duplicate keys are not refused; the choice is fixed."""
     assert decode_request(b'{"method": "a", "method": "b"}').method == "b"
 
 
 def test_a_reply_without_failure_and_ending_is_an_answer():
-    """
-    A peer that leaves keys out is understood rather than waited for.
-    """
+    """A peer that leaves keys out is understood rather than waited for."""
     assert decode_reply(b'{"_msg_id": "m", "result": 1}') == Reply(
         msg_id="m", reply_id="", result=1
     )
@@ -212,9 +196,7 @@ def test_a_reply_without_failure_and_ending_is_an_answer():
 
 @pytest.mark.parametrize("failure", ["no json", '["list"]', '{"class": 5}', 7, True])
 def test_an_unreadable_failure_is_still_a_failure(failure):
-    """
-    A caller is told that it failed, even if the reason cannot be read.
-    """
+    """A caller is told that it failed, even if the reason cannot be read."""
     reply = decode_reply(envelope({"_msg_id": "m", "failure": failure}))
 
     assert reply.failure is not None
@@ -225,18 +207,14 @@ def test_an_unreadable_failure_is_still_a_failure(failure):
 
 
 def test_an_oversize_body_is_refused_unparsed():
-    """
-    Size is checked before anything else, so that the limit bounds the work.
-    """
+    """Size is checked before anything else, so that the limit bounds the work."""
     with pytest.raises(MessageTooLargeError, match="body of 11 bytes exceeds the limit of 10"):
         decode_request(b"{" * 11, max_bytes=10)
 
 
 @pytest.mark.parametrize("version", ["2.1", "3.0", "1.0", "2", 2.0, None, [2]])
 def test_another_envelope_version_is_refused(version):
-    """
-    Only 2.0 is spoken: same major, minor 0.
-    """
+    """Only 2.0 is spoken: same major, minor 0."""
     body = json.dumps({"oslo.version": version, "oslo.message": '{"method": "m"}'}).encode()
 
     with pytest.raises(BadMessageError, match="envelope version"):
@@ -244,18 +222,14 @@ def test_another_envelope_version_is_refused(version):
 
 
 def test_nesting_is_allowed_up_to_its_limit():
-    """
-    32 levels, the message and its arguments included; one more is refused.
-    """
+    """32 levels, the message and its arguments included; one more is refused."""
     assert decode_request(envelope({"method": "m", "args": {"a": nested(MAX_DEPTH - 2)}}))
     with pytest.raises(BadMessageError, match="more than 32 levels"):
         decode_request(envelope({"method": "m", "args": {"a": nested(MAX_DEPTH - 1)}}))
 
 
 def test_what_can_be_sent_can_be_read():
-    """
-    The sender's limit of nesting is the reader's.
-    """
+    """The sender's limit of nesting is the reader's."""
     deepest = {"a": nested(MAX_DEPTH - 2)}
 
     assert decode_request(encode_request(Request(request_id="", method="m", args=deepest)))
@@ -264,9 +238,7 @@ def test_what_can_be_sent_can_be_read():
 
 
 def test_keys_are_counted():
-    """
-    10,000 keys in the whole message; one more is refused on both sides.
-    """
+    """10,000 keys in the whole message; one more is refused on both sides."""
     args = {str(n): n for n in range(MAX_KEYS - 1)}
 
     with pytest.raises(BadMessageError, match="more than 10000 keys"):
@@ -287,9 +259,8 @@ FAR, LONG = "1.500000000000000000e308", "9" * 3000
     ],
 )
 def test_what_takes_long_to_read_is_counted(item: str, number: int, said: str):
-    """
-    Lists and objects, far exponents, digits of long numbers: one more than the limit is refused on
-    both sides, by a text that says which.
+    """Lists and objects, far exponents, digits of long numbers: one more than the limit is refused
+    on both sides, by a text that says which.
     """
     at_most = f'{{"m": [{", ".join([item] * number)}]}}'
     more = f'{{"m": [{", ".join([item] * (number + 1))}]}}'
@@ -303,8 +274,8 @@ def test_what_takes_long_to_read_is_counted(item: str, number: int, said: str):
 
 
 def test_text_in_strings_is_not_counted():
-    """
-    A script, a template or a hex dump may hold any number of brackets, colons, digits and quotes.
+    """A script, a template or a hex dump may hold any number of brackets, colons, digits and
+    quotes.
     """
     text = ('{"a": [1e308, \\"[[{{::"]}\\\\' + FAR + LONG + "\n\t\u00e9") * 50
     args = {"script": text * 2, text: [{"deep": [text]}]}
@@ -351,9 +322,7 @@ def test_text_in_strings_is_not_counted():
     ],
 )
 def test_what_is_no_request_is_refused_briefly(text):
-    """
-    Everything unreadable becomes one kind of error, whose text stays short and printable.
-    """
+    """Everything unreadable becomes one kind of error, whose text stays short and printable."""
     with pytest.raises(BadMessageError) as refused:
         decode_request(text.encode("utf-8", "surrogatepass"))
 
@@ -362,9 +331,7 @@ def test_what_is_no_request_is_refused_briefly(text):
 
 
 def test_wire_text_is_escaped_in_errors():
-    """
-    A name with newlines, escapes and direction marks cannot forge a log line.
-    """
+    """A name with newlines, escapes and direction marks cannot forge a log line."""
     evil = "x\n\x1b[31m\u202e" + "y" * 5000
 
     with pytest.raises(BadMessageError) as refused:
@@ -383,9 +350,8 @@ class Colour(str, enum.Enum):  # noqa: UP042 - the older spelling is what peers 
 
 
 def test_values_are_written_as_oslo_does():
-    """
-    Tuples and sets become lists, integer keys, UUIDs, decimals, addresses and bytes text, dates and
-    datetimes ISO text.
+    """Tuples and sets become lists, integer keys, UUIDs, decimals, addresses and bytes text, dates
+    and datetimes ISO text.
     """
     args = {
         "tuple": (1, 2),
@@ -429,17 +395,13 @@ def test_values_are_written_as_oslo_does():
     ],
 )
 def test_anything_else_is_refused_by_path_and_type(result, said):
-    """
-    Who returns what cannot be sent is told where it is and what it is.
-    """
+    """Who returns what cannot be sent is told where it is and what it is."""
     with pytest.raises(UnserialisableError, match=said):
         encode_reply(Reply(msg_id="m", reply_id="r", result=result))
 
 
 def test_a_circle_is_refused():
-    """
-    A structure that contains itself ends in an error, not in a full stack.
-    """
+    """A structure that contains itself ends in an error, not in a full stack."""
     circle: list[object] = []
     circle.append(circle)
 
@@ -473,8 +435,8 @@ ODD_JSON = st.recursive(
 @settings(max_examples=scale(200, 20000), deadline=None)
 @given(ODD_JSON, st.booleans())
 def test_limits_count_what_the_parser_finds(value: object, compact: bool):
-    """
-    Lists, objects, keys and levels are counted in the text, and are those of the parsed value.
+    """Lists, objects, keys and levels are counted in the text, and are those of the parsed
+    value.
     """
     text = json.dumps(value, ensure_ascii=compact, separators=(",", ":") if compact else None)
 
@@ -528,18 +490,14 @@ REPLIES = st.builds(
 @settings(max_examples=scale(100, 5000), deadline=None)
 @given(REQUESTS)
 def test_requests_come_back_as_they_were(request):
-    """
-    Decoding undoes encoding.
-    """
+    """Decoding undoes encoding."""
     assert decode_request(encode_request(request)) == request
 
 
 @settings(max_examples=scale(100, 5000), deadline=None)
 @given(REPLIES)
 def test_replies_come_back_as_they_were(reply):
-    """
-    Decoding undoes encoding, failures included.
-    """
+    """Decoding undoes encoding, failures included."""
     assert decode_reply(encode_reply(reply)) == reply
 
 
@@ -549,9 +507,7 @@ def test_replies_come_back_as_they_were(reply):
     st.data(),
 )
 def test_junk_is_refused_or_read_and_nothing_else(body, data):
-    """
-    No bytes, whole or damaged, raise anything but BadMessageError.
-    """
+    """No bytes, whole or damaged, raise anything but BadMessageError."""
     if body:
         place = data.draw(st.integers(0, len(body) - 1))
         body = body[:place] + data.draw(st.binary(max_size=3)) + body[place + 1 :]
@@ -575,9 +531,7 @@ MESSAGES = st.fixed_dictionaries(
 @settings(max_examples=scale(200, 20000), deadline=None)
 @given(MESSAGES)
 def test_wrong_shapes_are_refused_or_read_and_nothing_else(message):
-    """
-    Any JSON value under any known key is survived.
-    """
+    """Any JSON value under any known key is survived."""
     for decode in (decode_request, decode_reply):
         refused = refusal(decode, envelope(message))
         assert len(str(refused)) < 600

@@ -53,8 +53,8 @@ class Served:
 
 
 async def test_a_server_counts_what_its_queues_hold(transport):
-    """
-    All that it reads, in their order; what it holds itself is among it, until it is acknowledged.
+    """All that it reads, in their order; what it holds itself is among it, until it is
+    acknowledged.
     """
     served = Served(transport, 1)
     await transport.publish(QUEUE, message("a"))
@@ -71,8 +71,7 @@ async def test_a_server_counts_what_its_queues_hold(transport):
 
 
 async def test_a_server_counts_what_waits_in_its_queues_and_in_its_hands(transport):
-    """
-    A delivery without a place waits too, and the server knows for how long; one that has a place
+    """A delivery without a place waits too, and the server knows for how long; one that has a place
     does not. Nothing that waits is 0 s old.
     """
     served = Served(transport, 1)
@@ -92,8 +91,7 @@ async def test_a_server_counts_what_waits_in_its_queues_and_in_its_hands(transpo
 
 
 async def test_what_goes_back_for_want_of_a_place_has_not_come(transport):
-    """
-    It counts while it waits for a place, and not any more when it is given back. When it comes
+    """It counts while it waits for a place, and not any more when it is given back. When it comes
     again it is redelivered, and does not count either.
     """
     served = Served(transport, 2)
@@ -115,8 +113,8 @@ async def test_what_goes_back_for_want_of_a_place_has_not_come(transport):
 
 
 async def test_a_closed_intake_leaves_the_count_of_what_was_taken(transport):
-    """
-    What had no place at that moment goes back; what is still in a handler's hands stays counted.
+    """What had no place at that moment goes back; what is still in a handler's hands stays
+    counted.
     """
     served = Served(transport, 1)
     for text in ("a", "b", "c"):
@@ -130,9 +128,7 @@ async def test_a_closed_intake_leaves_the_count_of_what_was_taken(transport):
 
 
 async def test_a_redelivered_message_counts_neither_when_it_comes_nor_when_it_goes(transport):
-    """
-    Somebody had it before: it is none of those that stood in the queue.
-    """
+    """Somebody had it before: it is none of those that stood in the queue."""
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=2)
     for text in ("a", "b"):
@@ -153,9 +149,7 @@ async def test_a_redelivered_message_counts_neither_when_it_comes_nor_when_it_go
 
 
 async def test_what_is_too_large_to_wait_has_not_come(transport):
-    """
-    Also what still arrives while reading ends: all of it goes back, and none counts.
-    """
+    """Also what still arrives while reading ends: all of it goes back, and none counts."""
     served = Served(transport, 0, prefetch_bytes=10)
     for _ in range(3):
         await transport.publish(QUEUE, message("x" * 11))

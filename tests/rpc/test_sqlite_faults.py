@@ -68,9 +68,7 @@ async def transport(tmp_path: Path) -> AsyncIterator[FaultyTransport]:
 
 @pytest.mark.parametrize("has_effect", [True, False])
 async def test_a_claim_of_unknown_outcome_loses_nothing(transport, has_effect):
-    """
-    Whether the claim held or not, its messages are delivered, in order and as new.
-    """
+    """Whether the claim held or not, its messages are delivered, in order and as new."""
     inbox = Inbox()
     await transport.declare([QUEUE])
     for text in ("a", "b"):
@@ -86,9 +84,7 @@ async def test_a_claim_of_unknown_outcome_loses_nothing(transport, has_effect):
 
 @pytest.mark.parametrize("has_effect", [True, False])
 async def test_a_settlement_is_tried_twice(transport, has_effect):
-    """
-    One lost answer does not leave a message in limbo: the second try settles it, once.
-    """
+    """One lost answer does not leave a message in limbo: the second try settles it, once."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
     for text in ("a", "b"):
@@ -102,9 +98,7 @@ async def test_a_settlement_is_tried_twice(transport, has_effect):
 
 
 async def test_a_cancel_during_a_claim_puts_back_what_it_took(transport):
-    """
-    Messages claimed for a consumer that was cancelled meanwhile go to others as new.
-    """
+    """Messages claimed for a consumer that was cancelled meanwhile go to others as new."""
     await transport.declare([QUEUE])
     for text in ("a", "b"):
         await transport.publish(QUEUE, message(text))
@@ -121,8 +115,8 @@ async def test_a_cancel_during_a_claim_puts_back_what_it_took(transport):
 
 
 async def test_a_broken_file_ends_claiming_and_settles_nothing(transport):
-    """
-    After a disk error acks do nothing and raise nothing: the messages come again after a restart.
+    """After a disk error acks do nothing and raise nothing: the messages come again after a
+    restart.
     """
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
@@ -140,9 +134,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_broken_queue_file_is_named_and_is_not_called_the_store(tmp_path):
-    """
-    A service has two files, and who only casts has no store at all.
-    """
+    """A service has two files, and who only casts has no store at all."""
     transport = SqliteTransport(tmp_path / "queues.db", process=Process(), clock=Clock())
     schema = load_migrations(QUEUES_SCHEMA)
     transport._engine = SqliteEngine(transport.path, schema, process=Process(), max_page_count=40)
@@ -177,9 +169,7 @@ async def put_raw(transport: FaultyTransport, headers: bytes, body: bytes) -> No
 async def test_a_row_whose_headers_are_no_object_of_texts_goes_to_the_dead_letters(
     transport, headers
 ):
-    """
-    It is set aside with the reason, and what stands before and behind it is delivered.
-    """
+    """It is set aside with the reason, and what stands before and behind it is delivered."""
     inbox = Inbox()
     await transport.declare([QUEUE])
     await transport.publish(QUEUE, message("before"))
@@ -198,9 +188,7 @@ async def test_a_row_whose_headers_are_no_object_of_texts_goes_to_the_dead_lette
 
 
 async def test_dead_letters_are_kept_up_to_a_number_and_an_age(tmp_path: Path):
-    """
-    Whoever may send cannot fill the disk with them: the oldest go, and are counted.
-    """
+    """Whoever may send cannot fill the disk with them: the oldest go, and are counted."""
     clock, inbox = ShiftedClock(), Inbox()
     transport = SqliteTransport(tmp_path / "q.db", process=Process(), clock=clock, poll_s=0.02)
     await transport.start()
@@ -229,9 +217,7 @@ async def test_dead_letters_are_kept_up_to_a_number_and_an_age(tmp_path: Path):
 
 
 async def test_a_message_whose_callback_fails_does_not_end_the_reading(transport):
-    """
-    A fault in the middle of a delivery is met with another try: later messages still come.
-    """
+    """A fault in the middle of a delivery is met with another try: later messages still come."""
     inbox, met = Inbox(), []
 
     def fail_once(delivery: Delivery) -> None:
@@ -268,9 +254,7 @@ class CountingEngine:
 
 
 async def test_a_poll_reads_nothing_while_nobody_writes_the_file(tmp_path, monkeypatch):
-    """
-    A message that comes then without a wake-up is found by the next poll.
-    """
+    """A message that comes then without a wake-up is found by the next poll."""
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     transport = FaultyTransport(tmp_path / "queues.db")
     transport._engine = counting = CountingEngine(transport._engine)  # type: ignore[assignment]
@@ -302,9 +286,7 @@ class WithoutFiles(Process):
 
 
 async def test_a_poll_that_could_not_look_at_peers_goes_on(tmp_path):
-    """
-    After EMFILE in reading /proc a message that nobody rang for is still found.
-    """
+    """After EMFILE in reading /proc a message that nobody rang for is still found."""
     process = WithoutFiles()
     transport = FaultyTransport(tmp_path / "queues.db", process=process)
     other = SqliteTransport(transport.path, process=Process(), clock=Clock(), poll_s=PATIENCE_S)
@@ -323,8 +305,8 @@ async def test_a_poll_that_could_not_look_at_peers_goes_on(tmp_path):
 
 
 async def test_a_consumer_says_since_when_it_cannot_read_and_why(transport):
-    """
-    While claims fail it names the moment of the first and the error of the last; then nothing.
+    """While claims fail it names the moment of the first and the error of the last; then
+    nothing.
     """
     inbox = Inbox()
     consumer = await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -354,9 +336,7 @@ SLOW = (
 async def test_a_file_that_does_not_answer_in_time_is_not_counted(
     transport, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Who asks goes on without an answer, and may ask again.
-    """
+    """Who asks goes on without an answer, and may ask again."""
     await transport.declare([QUEUE])
     await transport.publish(QUEUE, message("a"))
     slow = asyncio.ensure_future(transport._engine.query(SLOW))
@@ -371,9 +351,7 @@ async def test_a_file_that_does_not_answer_in_time_is_not_counted(
 
 
 async def test_a_file_that_cannot_be_read_is_not_counted(tmp_path: Path):
-    """
-    Whatever the engine says of it, the error is the one that any transport raises.
-    """
+    """Whatever the engine says of it, the error is the one that any transport raises."""
     transport = SqliteTransport(tmp_path / "queues.db", process=Process(), clock=Clock())
     await transport.start()
     await transport._engine.stop()
@@ -385,8 +363,8 @@ async def test_a_file_that_cannot_be_read_is_not_counted(tmp_path: Path):
 
 
 async def test_counting_reads_no_message_that_waits(transport):
-    """
-    It is asked once a second, and a backlog may be long: each of the three counts has its index.
+    """It is asked once a second, and a backlog may be long: each of the three counts has its
+    index.
     """
     sql = sqlite_rows.depth(["a", "b"])
     plan = await transport._engine.query(f"EXPLAIN QUERY PLAN {sql}", "a", "b", 1.0)

@@ -40,9 +40,7 @@ async def transport(path: Path) -> AsyncIterator[SqliteTransport]:
 
 
 async def test_a_waiting_consumer_is_woken_by_another_process(transport, path):
-    """
-    A message from another process arrives with the safety poll an hour away.
-    """
+    """A message from another process arrives with the safety poll an hour away."""
     inbox = Inbox()
     await transport.consume([SHARED], inbox.put, prefetch=10)
 
@@ -53,9 +51,7 @@ async def test_a_waiting_consumer_is_woken_by_another_process(transport, path):
 
 
 async def test_a_consumer_in_another_process_is_woken_too(transport, path):
-    """
-    The other way round: the waiting child is rung.
-    """
+    """The other way round: the waiting child is rung."""
     async with peer("consume", path, "shared", "q", 10) as child:
         assert await child.line() == "ready"
 
@@ -65,8 +61,8 @@ async def test_a_consumer_in_another_process_is_woken_too(transport, path):
 
 
 async def test_senders_may_enqueue_while_nobody_reads(path):
-    """
-    Several processes send while the service is down; it finds everything, in each sender's order.
+    """Several processes send while the service is down; it finds everything, in each sender's
+    order.
     """
     number = scale(30, 1000)
     transport = SqliteTransport(path, process=Process(), clock=Clock())
@@ -89,9 +85,7 @@ async def test_senders_may_enqueue_while_nobody_reads(path):
 
 
 async def test_a_killed_consumer_gives_back_to_the_next_start(path, transport):
-    """
-    Who starts finds the dead by proof, and reads what they held in its old order.
-    """
+    """Who starts finds the dead by proof, and reads what they held in its old order."""
     async with peer("consume", path, "shared", "q", 2) as child:
         await child.line()
         for text in ("a", "b", "c"):
@@ -114,9 +108,7 @@ async def test_a_killed_consumer_gives_back_to_the_next_start(path, transport):
 
 
 async def test_a_killed_consumer_gives_back_to_who_runs(path, transport):
-    """
-    The safety poll of any live connection proves the death and wakes the readers.
-    """
+    """The safety poll of any live connection proves the death and wakes the readers."""
     inbox = Inbox()
     other = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.05)
     async with peer("consume", path, "shared", "q", 1) as child:
@@ -134,9 +126,7 @@ async def test_a_killed_consumer_gives_back_to_who_runs(path, transport):
 
 
 async def test_a_living_consumer_keeps_what_it_holds(path, transport):
-    """
-    Nobody takes from a process that lives, however often it is looked at.
-    """
+    """Nobody takes from a process that lives, however often it is looked at."""
     other = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.01)
     async with peer("consume", path, "shared", "q", 1) as child:
         await child.line()
@@ -154,9 +144,7 @@ async def test_a_living_consumer_keeps_what_it_holds(path, transport):
 
 
 async def test_a_reply_to_a_killed_client_is_undeliverable(path, transport):
-    """
-    A wake-up that nobody hears leads to the proof of death, at once.
-    """
+    """A wake-up that nobody hears leads to the proof of death, at once."""
     async with peer("consume", path, "reply", "reply_x", 1) as child:
         await child.line()
         await transport.publish(reply_queue("reply_x"), message("heard"))
@@ -168,9 +156,7 @@ async def test_a_reply_to_a_killed_client_is_undeliverable(path, transport):
 
 
 async def test_the_dead_leave_no_files(path, transport):
-    """
-    Wake-up pipe and lock of a killed process are removed with its rows.
-    """
+    """Wake-up pipe and lock of a killed process are removed with its rows."""
     async with peer("consume", path, "fanout", "f", 1) as child:
         await child.line()
         assert len(list(wakeups_directory(path).iterdir())) == 4
@@ -184,9 +170,7 @@ async def test_the_dead_leave_no_files(path, transport):
 
 
 async def test_only_the_owner_can_read_what_is_queued(path, transport):
-    """
-    Requests are secrets: files 0600, the directory of pipes 0700.
-    """
+    """Requests are secrets: files 0600, the directory of pipes 0700."""
     files = [path, *wakeups_directory(path).iterdir()]
 
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
@@ -194,9 +178,7 @@ async def test_only_the_owner_can_read_what_is_queued(path, transport):
 
 
 async def test_a_missed_ring_costs_one_safety_poll(path):
-    """
-    A consumer whose pipe was lost still finds its messages.
-    """
+    """A consumer whose pipe was lost still finds its messages."""
     inbox = Inbox()
     deaf = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.05)
     await deaf.start()
@@ -232,8 +214,8 @@ async def publishes(transport: SqliteTransport, queue: str) -> bool:
 
 
 async def test_one_volume_at_two_paths_in_two_containers_is_one_volume(tmp_path):
-    """
-    Pipes and locks are found by name beside the file: both live, are woken, and are proven dead.
+    """Pipes and locks are found by name beside the file: both live, are woken, and are proven
+    dead.
     """
     volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
     for directory in (volume, elsewhere):
@@ -268,9 +250,7 @@ async def test_one_volume_at_two_paths_in_two_containers_is_one_volume(tmp_path)
 
 @pytest.mark.parametrize("view", ["boot id", "pid namespace"])
 async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, transport, view):
-    """
-    Its lock file is gone, and its process cannot be looked up: its queue stays.
-    """
+    """Its lock file is gone, and its process cannot be looked up: its queue stays."""
     async with peer("consume", path, "reply", "reply_x", 9) as child:
         assert await child.line() == "ready"
         for file in wakeups_directory(path).iterdir():
@@ -301,9 +281,7 @@ async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, t
     ],
 )
 async def test_a_consumer_killed_at_a_point_loses_nothing(path, transport, failpoint, left):
-    """
-    Wherever a consumer dies, its message is there again, unless its ack was committed.
-    """
+    """Wherever a consumer dies, its message is there again, unless its ack was committed."""
     await transport.declare([SHARED])
     await transport.publish(SHARED, message("ack"))
     async with peer("consume", path, "shared", "q", 1, failpoint=failpoint) as child:
@@ -326,9 +304,7 @@ async def test_a_consumer_killed_at_a_point_loses_nothing(path, transport, failp
 async def test_a_sender_killed_at_a_point_leaves_whole_messages(
     path, transport, failpoint, arrived
 ):
-    """
-    What was confirmed is there; what was not may be, whole.
-    """
+    """What was confirmed is there; what was not may be, whole."""
     await transport.declare([SHARED])
     async with peer("send", path, "x", 5, failpoint=failpoint) as child:
         assert await child.wait() == -signal.SIGKILL
@@ -342,9 +318,7 @@ async def test_a_sender_killed_at_a_point_leaves_whole_messages(
 
 
 async def test_competing_processes_take_each_message_once(path, transport):
-    """
-    Under load no message is lost, doubled or left, whoever takes it.
-    """
+    """Under load no message is lost, doubled or left, whoever takes it."""
     number = scale(100, 5000)
     async with (
         peer("consume", path, "shared", "q", 10_000) as one,

@@ -81,16 +81,12 @@ async def publish(transport: Transport, *texts: str, queue: Queue = QUEUE) -> No
 
 
 async def test_a_transport_leaves_nothing_however_it_is_started_and_stopped(one):
-    """
-    Connections, channels, pollers and threads end with it.
-    """
+    """Connections, channels, pollers and threads end with it."""
     await stress(one)
 
 
 async def test_what_a_cancelled_stop_has_left_is_ended_by_the_next_one(one):
-    """
-    At whatever moment it was cancelled: no task, no thread, and no connection.
-    """
+    """At whatever moment it was cancelled: no task, no thread, and no connection."""
     await one.stop()
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     for turns in range(20):
@@ -112,9 +108,7 @@ async def test_what_a_cancelled_stop_has_left_is_ended_by_the_next_one(one):
 
 
 async def test_a_server_leaves_nothing_however_it_is_started_and_stopped(one, inbox):
-    """
-    Its consumers end, and what they had read is back in the queue.
-    """
+    """Its consumers end, and what they had read is back in the queue."""
     server = RpcServer(
         one, [QUEUE], inbox.put, Capacity(1), prefetch=10, prefetch_bytes=10_000, wait_s=1.0,
         cancel_ok_timeout_s=5.0,
@@ -128,9 +122,7 @@ async def test_a_server_leaves_nothing_however_it_is_started_and_stopped(one, in
 
 
 async def test_messages_arrive_in_the_order_of_their_publishing(one, other, inbox):
-    """
-    A queue is read oldest first, what waited before the reader came included.
-    """
+    """A queue is read oldest first, what waited before the reader came included."""
     await one.declare([QUEUE])
     await publish(other, "a", "b", "c")
 
@@ -142,9 +134,7 @@ async def test_messages_arrive_in_the_order_of_their_publishing(one, other, inbo
 
 
 async def test_a_delivery_carries_what_was_sent(one, other, inbox):
-    """
-    Any bytes, headers, queue and remaining time arrive; the first delivery is no redelivery.
-    """
+    """Any bytes, headers, queue and remaining time arrive; the first delivery is no redelivery."""
     body = bytes(range(256)) * 1000
     await one.consume([QUEUE], inbox.put, prefetch=1)
 
@@ -159,8 +149,7 @@ async def test_a_delivery_carries_what_was_sent(one, other, inbox):
 
 @pytest.mark.parametrize("machine", ["memory", "sqlite"], indirect=True)
 async def test_a_paused_consumer_leaves_messages_to_others(one, other, inbox):
-    """
-    It gets none until it is resumed. Of a broker's connection, which reads nothing then, see
+    """It gets none until it is resumed. Of a broker's connection, which reads nothing then, see
     tests/rabbit/test_large.py.
     """
     others = Inbox()
@@ -178,9 +167,7 @@ async def test_a_paused_consumer_leaves_messages_to_others(one, other, inbox):
 
 
 async def test_what_is_acked_is_gone(one, other, inbox):
-    """
-    After an ack nobody gets the message, also not when its consumer leaves.
-    """
+    """After an ack nobody gets the message, also not when its consumer leaves."""
     await one.consume([QUEUE], inbox.put, prefetch=1)
     await publish(other, "a", "b")
     await (await inbox.next()).ack()
@@ -196,9 +183,7 @@ async def test_what_is_acked_is_gone(one, other, inbox):
 
 
 async def test_a_consumer_reads_several_queues(one, other, inbox):
-    """
-    One prefetch covers them all, and each delivery tells its queue.
-    """
+    """One prefetch covers them all, and each delivery tells its queue."""
     queues = [QUEUE, directed_queue("compute", "node-1")]
     await one.consume(queues, inbox.put, prefetch=10)
 
@@ -212,9 +197,7 @@ async def test_a_consumer_reads_several_queues(one, other, inbox):
 
 
 async def test_consumers_share_a_queue(one, other):
-    """
-    Each message goes to one consumer, and the one without room gets no more.
-    """
+    """Each message goes to one consumer, and the one without room gets no more."""
     inboxes = [Inbox(), Inbox()]
     await one.consume([QUEUE], inboxes[0].put, prefetch=2)
     await other.consume([QUEUE], inboxes[1].put, prefetch=2)
@@ -230,8 +213,8 @@ async def test_consumers_share_a_queue(one, other):
 
 
 async def test_prefetch_bounds_what_is_unsettled(one, other, inbox):
-    """
-    While prefetch deliveries are unsettled nothing more comes; each settlement makes room for one.
+    """While prefetch deliveries are unsettled nothing more comes; each settlement makes room for
+    one.
     """
     await one.consume([QUEUE], inbox.put, prefetch=2)
     await publish(other, "a", "b", "c", "d")
@@ -251,9 +234,7 @@ async def test_prefetch_bounds_what_is_unsettled(one, other, inbox):
 
 @pytest.mark.parametrize("prefetch", [1, 7, 64])
 async def test_a_backlog_flows_through_a_small_prefetch(one, other, inbox, prefetch):
-    """
-    Acks alone keep the messages coming, each once and in order.
-    """
+    """Acks alone keep the messages coming, each once and in order."""
     number = scale(200, 5000)
     await one.declare([QUEUE])
     expected = [str(n) for n in range(number)]
@@ -270,9 +251,7 @@ async def test_a_backlog_flows_through_a_small_prefetch(one, other, inbox, prefe
 
 
 async def test_what_is_given_back_keeps_its_place(one, other):
-    """
-    Deliveries given back in any order are read before younger messages, in their old order.
-    """
+    """Deliveries given back in any order are read before younger messages, in their old order."""
     first, second = Inbox(), Inbox()
     consumer = await one.consume([QUEUE], first.put, prefetch=3)
     await publish(other, "a", "b", "c", "d")
@@ -289,9 +268,7 @@ async def test_what_is_given_back_keeps_its_place(one, other):
 
 
 async def test_a_waiting_consumer_gets_what_another_gives_back(one, other):
-    """
-    Giving back wakes whoever waits for the queue.
-    """
+    """Giving back wakes whoever waits for the queue."""
     first, second = Inbox(), Inbox()
     consumer = await one.consume([QUEUE], first.put, prefetch=1)
     await publish(other, "a")
@@ -305,9 +282,7 @@ async def test_a_waiting_consumer_gets_what_another_gives_back(one, other):
 
 
 async def test_what_one_reader_gives_back_is_for_another_first(one, other):
-    """
-    In a rolling upgrade only one of the two can serve it, and tries are few.
-    """
+    """In a rolling upgrade only one of the two can serve it, and tries are few."""
     kept, tries = Inbox(), []
 
     async def give_back(delivery: Delivery) -> None:
@@ -329,9 +304,7 @@ async def test_what_one_reader_gives_back_is_for_another_first(one, other):
 
 
 async def test_a_consumer_may_get_back_what_it_gave_back(one, inbox):
-    """
-    A message given back again and again is not lost, and never overtakes its prefetch.
-    """
+    """A message given back again and again is not lost, and never overtakes its prefetch."""
     await one.consume([QUEUE], inbox.put, prefetch=1)
     await publish(one, "a", "b")
 
@@ -345,9 +318,7 @@ async def test_a_consumer_may_get_back_what_it_gave_back(one, inbox):
 
 
 async def test_stop_gives_back_what_is_unsettled(one, other):
-    """
-    A transport that stops leaves its deliveries to others; settling them later does nothing.
-    """
+    """A transport that stops leaves its deliveries to others; settling them later does nothing."""
     first, second = Inbox(), Inbox()
     await one.consume([QUEUE], first.put, prefetch=2)
     await other.declare([QUEUE])
@@ -368,9 +339,7 @@ async def test_stop_gives_back_what_is_unsettled(one, other):
 
 
 async def test_nothing_is_delivered_after_cancel_ok(one, other):
-    """
-    When cancel returns, the consumer has had its last delivery, and others get the next.
-    """
+    """When cancel returns, the consumer has had its last delivery, and others get the next."""
     first, second = Inbox(), Inbox()
     consumer = await one.consume([QUEUE], first.put, prefetch=100)
     publishing = asyncio.gather(*(publish(other, str(n)) for n in range(50)))
@@ -388,9 +357,7 @@ async def test_nothing_is_delivered_after_cancel_ok(one, other):
 
 
 async def test_a_delivery_can_be_settled_after_cancel_ok(one, other, inbox):
-    """
-    Deliveries made before the cancel stay with their consumer, who settles them.
-    """
+    """Deliveries made before the cancel stay with their consumer, who settles them."""
     consumer = await one.consume([QUEUE], inbox.put, prefetch=2)
     await publish(other, "a", "b")
     a, b = await inbox.take(2)
@@ -409,9 +376,7 @@ async def test_a_delivery_can_be_settled_after_cancel_ok(one, other, inbox):
 
 
 async def test_a_fanout_reaches_every_instance_once(machine, one):
-    """
-    Each running reader of the topic has a copy of its own; other topics have none.
-    """
+    """Each running reader of the topic has a copy of its own; other topics have none."""
     inboxes = [Inbox() for _ in range(3)]
     for number, inbox in enumerate(inboxes):
         topic = "compute" if number < 2 else "network"
@@ -427,16 +392,14 @@ async def test_a_fanout_reaches_every_instance_once(machine, one):
 
 
 async def test_a_fanout_to_nobody_is_no_error(one):
-    """
-    A fanout asks for whoever runs, and that may be nobody.
-    """
+    """A fanout asks for whoever runs, and that may be nobody."""
     await one.publish_fanout("nobody", message("a"))
 
 
 @pytest.mark.parametrize("kind", [QueueKind.FANOUT, QueueKind.REPLY])
 async def test_a_queue_goes_with_its_owner(one, other, inbox, kind):
-    """
-    A reply or fanout queue ends with its transport; what is sent there later is undeliverable.
+    """A reply or fanout queue ends with its transport; what is sent there later is
+    undeliverable.
     """
     queue = Queue("mine", kind, "t")
     await one.consume([queue], inbox.put, prefetch=1)
@@ -450,17 +413,13 @@ async def test_a_queue_goes_with_its_owner(one, other, inbox, kind):
 
 
 async def test_an_undeclared_queue_takes_nothing(one):
-    """
-    Publishing to a queue that never was is refused, with the remedy.
-    """
+    """Publishing to a queue that never was is refused, with the remedy."""
     with pytest.raises(Undeliverable, match=r"'nowhere' on .*start the service once or check"):
         await publish(one, "a", queue=Queue("nowhere", QueueKind.SHARED, "nowhere"))
 
 
 async def test_only_an_idle_queue_is_pruned(one, other, inbox):
-    """
-    Nobody reads it, nothing is in it and in nobody's hands; a dry run removes nothing.
-    """
+    """Nobody reads it, nothing is in it and in nobody's hands; a dry run removes nothing."""
     read, full, held, idle = (directed_queue("compute", name) for name in "abcd")
     await one.declare([read, full, held, idle])
     await one.consume([read], inbox.put, prefetch=1)
@@ -483,9 +442,7 @@ async def test_only_an_idle_queue_is_pruned(one, other, inbox):
 
 
 async def test_a_transport_lists_directed_queues_if_it_can(machine, one):
-    """
-    Of the topics that were asked for; a broker lists none.
-    """
+    """Of the topics that were asked for; a broker lists none."""
     directed = directed_queue("compute", "h1")
     await one.declare([shared_queue("compute"), directed, directed_queue("other", "h1")])
 
@@ -497,9 +454,7 @@ async def test_a_transport_lists_directed_queues_if_it_can(machine, one):
 
 
 async def test_an_empty_queue_and_a_missing_one_hold_nothing(one):
-    """
-    Neither is an error, and what others hold counts beside them.
-    """
+    """Neither is an error, and what others hold counts beside them."""
     never = directed_queue("compute", "never")
     await one.declare([QUEUE])
 
@@ -512,9 +467,8 @@ async def test_an_empty_queue_and_a_missing_one_hold_nothing(one):
 
 
 async def test_a_queue_holds_what_nobody_has_settled(machine, one, other, inbox):
-    """
-    What is in a consumer's hands counts, but for a broker, which reports what waits. What is given
-    back counts again, and what is acknowledged does not.
+    """What is in a consumer's hands counts, but for a broker, which reports what waits. What is
+    given back counts again, and what is acknowledged does not.
     """
     await one.declare([QUEUE])
     await publish(other, "a", "b", "c")
@@ -536,9 +490,8 @@ async def test_a_queue_holds_what_nobody_has_settled(machine, one, other, inbox)
 
 
 async def test_what_no_consumer_has_waits_and_a_file_knows_for_how_long(machine, one, other, inbox):
-    """
-    In any of the queues that are asked about. What a consumer has does not wait, what is given back
-    does; the age is that of the oldest one.
+    """In any of the queues that are asked about. What a consumer has does not wait, what is given
+    back does; the age is that of the oldest one.
     """
     never = directed_queue("compute", "never")
     await one.declare([QUEUE])
@@ -571,9 +524,7 @@ async def depth_is(transport: Transport, queues: list[Queue], number: int) -> No
 
 
 async def test_what_a_stopped_transport_held_waits_again(one, other, inbox):
-    """
-    It counts once, whether the queue was asked about before or after.
-    """
+    """It counts once, whether the queue was asked about before or after."""
     await one.consume([QUEUE], inbox.put, prefetch=2)
     await publish(other, "a", "b", "c")
     await inbox.take(2)
@@ -584,8 +535,8 @@ async def test_what_a_stopped_transport_held_waits_again(one, other, inbox):
 
 
 async def test_queues_are_counted_together(one, other):
-    """
-    Whatever their kinds are; a queue that is named twice counts once, and others do not count.
+    """Whatever their kinds are; a queue that is named twice counts once, and others do not
+    count.
     """
     directed = directed_queue("compute", "node-1")
     fanout = Queue("compute_fanout_1", QueueKind.FANOUT, "compute")
@@ -603,9 +554,7 @@ async def test_queues_are_counted_together(one, other):
 
 @pytest.mark.parametrize("machine", ["memory", "sqlite"], indirect=True)
 async def test_expired_messages_do_not_count(machine, one, other, inbox):
-    """
-    Nobody gets them. One in a consumer's hands has not expired.
-    """
+    """Nobody gets them. One in a consumer's hands has not expired."""
     consumer = await one.consume([QUEUE], inbox.put, prefetch=1)
     for expires_in_s in (0.05, 0.05, 600, None):
         await other.publish(QUEUE, message("a", expires_in_s=expires_in_s))
@@ -619,9 +568,7 @@ async def test_expired_messages_do_not_count(machine, one, other, inbox):
 
 
 async def test_a_transport_that_is_stopped_counts_nothing(one):
-    """
-    The error says so; it is none that a caller has to tell from a broker that is away.
-    """
+    """The error says so; it is none that a caller has to tell from a broker that is away."""
     await one.stop()
 
     for asked in (one.depth, one.waiting):
@@ -633,9 +580,7 @@ async def test_a_transport_that_is_stopped_counts_nothing(one):
 
 
 async def test_an_expired_message_is_dropped_and_counted(machine, one, other, inbox):
-    """
-    What nobody took in time is not delivered, and its number is known.
-    """
+    """What nobody took in time is not delivered, and its number is known."""
     await one.declare([QUEUE])
     await other.publish(QUEUE, message("short", expires_in_s=0.01))
     await other.publish(QUEUE, message("short too", expires_in_s=0.01))
@@ -651,9 +596,7 @@ async def test_an_expired_message_is_dropped_and_counted(machine, one, other, in
 
 
 async def test_a_message_in_hand_does_not_expire(machine, one, other, inbox):
-    """
-    Expiry is for what nobody has taken; it counts again once the message is given back.
-    """
+    """Expiry is for what nobody has taken; it counts again once the message is given back."""
     consumer = await one.consume([QUEUE], inbox.put, prefetch=1)
     await other.publish(QUEUE, message("a", expires_in_s=0.05))
     delivery = await inbox.next()
@@ -667,9 +610,7 @@ async def test_a_message_in_hand_does_not_expire(machine, one, other, inbox):
 
 
 async def test_a_dead_letter_is_kept_with_its_reason(machine, one, other, inbox):
-    """
-    A message that a consumer cannot use leaves its queue, and people can find it.
-    """
+    """A message that a consumer cannot use leaves its queue, and people can find it."""
     await one.consume([QUEUE], inbox.put, prefetch=1)
     await other.publish(QUEUE, Message(body=b"\xff", headers={"h": "1"}))
     await publish(other, "next")
@@ -687,8 +628,8 @@ async def test_a_dead_letter_is_kept_with_its_reason(machine, one, other, inbox)
 
 
 async def test_notifications_wait_for_readers_yet_to_come(machine):
-    """
-    Their queue outlives the publisher that declared it, and each reader; they keep their order.
+    """Their queue outlives the publisher that declared it, and each reader; they keep their
+    order.
     """
     publisher = await machine.connect()
     await publisher.declare([NOTIFICATIONS])
@@ -708,9 +649,7 @@ async def test_notifications_wait_for_readers_yet_to_come(machine):
 
 
 async def test_notifications_that_were_not_settled_come_again(one, other, inbox):
-    """
-    Given back, or held by a reader that has gone: in their old order, and marked.
-    """
+    """Given back, or held by a reader that has gone: in their old order, and marked."""
     later = Inbox()
     await one.consume([NOTIFICATIONS], inbox.put, prefetch=2)
     await publish(other, "a", "b", "c", queue=NOTIFICATIONS)
@@ -726,9 +665,7 @@ async def test_notifications_that_were_not_settled_come_again(one, other, inbox)
 
 
 async def test_two_readers_share_notifications(one, other, inbox):
-    """
-    Each goes to one of them.
-    """
+    """Each goes to one of them."""
     others = Inbox()
     await one.consume([NOTIFICATIONS], inbox.put, prefetch=1)
     await other.consume([NOTIFICATIONS], others.put, prefetch=1)
@@ -740,9 +677,7 @@ async def test_two_readers_share_notifications(one, other, inbox):
 
 
 async def test_notifications_that_nobody_reads_expire(machine, one, inbox):
-    """
-    Each after its own time, so that a queue without a reader does not grow for ever.
-    """
+    """Each after its own time, so that a queue without a reader does not grow for ever."""
     await one.declare([NOTIFICATIONS])
     for text, expires_in_s in (("short", 0.01), ("long", 600), ("for ever", None)):
         await one.publish(NOTIFICATIONS, message(text, expires_in_s=expires_in_s))
@@ -755,9 +690,7 @@ async def test_notifications_that_nobody_reads_expire(machine, one, inbox):
 
 
 async def test_notifications_are_counted(one, other):
-    """
-    As what any queue holds; the queue counts nothing before it is declared.
-    """
+    """As what any queue holds; the queue counts nothing before it is declared."""
     assert await other.depth([NOTIFICATIONS]) == 0
     await one.declare([NOTIFICATIONS])
     await publish(one, "a", "b", queue=NOTIFICATIONS)
@@ -766,9 +699,7 @@ async def test_notifications_are_counted(one, other):
 
 
 async def test_a_notification_queue_that_was_removed_is_declared_again(one, other, inbox):
-    """
-    Until then a publisher is told that its notification was not kept.
-    """
+    """Until then a publisher is told that its notification was not kept."""
     with pytest.raises(Undeliverable, match=re.escape(NOTIFICATIONS.name)):
         await publish(one, "too early", queue=NOTIFICATIONS)
     await one.declare([NOTIFICATIONS])
@@ -795,9 +726,7 @@ async def wait_removed(transport: Transport, queue: Queue) -> None:
 
 
 async def test_no_notification_queue_is_taken_for_one_of_a_host(one):
-    """
-    It is named like a directed queue of its topic, and no host reads it.
-    """
+    """It is named like a directed queue of its topic, and no host reads it."""
     await one.declare([NOTIFICATIONS])
 
     assert await one.directed([NOTIFICATIONS.topic]) == []
@@ -807,9 +736,7 @@ async def test_no_notification_queue_is_taken_for_one_of_a_host(one):
 
 
 async def test_messages_wait_while_nobody_runs(machine):
-    """
-    A queue outlives its readers and its senders.
-    """
+    """A queue outlives its readers and its senders."""
     first = await machine.connect()
     await first.declare([QUEUE])
     await first.stop()
@@ -826,9 +753,7 @@ async def test_messages_wait_while_nobody_runs(machine):
 
 
 async def test_start_and_stop_may_be_repeated(one, inbox):
-    """
-    Twice, in the wrong order and again: the transport is then what the last call made of it.
-    """
+    """Twice, in the wrong order and again: the transport is then what the last call made of it."""
     for _ in range(scale(3, 50)):
         await one.start()
         await asyncio.gather(one.start(), one.start())
@@ -845,9 +770,7 @@ async def test_start_and_stop_may_be_repeated(one, inbox):
 
 
 async def test_a_delivery_is_settled_once(one, inbox):
-    """
-    A second settlement does nothing, whatever it asks for.
-    """
+    """A second settlement does nothing, whatever it asks for."""
     await one.consume([QUEUE], inbox.put, prefetch=1)
     await publish(one, "a", "b")
     delivery = await inbox.next()
@@ -860,8 +783,8 @@ async def test_a_delivery_is_settled_once(one, inbox):
 
 
 async def test_the_longest_names_carry_messages(one, other, inbox):
-    """
-    What is taken as a topic and as a host is good for all queues and exchanges named for them.
+    """What is taken as a topic and as a host is good for all queues and exchanges named for
+    them.
     """
     topic, host = "t" * LONGEST_TOPIC, "h" * 100
     directed = directed_queue(topic, host)
@@ -880,9 +803,7 @@ async def test_the_longest_names_carry_messages(one, other, inbox):
 
 
 async def test_a_reader_with_another_store_is_told_to_the_next(machine, one, other):
-    """
-    Of two that read one queue into two stores, the second learns of the first.
-    """
+    """Of two that read one queue into two stores, the second learns of the first."""
     first = await one.announce([QUEUE], store="file 1", label="compute@a")
     second = await other.announce([QUEUE], store="file 2", label="compute@b")
 
@@ -896,9 +817,7 @@ async def test_a_reader_with_another_store_is_told_to_the_next(machine, one, oth
 
 
 async def test_readers_of_one_store_or_of_other_queues_are_not_foreign(one, other):
-    """
-    Siblings share a store, and services with topics of their own share only the transport.
-    """
+    """Siblings share a store, and services with topics of their own share only the transport."""
     await one.announce([QUEUE], store="file 1", label="compute@a")
 
     sibling = await other.announce([QUEUE], store="file 1", label="compute@b")
@@ -908,9 +827,7 @@ async def test_readers_of_one_store_or_of_other_queues_are_not_foreign(one, othe
 
 
 async def test_an_announcement_goes_with_its_connection(one, other):
-    """
-    What a reader said counts until it disconnects.
-    """
+    """What a reader said counts until it disconnects."""
     await one.announce([QUEUE], store="file 1", label="compute@a")
     await one.stop()
 

@@ -44,9 +44,7 @@ def accounts(store: LargeStore) -> AccountsCount:
 async def test_metrics_of_a_large_store_cost_a_thousandth_of_a_processor(
     store: LargeStore, accounts: AccountsCount
 ):
-    """
-    A scrape each second for an hour: a count that takes half a second is made each 500 s.
-    """
+    """A scrape each second for an hour: a count that takes half a second is made each 500 s."""
     for _ in range(3600):
         await accounts.fresh(METRIC)
         await asyncio.sleep(1)
@@ -57,9 +55,7 @@ async def test_metrics_of_a_large_store_cost_a_thousandth_of_a_processor(
 async def test_an_operator_gets_newer_accounts_than_a_metric(
     store: LargeStore, accounts: AccountsCount
 ):
-    """
-    Somebody who asks again and again costs a hundredth of a processor at most.
-    """
+    """Somebody who asks again and again costs a hundredth of a processor at most."""
     for _ in range(600):
         await accounts.fresh(METRIC)
         await asyncio.sleep(1)
@@ -72,9 +68,7 @@ async def test_an_operator_gets_newer_accounts_than_a_metric(
 
 
 async def test_a_count_that_meets_a_fault_says_so_to_who_asked(accounts: AccountsCount):
-    """
-    Also if it is no fault of the store; the next count is made as usual.
-    """
+    """Also if it is no fault of the store; the next count is made as usual."""
 
     def spoil(_: object) -> Accounts:
         raise ZeroDivisionError

@@ -29,8 +29,7 @@ def bound(older: int, max_running: int) -> int:
 async def test_recovered_rows_begin_beside_a_queue_that_never_empties(
     world: World, svc: Service, max_running: int, policy: str
 ):
-    """
-    While new requests never stop coming, each left-over row begins within the stated number of
+    """While new requests never stop coming, each left-over row begins within the stated number of
     grants, the oldest first; and the new ones keep their half.
     """
     begun: list[str] = []
@@ -68,9 +67,7 @@ async def test_recovered_rows_begin_beside_a_queue_that_never_empties(
 async def test_recovered_rows_of_one_method_are_not_kept_out_by_new_ones(
     world: World, svc: Service
 ):
-    """
-    In the line of a method that runs one at a time they are served in turns as well.
-    """
+    """In the line of a method that runs one at a time they are served in turns as well."""
     begun: list[str] = []
     crashed = False
 
@@ -98,9 +95,7 @@ async def test_recovered_rows_of_one_method_are_not_kept_out_by_new_ones(
 
 @pytest.mark.looptime
 async def test_new_requests_begin_beside_many_recovering_rows(world: World, svc: Service):
-    """
-    A call behind which hundreds of rows are being recovered begins with the second grant.
-    """
+    """A call behind which hundreds of rows are being recovered begins with the second grant."""
     crashed = False
 
     @svc.rpc
@@ -128,9 +123,7 @@ async def test_new_requests_begin_beside_many_recovering_rows(world: World, svc:
 
 @pytest.mark.looptime
 async def test_no_more_rows_are_claimed_than_may_soon_begin(world: World, svc: Service):
-    """
-    What waits for its turn here could run in a sibling.
-    """
+    """What waits for its turn here could run in a sibling."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:
@@ -153,9 +146,7 @@ async def test_no_more_rows_are_claimed_than_may_soon_begin(world: World, svc: S
 
 @pytest.mark.looptime
 async def test_rows_of_a_busy_resource_do_not_hold_up_other_rows(world: World, svc: Service):
-    """
-    However many of them are older, and however few may run.
-    """
+    """However many of them are older, and however few may run."""
     began: list[str] = []
     crashed = False
 
@@ -181,8 +172,7 @@ async def test_rows_of_a_busy_resource_do_not_hold_up_other_rows(world: World, s
 
 
 async def test_a_plain_handler_is_not_on_record_before_it_has_a_thread(world: World, svc: Service):
-    """
-    With one thread one is RUNNING; the others wait accepted, and after a drain has begun none of
+    """With one thread one is RUNNING; the others wait accepted, and after a drain has begun none of
     them begins.
     """
     go, begun = threading.Event(), []
@@ -212,9 +202,7 @@ async def test_a_plain_handler_is_not_on_record_before_it_has_a_thread(world: Wo
 
 
 async def test_a_plain_probe_does_not_take_a_thread_from_a_handler(world: World, svc: Service):
-    """
-    Recovery's hooks have threads of their own: whoever is RUNNING has one.
-    """
+    """Recovery's hooks have threads of their own: whoever is RUNNING has one."""
     go, asked, begun = threading.Event(), threading.Event(), threading.Event()
 
     @svc.rpc(on_interrupt="probe")
@@ -249,9 +237,7 @@ async def test_a_plain_probe_does_not_take_a_thread_from_a_handler(world: World,
 
 @pytest.mark.looptime
 async def test_who_waits_for_a_lease_is_passed_by_no_younger_request(world: World, svc: Service):
-    """
-    Beside a process that always has another request for the resource, the oldest comes first.
-    """
+    """Beside a process that always has another request for the resource, the oldest comes first."""
     began: list[str] = []
 
     @svc.rpc(resource="vm")
@@ -287,9 +273,7 @@ async def test_who_waits_for_a_lease_is_passed_by_no_younger_request(world: Worl
 async def test_who_meets_a_lease_of_a_dead_run_has_it_taken_over_at_once(
     world: World, svc: Service
 ):
-    """
-    Also where the run lived when its lease was met first: a beat, not a period of recovery.
-    """
+    """Also where the run lived when its lease was met first: a beat, not a period of recovery."""
     doors = Doors()
 
     @svc.rpc(resource="vm", on_interrupt="error")

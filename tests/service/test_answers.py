@@ -41,8 +41,8 @@ class Slow:
 
 
 async def test_a_stop_may_come_while_a_try_breaks_off(looptime):
-    """
-    Its time was up a moment ago, and a rollback takes another: the stop is none of its business.
+    """Its time was up a moment ago, and a rollback takes another: the stop is none of its
+    business.
     """
     slow = Slow()
     answers = Answers(slow, None, Process(), Telemetry(), Clock())
@@ -95,8 +95,7 @@ def worked(svc: Service) -> list[str]:
 async def test_nothing_is_sent_to_a_queue_that_is_not_for_replies(
     world: World, svc: Service, worked: list[str], keys: dict[str, Any], lane: str
 ):
-    """
-    Whoever may send to one service must not make it send to another: not an answer, not a
+    """Whoever may send to one service must not make it send to another: not an answer, not a
     heartbeat, not an error. The request is refused, on record, and kept aside.
     """
     transport, inbox = await listener(world, Queue("billing", QueueKind.SHARED, "billing"))
@@ -127,9 +126,7 @@ async def test_nothing_is_sent_to_a_queue_that_is_not_for_replies(
 async def test_answers_go_to_reply_queues(
     world: World, svc: Service, worked: list[str], name: str, settings: dict[str, Any]
 ):
-    """
-    Those of gracekit's and oslo.messaging's clients, and those that an operator names.
-    """
+    """Those of gracekit's and oslo.messaging's clients, and those that an operator names."""
     transport, inbox = await listener(world, reply_queue(name))
     await world.start(svc, **settings)
 
@@ -143,8 +140,8 @@ async def test_answers_go_to_reply_queues(
 
 @pytest.mark.looptime  # its loop shows its timers
 async def test_a_stop_leaves_no_timer():
-    """
-    Each try that is under way has its own end then; an embedding program's loop is left alone.
+    """Each try that is under way has its own end then; an embedding program's loop is left
+    alone.
     """
     slow, loop = Slow(), asyncio.get_running_loop()
     answers = Answers(slow, None, Process(), Telemetry(), Clock())
@@ -158,9 +155,7 @@ async def test_a_stop_leaves_no_timer():
 
 
 def test_what_has_ended_is_remembered_within_bounds():
-    """
-    So many requests and so many bytes of answers: the oldest are forgotten first.
-    """
+    """So many requests and so many bytes of answers: the oldest are forgotten first."""
     ended = EndedRequests()
     large = Outcome(state=TaskState.SUCCEEDED, result="x" * (OWED_BYTES // 3))
     for n in range(REMEMBERED + 1):

@@ -30,9 +30,7 @@ def rejected(world: World) -> list[str]:
 async def test_tasks_for_one_instance_run_one_after_the_other(
     world: World, svc: Service, source: Any
 ):
-    """
-    Under one lease with a rising token, and beside those for another instance.
-    """
+    """Under one lease with a rising token, and beside those for another instance."""
     doors, fences = Doors(), []
 
     @svc.rpc(resource=("instance", source))
@@ -56,9 +54,7 @@ async def test_tasks_for_one_instance_run_one_after_the_other(
 
 @pytest.mark.looptime
 async def test_a_request_without_the_part_is_refused(world: World, svc: Service):
-    """
-    Before acceptance, also one of an ops method; its caller reads which part is missing.
-    """
+    """Before acceptance, also one of an ops method; its caller reads which part is missing."""
     calls = []
 
     @svc.rpc(resource=("instance", "instance.uuid"))
@@ -81,9 +77,7 @@ async def test_a_request_without_the_part_is_refused(world: World, svc: Service)
 
 @pytest.mark.looptime
 async def test_a_function_is_called_once_for_each_request(world: World, svc: Service):
-    """
-    So it may also say something else the next time.
-    """
+    """So it may also say something else the next time."""
     numbers = iter("123")
 
     @svc.rpc(resource=("thing", lambda args: next(numbers)))
@@ -99,9 +93,7 @@ async def test_a_function_is_called_once_for_each_request(world: World, svc: Ser
 
 @pytest.mark.looptime
 async def test_a_retry_of_a_parked_task_keeps_the_resource_inside_of_arguments(world: World):
-    """
-    Other arguments may be replaced, also in the same object.
-    """
+    """Other arguments may be replaced, also in the same object."""
     room = [False, False]
     site = Site(world, Service("compute", task_api=True))
 
@@ -144,9 +136,7 @@ def read_by(
 async def test_a_drain_gives_a_request_back_while_its_arguments_are_read(
     world: World, svc: Service
 ):
-    """
-    At once, however long the serializer takes; the next run runs it, once.
-    """
+    """At once, however long the serializer takes; the next run runs it, once."""
     go, reading, begun = threading.Event(), threading.Event(), []
 
     def slow(args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -174,9 +164,7 @@ async def test_a_drain_gives_a_request_back_while_its_arguments_are_read(
 
 
 async def test_a_serializer_that_hangs_takes_no_thread_of_a_handler(world: World, svc: Service):
-    """
-    Whatever waits for it is neither accepted nor lost.
-    """
+    """Whatever waits for it is neither accepted nor lost."""
     go, reading = threading.Event(), threading.Event()
 
     def hangs(args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -207,9 +195,7 @@ async def test_a_serializer_that_hangs_takes_no_thread_of_a_handler(world: World
 
 
 async def test_recovery_runs_a_task_without_reading_its_resource_again(world: World, svc: Service):
-    """
-    The row has the resource, so a serializer that fails by then does not matter.
-    """
+    """The row has the resource, so a serializer that fails by then does not matter."""
     doors, begun = Doors(), []
     works = [True]
 
@@ -240,9 +226,7 @@ async def test_recovery_runs_a_task_without_reading_its_resource_again(world: Wo
 async def test_a_request_whose_step_is_cancelled_from_outside_comes_again(
     world: World, svc: Service
 ):
-    """
-    A request whose arguments are being read comes again, and runs once.
-    """
+    """A request whose arguments are being read comes again, and runs once."""
     go, reading, begun = threading.Event(), threading.Event(), []
 
     def slow(args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -62,8 +62,8 @@ def create_with(things: Things):
 
 
 def test_nothing_is_asked_again_before_the_queues_of_a_start_are_read() -> None:
-    """
-    An id is used anew while no process runs: the request for it stands in the queue, and decides.
+    """An id is used anew while no process runs: the request for it stands in the queue, and
+    decides.
     """
     things = Things()
     ids = [f"t-{n:02}" for n in range(30)]
@@ -89,9 +89,7 @@ def test_nothing_is_asked_again_before_the_queues_of_a_start_are_read() -> None:
 
 
 def test_a_record_that_was_written_anew_is_not_asked_again_for_the_old_one() -> None:
-    """
-    It has the status that was found, and has had it for a shorter time: it waits for a pass.
-    """
+    """It has the status that was found, and has had it for a shorter time: it waits for a pass."""
     things = Things()
     things.records = {"old": ("creating", 0.0), "new": ("creating", 0.0)}
 

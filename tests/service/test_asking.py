@@ -77,9 +77,7 @@ def now() -> float:
 
 
 async def test_a_service_that_serves_is_asked_and_then_called(world: World, svc: Service):
-    """
-    One short question before the request, which leaves no row.
-    """
+    """One short question before the request, which leaves no row."""
     await world.start(svc)
     client = await world.client(svc)
     view = client.prepare(fail_fast=True)
@@ -94,9 +92,7 @@ async def test_a_service_that_serves_is_asked_and_then_called(world: World, svc:
 
 
 async def test_a_draining_service_is_told_to_the_caller(world: World, svc: Service, doors: Doors):
-    """
-    At once instead of after the total time-out; nothing was sent, to its host or to any.
-    """
+    """At once instead of after the total time-out; nothing was sent, to its host or to any."""
     async with draining(world, svc, doors):
         client = await world.client(svc)
         began = now()
@@ -113,9 +109,7 @@ async def test_a_draining_service_is_told_to_the_caller(world: World, svc: Servi
 
 
 async def test_without_fail_fast_a_request_waits(world: World, svc: Service, doors: Doors):
-    """
-    It is run by whoever reads the queue next.
-    """
+    """It is run by whoever reads the queue next."""
     async with draining(world, svc, doors):
         await (await world.client(svc)).cast("work")
         await world.settle()
@@ -124,9 +118,7 @@ async def test_without_fail_fast_a_request_waits(world: World, svc: Service, doo
 
 
 async def test_a_quiet_service_is_closed_too(world: World, svc: Service):
-    """
-    Its intake may be resumed; until then a request would wait.
-    """
+    """Its intake may be resumed; until then a request would wait."""
     life = await world.start(svc)
     await world.verb(life, "quiet")
     view = (await world.client(svc)).prepare(fail_fast=True)
@@ -141,8 +133,8 @@ async def test_a_quiet_service_is_closed_too(world: World, svc: Service):
 async def test_one_draining_host_of_two_closes_no_shared_topic(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    In a rolling restart the other one reads the same queue: whoever answers first, it is asked.
+    """In a rolling restart the other one reads the same queue: whoever answers first, it is
+    asked.
     """
     async with draining(world, svc, doors):
         await world.start(svc, host="node-2")
@@ -157,9 +149,7 @@ async def test_one_draining_host_of_two_closes_no_shared_topic(
 async def test_one_draining_instance_of_two_closes_no_host(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    Two processes of one host read its directed queue.
-    """
+    """Two processes of one host read its directed queue."""
     async with draining(world, svc, doors):
         await world.start(svc)
         view = (await world.client(svc)).prepare(fail_fast=True, host="node-1")
@@ -168,9 +158,7 @@ async def test_one_draining_instance_of_two_closes_no_host(
 
 
 async def test_all_that_are_closed_are_named(world: World, svc: Service, doors: Doors):
-    """
-    An operator sees how far the restart is.
-    """
+    """An operator sees how far the restart is."""
     async with draining(world, svc, doors), draining(world, svc, doors, host="node-2"):
         view = (await world.client(svc)).prepare(fail_fast=True)
 
@@ -179,9 +167,7 @@ async def test_all_that_are_closed_are_named(world: World, svc: Service, doors: 
 
 
 async def test_where_nobody_answers_the_request_is_sent(world: World, svc: Service):
-    """
-    Silence is no refusal: after two seconds at most it waits in the queue for the next start.
-    """
+    """Silence is no refusal: after two seconds at most it waits in the queue for the next start."""
     await (await world.start(svc)).drain()
     client = await world.client(svc)
     began = now()
@@ -194,9 +180,7 @@ async def test_where_nobody_answers_the_request_is_sent(world: World, svc: Servi
 
 
 async def test_the_question_leaves_the_call_its_time(world: World, svc: Service):
-    """
-    It takes half of a short time-out at most, and the call ends when it said.
-    """
+    """It takes half of a short time-out at most, and the call ends when it said."""
     await (await world.start(svc)).drain()
     client = await world.client(svc)
     began = now()
@@ -213,9 +197,7 @@ async def test_the_question_leaves_the_call_its_time(world: World, svc: Service)
 
 
 async def test_a_peer_without_an_ops_server_is_sent_to(world: World, svc: Service):
-    """
-    Unroutable, or said so by the cap: there is nobody to ask.
-    """
+    """Unroutable, or said so by the cap: there is nobody to ask."""
     client = await world.client(svc)
     transport = client._transport
     await transport.declare([shared_queue("compute")])
@@ -234,9 +216,7 @@ async def test_a_peer_without_an_ops_server_is_sent_to(world: World, svc: Servic
 
 
 async def test_an_ops_request_asks_nobody(world: World, svc: Service, doors: Doors):
-    """
-    Its topic is open to the end of a drain.
-    """
+    """Its topic is open to the end of a drain."""
     async with draining(world, svc, doors):
         view = (await world.client(svc)).prepare(fail_fast=True, ops=True)
 
@@ -244,9 +224,7 @@ async def test_an_ops_request_asks_nobody(world: World, svc: Service, doors: Doo
 
 
 async def test_a_fanout_cannot_fail_fast(world: World, svc: Service):
-    """
-    It goes to every instance: there is no one to ask.
-    """
+    """It goes to every instance: there is no one to ask."""
     await world.start(svc)
     view = (await world.client(svc)).prepare(fail_fast=True)
 
@@ -262,9 +240,7 @@ def asking(client: RpcClient) -> ClientView:
 
 
 async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: Doors):
-    """
-    It names no run, changes nothing, and shows neither tasks nor arguments.
-    """
+    """It names no run, changes nothing, and shows neither tasks nor arguments."""
     life = await world.start(svc)
     client = await world.client(svc)
 
@@ -281,9 +257,7 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
 
 @pytest.mark.parametrize("verb", ["drain", "quiet", "status", "dump"])
 async def test_no_control_verb_comes_by_the_ops_topic(world: World, svc: Service, verb: str):
-    """
-    Else whoever may write to a queue could drain the service.
-    """
+    """Else whoever may write to a queue could drain the service."""
     life = await world.start(svc)
     client = await world.client(svc)
 
@@ -293,9 +267,7 @@ async def test_no_control_verb_comes_by_the_ops_topic(world: World, svc: Service
 
 
 async def test_the_state_is_asked_on_the_ops_topic_only(world: World, svc: Service):
-    """
-    Elsewhere the namespace is one that nobody serves.
-    """
+    """Elsewhere the namespace is one that nobody serves."""
     await world.start(svc)
     client = await world.client(svc)
 
@@ -304,9 +276,7 @@ async def test_the_state_is_asked_on_the_ops_topic_only(world: World, svc: Servi
 
 
 async def test_a_state_that_is_cast_harms_nobody(world: World, svc: Service):
-    """
-    Nobody waits for the answer.
-    """
+    """Nobody waits for the answer."""
     life = await world.start(svc)
     client = await world.client(svc)
 
@@ -321,9 +291,7 @@ async def test_a_state_that_is_cast_harms_nobody(world: World, svc: Service):
 
 
 async def test_oslos_ping_is_answered_where_it_is_switched_on(world: World, svc: Service):
-    """
-    On both topics, without a row.
-    """
+    """On both topics, without a row."""
     await world.start(svc, rpc_ping_enabled=True)
     client = await world.client(svc)
 
@@ -335,9 +303,7 @@ async def test_oslos_ping_is_answered_where_it_is_switched_on(world: World, svc:
 
 
 async def test_oslos_ping_is_an_unknown_method_by_default(world: World, svc: Service):
-    """
-    As with oslo's own `rpc_ping_enabled`.
-    """
+    """As with oslo's own `rpc_ping_enabled`."""
     await world.start(svc)
 
     with pytest.raises(NoSuchMethodError):
@@ -345,9 +311,7 @@ async def test_oslos_ping_is_an_unknown_method_by_default(world: World, svc: Ser
 
 
 async def test_a_ping_of_another_namespace_is_another_method(world: World, svc: Service):
-    """
-    And other unknown methods stay unknown where the ping is on.
-    """
+    """And other unknown methods stay unknown where the ping is on."""
     await world.start(svc, rpc_ping_enabled=True)
     client = await world.client(svc)
 
@@ -358,9 +322,7 @@ async def test_a_ping_of_another_namespace_is_another_method(world: World, svc: 
 
 
 async def test_a_service_may_have_a_ping_of_its_own(world: World, svc: Service):
-    """
-    What is declared is served.
-    """
+    """What is declared is served."""
 
     @svc.rpc
     async def oslo_rpc_server_ping(ctx: Context) -> str:

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.looptime
 async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
     world: World, svc: Service
 ):
-    """
-    A handler that winds up slowly keeps its place and its lease until it has returned.
-    """
+    """A handler that winds up slowly keeps its place and its lease until it has returned."""
     loop = asyncio.get_running_loop()
 
     @svc.rpc(resource="vm", timeout="5s")
@@ -52,9 +50,7 @@ async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
 async def test_a_caller_that_was_answered_early_is_not_answered_by_the_next_start(
     world: World, svc: Service
 ):
-    """
-    Its reply queue may be gone by then: that would be counted as a reply that was given up.
-    """
+    """Its reply queue may be gone by then: that would be counted as a reply that was given up."""
 
     @svc.rpc(timeout="5s")
     async def slow(ctx: Context) -> None:
@@ -79,9 +75,7 @@ async def test_a_caller_that_was_answered_early_is_not_answered_by_the_next_star
 
 
 async def test_a_deadline_is_the_earliest_of_all(world: World, svc: Service):
-    """
-    Method timeout, the caller's patience and the drain's deadline: ctx knows the nearest.
-    """
+    """Method timeout, the caller's patience and the drain's deadline: ctx knows the nearest."""
     loop = asyncio.get_running_loop()
     seen: dict[str, float | None] = {}
     asked, again = asyncio.Event(), asyncio.Event()
@@ -126,8 +120,8 @@ async def test_a_deadline_is_the_earliest_of_all(world: World, svc: Service):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 async def test_a_handler_cannot_end_the_service(world: World, svc: Service, error: BaseException):
-    """
-    Whatever a handler raises is its own failure: its caller is told and the next request runs.
+    """Whatever a handler raises is its own failure: its caller is told and the next request
+    runs.
     """
 
     @svc.rpc
@@ -154,9 +148,8 @@ async def test_a_handler_cannot_end_the_service(world: World, svc: Service, erro
 async def test_a_task_that_is_thrown_away_with_its_loop_has_no_outcome(
     world: World, svc: Service, where: str, cancelled: bool
 ):
-    """
-    The interpreter closes its coroutine: the GeneratorExit in the handler is no failure. No step of
-    ours can follow, so the row stays RUNNING, and the next start settles it.
+    """The interpreter closes its coroutine: the GeneratorExit in the handler is no failure. No step
+    of ours can follow, so the row stays RUNNING, and the next start settles it.
     """
     doors = Doors()
 
@@ -196,8 +189,8 @@ async def test_a_task_that_is_thrown_away_with_its_loop_has_no_outcome(
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_an_interruption(world: World, svc: Service):
-    """
-    A library may raise CancelledError: how far the handler came is not known, so it is no failure.
+    """A library may raise CancelledError: how far the handler came is not known, so it is no
+    failure.
     """
 
     @svc.rpc
@@ -212,9 +205,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_interruption(world: Wo
 
 
 async def test_a_handler_that_cancels_itself_hurts_nobody_else(world: World, svc: Service):
-    """
-    A cancellation left behind by the handler never reaches gracekit's own steps.
-    """
+    """A cancellation left behind by the handler never reaches gracekit's own steps."""
 
     @svc.rpc
     async def odd(ctx: Context) -> str:
@@ -234,9 +225,7 @@ async def test_a_handler_that_cancels_itself_hurts_nobody_else(world: World, svc
 
 
 async def test_a_swallowed_cancellation_ends_by_itself(world: World, svc: Service):
-    """
-    A handler that catches its cancellation and returns has ended: its result is the record.
-    """
+    """A handler that catches its cancellation and returns has ended: its result is the record."""
 
     @svc.rpc(timeout=5)
     async def stubborn(ctx: Context) -> str:
@@ -258,9 +247,7 @@ async def test_a_swallowed_cancellation_ends_by_itself(world: World, svc: Servic
 async def test_a_result_that_cannot_be_sent_is_left_out_and_its_place_told(
     world: World, svc: Service
 ):
-    """
-    The caller learns which part of the result is no plain data; the work was done.
-    """
+    """The caller learns which part of the result is no plain data; the work was done."""
 
     @svc.rpc
     async def bad(ctx: Context) -> dict[str, object]:
@@ -277,9 +264,7 @@ async def test_a_result_that_cannot_be_sent_is_left_out_and_its_place_told(
 async def test_a_deep_result_is_sent_or_refused_but_never_lost(
     world: World, svc: Service, depth: int
 ):
-    """
-    At the edge of what a message may nest the caller gets the result or a clear error.
-    """
+    """At the edge of what a message may nest the caller gets the result or a clear error."""
 
     @svc.rpc
     async def deep(ctx: Context) -> object:
@@ -304,9 +289,7 @@ async def test_a_deep_result_is_sent_or_refused_but_never_lost(
 async def test_a_wide_result_is_sent_or_refused_but_never_lost(
     world: World, svc: Service, keys: int
 ):
-    """
-    At the edge of what a message may hold the caller gets the result or a clear error.
-    """
+    """At the edge of what a message may hold the caller gets the result or a clear error."""
 
     @svc.rpc
     async def wide(ctx: Context) -> dict[str, int]:
@@ -325,9 +308,7 @@ async def test_a_wide_result_is_sent_or_refused_but_never_lost(
 
 
 async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World, svc: Service):
-    """
-    A safe point takes plain data; other tasks' commits do not suffer from one that is not.
-    """
+    """A safe point takes plain data; other tasks' commits do not suffer from one that is not."""
 
     @svc.rpc
     async def bad(ctx: Context) -> None:
@@ -346,8 +327,8 @@ async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World
 
 @pytest.mark.looptime(False)
 async def test_plain_handlers_run_in_threads_of_their_lane(world: World, svc: Service):
-    """
-    A plain `def` runs beside the loop, its result comes back, and a full lane leaves ops alone.
+    """A plain `def` runs beside the loop, its result comes back, and a full lane leaves ops
+    alone.
     """
     go = threading.Event()
 
@@ -377,9 +358,7 @@ async def test_plain_handlers_run_in_threads_of_their_lane(world: World, svc: Se
 
 @pytest.mark.looptime(False)
 async def test_a_thread_that_raises_system_exit_is_a_failed_task(world: World, svc: Service):
-    """
-    sys.exit in a plain handler ends that handler.
-    """
+    """sys.exit in a plain handler ends that handler."""
 
     @svc.rpc
     def bad(ctx: Context) -> None:
@@ -393,8 +372,8 @@ async def test_a_thread_that_raises_system_exit_is_a_failed_task(world: World, s
 
 @pytest.mark.looptime(False)
 async def test_a_thread_is_over_when_it_has_returned(world: World, svc: Service):
-    """
-    A timed-out thread keeps task and lease until it returns; it can ask whether it was cancelled.
+    """A timed-out thread keeps task and lease until it returns; it can ask whether it was
+    cancelled.
     """
     go = threading.Event()
     seen = []

@@ -96,17 +96,13 @@ async def served(ctx: Context, share: str = "", reason: str = "") -> None:
 def test_a_coroutine_function_behind_a_plain_decorator_is_refused_where_it_is_declared(
     declare: Callable[[Service, Callable[..., Any]], object],
 ):
-    """
-    The decorator may drop the coroutine, or catch, time and retry nothing.
-    """
+    """The decorator may drop the coroutine, or catch, time and retry nothing."""
     with pytest.raises(DeclarationError, match=r"behind a plain decorator, .* @gracekit.plain"):
         declare(Service("shares"), wrapped(served))
 
 
 def test_the_same_is_found_behind_partials_and_objects():
-    """
-    `functools.lru_cache` hands out a coroutine twice; a partial hides what it calls.
-    """
+    """`functools.lru_cache` hands out a coroutine twice; a partial hides what it calls."""
     for hidden in (
         functools.partial(wrapped(work), share="s"),
         functools.lru_cache(work),
@@ -130,9 +126,7 @@ def test_a_decorator_that_marks_its_function_as_a_coroutine_function_is_taken_at
 
 
 def test_a_function_that_runs_its_coroutine_to_the_end_may_say_so():
-    """
-    Also through a further decorator, and as the method of a class.
-    """
+    """Also through a further decorator, and as the method of a class."""
     plain = gracekit.plain(run_inside(work))
 
     for function in (plain, wrapped(plain), functools.partial(plain)):
@@ -155,9 +149,7 @@ def test_what_is_no_function_is_refused_with_a_sentence():
 async def test_partials_and_objects_serve_requests_under_the_name_of_what_they_are(
     world: World, svc: Service
 ):
-    """
-    A partial has the name of its function, an object that of its class.
-    """
+    """A partial has the name of its function, an object that of its class."""
     svc.rpc(functools.partial(work, share="s"))
     svc.rpc(Answers())
     await world.start(svc)
@@ -170,9 +162,7 @@ async def test_partials_and_objects_serve_requests_under_the_name_of_what_they_a
 async def test_a_plain_handler_that_returns_a_coroutine_has_succeeded_when_that_has_ended(
     world: World, svc: Service
 ):
-    """
-    The caller gets its result, or its error; a cast is not on record as done before.
-    """
+    """The caller gets its result, or its error; a cast is not on record as done before."""
 
     @svc.rpc
     def create(ctx: Context) -> Any:
@@ -201,9 +191,7 @@ async def test_a_plain_handler_that_returns_a_coroutine_has_succeeded_when_that_
 async def test_a_handler_behind_an_async_decorator_that_forgets_to_await_has_run(
     world: World, svc: Service
 ):
-    """
-    However many coroutines are in each other; a generator in the last one is refused.
-    """
+    """However many coroutines are in each other; a generator in the last one is refused."""
 
     async def twice(ctx: Context) -> Any:
         return later(work)(ctx)
@@ -224,9 +212,7 @@ async def test_a_handler_behind_an_async_decorator_that_forgets_to_await_has_run
 
 
 async def test_a_drain_waits_for_the_coroutine_of_a_plain_handler(world: World, svc: Service):
-    """
-    At the deadline it is cancelled like any other, and handed over.
-    """
+    """At the deadline it is cancelled like any other, and handed over."""
 
     @svc.rpc
     def create(ctx: Context) -> Any:
@@ -243,9 +229,7 @@ async def test_a_drain_waits_for_the_coroutine_of_a_plain_handler(world: World, 
 
 
 async def test_a_generator_is_no_result_of_work(world: World, svc: Service):
-    """
-    Neither behind a decorator, nor returned by a plain function: its code would not run.
-    """
+    """Neither behind a decorator, nor returned by a plain function: its code would not run."""
 
     def pages(ctx: Context) -> Iterator[int]:
         yield 1
@@ -281,9 +265,7 @@ HOW = pytest.mark.parametrize("how", [lambda function: function, later], ids=["p
 
 @HOW
 async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc: Service, how: Any):
-    """
-    on_start, a job, the errored hook, a probe and on_stop: none counts as done before.
-    """
+    """on_start, a job, the errored hook, a probe and on_stop: none counts as done before."""
     done: list[str] = []
 
     async def ends(name: str, result: Any = None) -> Any:
@@ -326,9 +308,7 @@ async def test_every_hook_that_returns_a_coroutine_is_awaited(world: World, svc:
 
 @HOW
 async def test_a_rule_that_returns_a_coroutine_is_awaited(world: World, svc: Service, how: Any):
-    """
-    Its answer is what the coroutine returns.
-    """
+    """Its answer is what the coroutine returns."""
     shares = Shares(world, svc, stuck_after="1s", bare=True)
     shares.rows["1"] = ShareRow("creating", since=None)
 
@@ -343,9 +323,7 @@ async def test_a_rule_that_returns_a_coroutine_is_awaited(world: World, svc: Ser
 
 
 async def test_a_tracked_call_that_returns_a_coroutine_fails_its_task(world: World, svc: Service):
-    """
-    The thread of the application would drop it, and the task would look done.
-    """
+    """The thread of the application would drop it, and the task would look done."""
     with ThreadPoolExecutor(1) as pool:
 
         @svc.rpc
@@ -359,9 +337,7 @@ async def test_a_tracked_call_that_returns_a_coroutine_fails_its_task(world: Wor
 
 
 async def test_a_tracked_call_of_many_parts_fails_its_task(world: World, svc: Service):
-    """
-    `executor.map` would call the function once for each part, and one call is tracked.
-    """
+    """`executor.map` would call the function once for each part, and one call is tracked."""
     with ThreadPoolExecutor(2) as pool:
 
         @svc.rpc
@@ -387,8 +363,8 @@ def forgotten(references: list[weakref.ref[Kept]]) -> bool:
 
 @pytest.mark.parametrize("how", ["plain", "coroutine", "tracks"])
 async def test_a_failed_handler_keeps_none_of_its_variables(world: World, svc: Service, how: str):
-    """
-    Each would keep its memory and its files until the garbage collector runs, which is seldom.
+    """Each would keep its memory and its files until the garbage collector runs, which is
+    seldom.
     """
     kept: list[weakref.ref[Kept]] = []
 
@@ -428,9 +404,7 @@ async def test_a_failed_handler_keeps_none_of_its_variables(world: World, svc: S
 
 
 async def test_a_failed_hook_keeps_none_of_its_variables(world: World, svc: Service):
-    """
-    The same for jobs and probes, plain and async.
-    """
+    """The same for jobs and probes, plain and async."""
     kept: list[weakref.ref[Kept]] = []
 
     def fail(*_: object) -> None:
@@ -478,9 +452,7 @@ class Broken(BaseException):
 async def test_whatever_a_job_or_a_hook_raises_is_logged_and_the_next_one_runs(
     world: World, svc: Service, error: BaseException
 ):
-    """
-    A group with a SystemExit in it is no Exception, nor are classes of the application.
-    """
+    """A group with a SystemExit in it is no Exception, nor are classes of the application."""
 
     @svc.periodic(every="10s")
     async def sweep(ctx: Context) -> None:

@@ -18,8 +18,8 @@ PAGE = Page("callers.md")
 
 
 def test_the_table_lists_every_option():
-    """
-    Nothing that `prepare` takes is left unsaid, and nothing is promised that it does not take.
+    """Nothing that `prepare` takes is left unsaid, and nothing is promised that it does not
+    take.
     """
     listed = re.findall(r"^\| `(\w+)` \|", PAGE.text, re.MULTILINE)
 
@@ -29,18 +29,14 @@ def test_the_table_lists_every_option():
 
 @pytest.mark.process
 def test_the_programs_of_the_page_print_what_the_page_says(tmp_path: Path):
-    """
-    A reader can copy them.
-    """
+    """A reader can copy them."""
     PAGE.write_to(tmp_path)
 
     assert [run(tmp_path, program) for program in PAGE.files] == PAGE.outputs
 
 
 def test_ops_method_called_by_name_needs_the_option_to_be_answered_in_a_drain():
-    """
-    Without it the request waits on the topic for new requests until the next start.
-    """
+    """Without it the request waits on the topic for new requests until the next start."""
     svc = Service("ops")
 
     @svc.rpc

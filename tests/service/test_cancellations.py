@@ -69,9 +69,9 @@ WRAPPERS = (
 async def test_a_stop_at_a_safe_point_holds_whatever_is_around_the_steps(
     world: World, svc: Service, around: Any
 ):
-    """
-    The stop does not reach the handler, which returns or raises something else; its task is handed
-    over at the safe point all the same, and the next start does the rest of its items, each once.
+    """The stop does not reach the handler, which returns or raises something else; its task is
+    handed over at the safe point all the same, and the next start does the rest of its items, each
+    once.
     """
     done: list[int] = []
 
@@ -103,9 +103,7 @@ async def test_a_stop_at_a_safe_point_holds_whatever_is_around_the_steps(
 
 @pytest.mark.looptime(False)  # a thread takes real time, and virtual time would not wait for it
 async def test_a_stop_at_a_safe_point_holds_in_a_thread(world: World, svc: Service):
-    """
-    A plain handler that catches everything is handed over at its safe point too.
-    """
+    """A plain handler that catches everything is handed over at its safe point too."""
     began = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -135,8 +133,8 @@ async def test_a_stop_at_a_safe_point_holds_in_a_thread(world: World, svc: Servi
 async def test_a_handler_that_works_on_after_its_stop_and_is_cut_was_interrupted(
     world: World, svc: Service
 ):
-    """
-    The deadline meets it in the middle of something: that is no stop at a safe point any more.
+    """The deadline meets it in the middle of something: that is no stop at a safe point any
+    more.
     """
 
     @svc.rpc
@@ -171,9 +169,7 @@ async def cancel_me_soon() -> None:
 async def test_a_foreign_cancellation_of_an_idempotent_task_is_a_crash_and_it_is_run_again(
     world: World, svc: Service
 ):
-    """
-    Its resource settles first, as after the death of a process; its caller gets the result.
-    """
+    """Its resource settles first, as after the death of a process; its caller gets the result."""
     starts: list[float] = []
     loop = asyncio.get_running_loop()
 
@@ -199,9 +195,8 @@ async def test_a_foreign_cancellation_of_an_idempotent_task_is_a_crash_and_it_is
 async def test_a_foreign_cancellation_of_a_clean_up_in_a_drain_is_unclean(
     world: World, svc: Service, foreign: bool
 ):
-    """
-    The drain has cancelled the handler, and something else cuts what it does about that: its last
-    request may still be on its way.
+    """The drain has cancelled the handler, and something else cuts what it does about that: its
+    last request may still be on its way.
     """
 
     @svc.rpc(on_interrupt="retry", settle=7)
@@ -228,9 +223,7 @@ async def test_a_foreign_cancellation_of_a_clean_up_in_a_drain_is_unclean(
 
 
 async def test_a_foreign_cancellation_again_and_again_ends_at_the_cap(world: World, svc: Service):
-    """
-    It counts as a crash counts, so a task that always cancels itself ends.
-    """
+    """It counts as a crash counts, so a task that always cancels itself ends."""
 
     @svc.rpc(on_interrupt="retry", settle=1)
     async def resize(ctx: Context) -> None:
@@ -250,9 +243,7 @@ async def test_a_foreign_cancellation_again_and_again_ends_at_the_cap(world: Wor
 async def test_a_foreign_cancellation_is_no_failure_whatever_it_is_turned_into(
     world: World, svc: Service, wrapped: bool
 ):
-    """
-    Nobody knows how far the handler came: an `error` task is ERRORED, and its hook is called.
-    """
+    """Nobody knows how far the handler came: an `error` task is ERRORED, and its hook is called."""
     errored: list[str] = []
 
     @svc.rpc(settle=1)
@@ -278,9 +269,7 @@ async def test_a_foreign_cancellation_is_no_failure_whatever_it_is_turned_into(
 
 
 async def test_a_foreign_cancellation_gives_a_requeue_cast_back(world: World, svc: Service):
-    """
-    It is not acked and gone: it comes again, is journaled, and ends in the record.
-    """
+    """It is not acked and gone: it comes again, is journaled, and ends in the record."""
     starts: list[int] = []
 
     @svc.rpc(on_interrupt="requeue")
@@ -299,9 +288,7 @@ async def test_a_foreign_cancellation_gives_a_requeue_cast_back(world: World, sv
 
 
 async def test_a_result_after_a_foreign_cancellation_counts(world: World, svc: Service):
-    """
-    What a handler returns was done, whoever tried to cancel it meanwhile.
-    """
+    """What a handler returns was done, whoever tried to cancel it meanwhile."""
 
     @svc.rpc
     async def odd(ctx: Context) -> str:
@@ -318,9 +305,8 @@ async def test_a_result_after_a_foreign_cancellation_counts(world: World, svc: S
 
 
 async def test_a_thread_goes_on_when_the_task_around_it_is_cancelled(world: World, svc: Service):
-    """
-    Who cancels all tasks of the process does not reach a plain handler: its row stays RUNNING, its
-    lease held, until its thread has returned, and what it returned is the outcome.
+    """Who cancels all tasks of the process does not reach a plain handler: its row stays RUNNING,
+    its lease held, until its thread has returned, and what it returned is the outcome.
     """
     began, end = asyncio.Event(), False
     loop = asyncio.get_running_loop()
@@ -356,9 +342,7 @@ async def test_a_thread_goes_on_when_the_task_around_it_is_cancelled(world: Worl
 async def test_a_hand_over_of_an_interrupted_task_that_fails_is_found_by_recovery(
     world: World, svc: Service
 ):
-    """
-    Where the store refuses the hand-over, the row is still RUNNING, and this run's own.
-    """
+    """Where the store refuses the hand-over, the row is still RUNNING, and this run's own."""
 
     @svc.rpc(on_interrupt="retry", settle=1)
     async def resize(ctx: Context) -> int:
@@ -379,9 +363,7 @@ async def test_a_hand_over_of_an_interrupted_task_that_fails_is_found_by_recover
 async def test_what_a_timed_out_handler_raises_does_not_hide_its_timeout(
     world: World, svc: Service
 ):
-    """
-    The record says what its caller was told; what it raised is in the traceback.
-    """
+    """The record says what its caller was told; what it raised is in the traceback."""
 
     @svc.rpc(timeout=5)
     async def slow(ctx: Context) -> None:
@@ -405,9 +387,7 @@ async def test_what_a_timed_out_handler_raises_does_not_hide_its_timeout(
 async def test_what_a_cancelled_handler_raises_does_not_hide_the_operators_order(
     world: World, svc: Service
 ):
-    """
-    Ordered to end, it has ended by that order.
-    """
+    """Ordered to end, it has ended by that order."""
     began = asyncio.Event()
 
     @svc.rpc
@@ -433,8 +413,7 @@ async def test_what_a_cancelled_handler_raises_does_not_hide_the_operators_order
 async def test_a_child_that_fails_while_its_group_is_waited_for_fails_the_task(
     world: World, svc: Service, then: str
 ):
-    """
-    TaskGroup cancels its parent and, before Python 3.13, does not take that back: the count of
+    """TaskGroup cancels its parent and, before Python 3.13, does not take that back: the count of
     cancellations says nothing then.
     """
     starts: list[int] = []
@@ -471,9 +450,7 @@ async def test_a_child_that_fails_while_its_group_is_waited_for_fails_the_task(
 async def test_what_children_raise_when_somebody_cancels_their_group_is_no_failure(
     world: World, svc: Service
 ):
-    """
-    Their clean-up fails because of the cancellation, and only because of it.
-    """
+    """Their clean-up fails because of the cancellation, and only because of it."""
     starts: list[int] = []
 
     async def child() -> None:
@@ -500,9 +477,7 @@ async def test_what_children_raise_when_somebody_cancels_their_group_is_no_failu
 
 
 async def test_an_error_of_its_own_is_a_failure_as_ever(world: World, svc: Service):
-    """
-    Nobody cancelled the handler: it failed.
-    """
+    """Nobody cancelled the handler: it failed."""
 
     @svc.rpc
     async def bad(ctx: Context) -> None:
@@ -522,9 +497,7 @@ async def test_an_error_of_its_own_is_a_failure_as_ever(world: World, svc: Servi
 async def test_a_foreign_cancellation_of_a_wait_says_nothing_of_the_attempt_after_it(
     world: World, svc: Service
 ):
-    """
-    The task waits on for its lease, and what its handler then raises is its failure.
-    """
+    """The task waits on for its lease, and what its handler then raises is its failure."""
     began, end = asyncio.Event(), asyncio.Event()
 
     @svc.rpc(resource="vm")
@@ -562,9 +535,7 @@ async def test_a_foreign_cancellation_of_a_wait_says_nothing_of_the_attempt_afte
 async def test_what_gracekit_does_to_one_handler_fails_no_other_that_awaits_the_same(
     world: World, svc: Service, how: str
 ):
-    """
-    Two handlers await one future, which goes with the first: the second was interrupted.
-    """
+    """Two handlers await one future, which goes with the first: the second was interrupted."""
     shared: list[asyncio.Future[None]] = []
 
     @svc.rpc(on_interrupt="retry", settle=1)
@@ -592,9 +563,7 @@ async def test_what_gracekit_does_to_one_handler_fails_no_other_that_awaits_the_
 async def test_a_plain_handler_whose_thread_had_not_begun_begins_it_again(
     world: World, svc: Service
 ):
-    """
-    Somebody cancelled the task around the thread, in which nothing had been done.
-    """
+    """Somebody cancelled the task around the thread, in which nothing had been done."""
     ran: list[int] = []
     swept: list[bool] = []
 

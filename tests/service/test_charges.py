@@ -90,9 +90,7 @@ class OddMapping(Mapping[str, Any]):
 async def test_an_exception_that_cannot_be_written_down_fails_its_task(
     world: World, svc: Service, odd: type[Exception]
 ):
-    """
-    The task is FAILED and its caller hears, whatever the exception object does; it runs once.
-    """
+    """The task is FAILED and its caller hears, whatever the exception object does; it runs once."""
     starts = []
 
     @svc.rpc(on_interrupt="retry", settle=0)
@@ -110,9 +108,7 @@ async def test_an_exception_that_cannot_be_written_down_fails_its_task(
 
 
 async def test_a_result_that_cannot_be_written_down_is_left_out(world: World, svc: Service):
-    """
-    Whatever its encoding raises: the work is done, and the caller is told why nothing came.
-    """
+    """Whatever its encoding raises: the work is done, and the caller is told why nothing came."""
 
     @svc.rpc(on_interrupt="retry", settle=0)
     async def work(ctx: Context, n: int) -> Any:
@@ -151,9 +147,7 @@ def refusing() -> Iterator[None]:
 @pytest.mark.usefixtures("refusing")
 @pytest.mark.parametrize("policy", ["retry", "requeue", "error"])
 async def test_a_fault_around_the_handler_is_counted(world: World, svc: Service, policy: Any):
-    """
-    Its process lives on, so no crash counts it; yet it ends, and its lease is free.
-    """
+    """Its process lives on, so no crash counts it; yet it ends, and its lease is free."""
 
     @svc.rpc(on_interrupt=policy, settle=0, resource=None if policy == "requeue" else "vm")
     async def work(ctx: Context, vm: str) -> None: ...
@@ -172,9 +166,7 @@ async def test_a_fault_around_the_handler_is_counted(world: World, svc: Service,
 
 @pytest.mark.usefixtures("refusing")
 async def test_an_order_in_the_pause_before_a_request_goes_back_ends_it(world: World, svc: Service):
-    """
-    The operator was told that it will end, so it must not come again and run.
-    """
+    """The operator was told that it will end, so it must not come again and run."""
 
     @svc.rpc(on_interrupt="requeue")
     async def work(ctx: Context) -> None: ...
@@ -195,9 +187,7 @@ async def test_an_order_in_the_pause_before_a_request_goes_back_ends_it(world: W
 
 @pytest.mark.parametrize("answer", ["done", "fail", "odd", "raises"])
 async def test_a_probe_with_an_odd_answer_ends_its_task(world: World, svc: Service, answer: str):
-    """
-    What the answer's or the error's own code raises is no reason to ask for ever.
-    """
+    """What the answer's or the error's own code raises is no reason to ask for ever."""
     asked = []
 
     @svc.rpc(on_interrupt="probe", settle=0, max_wait="1m")
@@ -232,9 +222,7 @@ async def test_a_probe_with_an_odd_answer_ends_its_task(world: World, svc: Servi
 
 
 async def test_an_errored_hook_with_an_odd_error_is_called_once(world: World, svc: Service):
-    """
-    What it raised cannot be shown; that it was called is on record all the same.
-    """
+    """What it raised cannot be shown; that it was called is on record all the same."""
     told = []
 
     @svc.rpc
@@ -345,8 +333,7 @@ INNOCENT: Final = [f"i{n}" for n in range(9)]
 async def test_only_the_request_that_kills_its_process_is_given_up(
     world: World, svc: Service, attempts: int
 ):
-    """
-    Nine innocent requests run beside it at each crash, and all of them succeed; it is given up
+    """Nine innocent requests run beside it at each crash, and all of them succeed; it is given up
     after as many crashes as its attempts allow, as if it had been by itself.
     """
     site = Site(world, svc, max_attempts=attempts)
@@ -360,9 +347,7 @@ async def test_only_the_request_that_kills_its_process_is_given_up(
 
 
 async def test_suspects_run_one_at_a_time_and_others_between_them(world: World, svc: Service):
-    """
-    In the third life each of the ten is alone; what comes meanwhile is run between them.
-    """
+    """In the third life each of the ten is alone; what comes meanwhile is run between them."""
     site = Site(world, svc)
     await site.live()
     await site.send(*INNOCENT, "p")
@@ -389,9 +374,7 @@ async def test_suspects_run_one_at_a_time_and_others_between_them(world: World, 
 async def test_an_exception_that_nobody_foresaw_does_not_shut_the_doors(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch, step: str
 ):
-    """
-    Whatever step of the admission fails: it is logged, the suspects begin, and then others.
-    """
+    """Whatever step of the admission fails: it is logged, the suspects begin, and then others."""
     site = Site(world, svc)
     site.poison = set()
     world.expects_faults = True
@@ -410,9 +393,7 @@ async def test_an_exception_that_nobody_foresaw_does_not_shut_the_doors(
 async def test_an_exception_at_the_end_of_being_alone_does_not_shut_the_doors(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    It is logged, and the row of the suspect says a moment later that it is alone no more.
-    """
+    """It is logged, and the row of the suspect says a moment later that it is alone no more."""
     site = Site(world, svc)
     site.poison = set()
     world.expects_faults = True
@@ -443,9 +424,7 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
 
 
 async def test_a_stream_of_killers_convicts_no_innocent(world: World, svc: Service):
-    """
-    Each new one meets suspects of the crashes before it; yet only killers are given up.
-    """
+    """Each new one meets suspects of the crashes before it; yet only killers are given up."""
     site = Site(world, svc)
     killers = [f"p{n}" for n in range(4)]
     site.poison = set(killers)
@@ -461,9 +440,7 @@ async def test_a_stream_of_killers_convicts_no_innocent(world: World, svc: Servi
 
 
 async def test_a_slow_killer_is_met_alone_in_the_end(world: World, svc: Service):
-    """
-    It runs longer than a suspect is kept alone, beside others that run longer still.
-    """
+    """It runs longer than a suspect is kept alone, beside others that run longer still."""
     site = Site(world, svc, delay_s=150)
     site.lasting_s = 400
     await site.live()
@@ -477,9 +454,7 @@ async def test_a_slow_killer_is_met_alone_in_the_end(world: World, svc: Service)
 async def test_a_crash_at_the_end_of_being_alone_goes_by_the_record(
     world: World, svc: Service, phase: Any, end: str
 ):
-    """
-    Nothing has begun beside it before its row says so.
-    """
+    """Nothing has begun beside it before its row says so."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 2 * ALONE_S
@@ -497,9 +472,7 @@ async def test_a_crash_at_the_end_of_being_alone_goes_by_the_record(
 
 
 async def test_two_processes_of_one_store_judge_apart(world: World, svc: Service):
-    """
-    What runs in the sibling is not charged, and goes on beside the suspects of the other.
-    """
+    """What runs in the sibling is not charged, and goes on beside the suspects of the other."""
     site = Site(world, svc)
     site.lasting_s = 600
     sibling = await site.live(instance="b", max_accepted=4)  # has room for no more
@@ -521,9 +494,7 @@ async def test_two_processes_of_one_store_judge_apart(world: World, svc: Service
 
 
 async def test_a_requeue_killer_convicts_nobody_beside_it(world: World, svc: Service):
-    """
-    Its first crash leaves no row of it; redelivered it is journaled, and counted like others.
-    """
+    """Its first crash leaves no row of it; redelivered it is journaled, and counted like others."""
     site = Site(world, svc)
 
     @svc.rpc(on_interrupt="requeue", settle=0)
@@ -544,9 +515,7 @@ async def test_a_requeue_killer_convicts_nobody_beside_it(world: World, svc: Ser
 
 
 async def test_a_drain_between_crashes_changes_nothing(world: World, svc: Service):
-    """
-    Suspects that a drain has cut are suspects in the next life.
-    """
+    """Suspects that a drain has cut are suspects in the next life."""
     site = Site(world, svc, delay_s=20)
     site.lasting_s = 60
     await site.live()
@@ -563,9 +532,7 @@ async def test_a_drain_between_crashes_changes_nothing(world: World, svc: Servic
 
 
 async def test_a_stop_that_was_cut_short_is_nobodys_crash(world: World, svc: Service):
-    """
-    An impatient supervisor kills the process in its drain: no task has caused that.
-    """
+    """An impatient supervisor kills the process in its drain: no task has caused that."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 3600
@@ -588,9 +555,7 @@ async def test_a_stop_that_was_cut_short_is_nobodys_crash(world: World, svc: Ser
 
 
 async def test_progress_clears_a_suspect(world: World, svc: Service):
-    """
-    Whoever got on since its last crash has not caused it.
-    """
+    """Whoever got on since its last crash has not caused it."""
     site = Site(world, svc)
     done = []
 
@@ -615,9 +580,7 @@ async def test_progress_clears_a_suspect(world: World, svc: Service):
 async def test_an_operators_retry_lets_a_killer_go_on_and_hurts_nobody_else(
     world: World, svc: Service
 ):
-    """
-    Its crashes are forgotten; it has to earn each of them again, and only it is given up.
-    """
+    """Its crashes are forgotten; it has to earn each of them again, and only it is given up."""
     site = Site(world, svc, settle=5)
     await site.live()
     await site.send(*INNOCENT, "p")
@@ -632,9 +595,7 @@ async def test_an_operators_retry_lets_a_killer_go_on_and_hurts_nobody_else(
 
 
 async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Service):
-    """
-    Whoever is alone may need it; and what dies beside one is not given up for that.
-    """
+    """Whoever is alone may need it; and what dies beside one is not given up for that."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 30
@@ -660,9 +621,7 @@ async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Se
 
 
 async def test_what_comes_beside_many_suspects_is_run_within_a_bound(world: World, svc: Service):
-    """
-    Long suspects close the doors for half of the time at most.
-    """
+    """Long suspects close the doors for half of the time at most."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 3600
@@ -681,9 +640,7 @@ MANY: Final = [f"m{n}" for n in range(60)]
 
 
 async def test_after_two_power_cuts_all_begin_again_within_two_minutes(world: World, svc: Service):
-    """
-    All are suspects, innocent and long: each would wait in vain for those before it to end.
-    """
+    """All are suspects, innocent and long: each would wait in vain for those before it to end."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 3600
@@ -699,9 +656,7 @@ async def test_after_two_power_cuts_all_begin_again_within_two_minutes(world: Wo
 
 @pytest.mark.parametrize("place", [0, 5, 11, 40, 60])
 async def test_a_killer_among_many_long_requests_is_found(world: World, svc: Service, place: int):
-    """
-    None of the others is given up, and it takes far fewer crashes than there are requests.
-    """
+    """None of the others is given up, and it takes far fewer crashes than there are requests."""
     site = Site(world, svc, delay_s=2)
     site.lasting_s = 3600
     others = MANY if place >= 40 else MANY[:12]
@@ -719,8 +674,7 @@ async def test_a_killer_among_many_long_requests_is_found(world: World, svc: Ser
 async def test_a_killer_is_found_though_it_settles_and_others_need_not(
     world: World, svc: Service, delay_s: float, settle: float
 ):
-    """
-    Rows that had not begun at the crash are claimable at once: they would be the first to begin,
+    """Rows that had not begun at the crash are claimable at once: they would be the first to begin,
     and alone, and the killer would begin beside them each time.
     """
     site = Site(world, svc, delay_s=delay_s, settle=settle)
@@ -737,9 +691,7 @@ async def test_a_killer_is_found_though_it_settles_and_others_need_not(
 
 
 async def test_an_errored_hook_that_kills_its_process_is_given_up(world: World, svc: Service):
-    """
-    After `max_attempts` calls, counted and listed; other hooks, and tasks beside, are called.
-    """
+    """After `max_attempts` calls, counted and listed; other hooks, and tasks beside, are called."""
     called: list[str] = []
 
     @svc.rpc
@@ -775,8 +727,8 @@ async def test_an_errored_hook_that_kills_its_process_is_given_up(world: World, 
 async def test_a_holds_hook_that_kills_its_process_is_given_up(
     world: World, svc: Service, what: str
 ):
-    """
-    A probe is counted as an attempt is, and its hold is ended; its errored hook has its own count.
+    """A probe is counted as an attempt is, and its hold is ended; its errored hook has its own
+    count.
     """
     called: list[str] = []
 
@@ -817,9 +769,7 @@ async def test_a_holds_hook_that_kills_its_process_is_given_up(
 
 
 async def test_a_probe_that_kills_its_process_takes_no_other_with_it(world: World, svc: Service):
-    """
-    Nine other probes were being asked at each crash; they answer in the end.
-    """
+    """Nine other probes were being asked at each crash; they answer in the end."""
 
     @svc.rpc(on_interrupt="probe", settle=0)
     async def work(ctx: Context) -> None:
@@ -854,9 +804,7 @@ async def test_a_probe_that_kills_its_process_takes_no_other_with_it(world: Worl
 async def test_a_probe_that_answers_alone_is_no_evidence_against_its_task(
     world: World, svc: Service
 ):
-    """
-    Crashes met it in company; that its probe was asked alone since then says nothing of them.
-    """
+    """Crashes met it in company; that its probe was asked alone since then says nothing of them."""
     asked = []
     seconds = 100_000
 
@@ -886,9 +834,7 @@ async def test_a_probe_that_answers_alone_is_no_evidence_against_its_task(
 async def test_nothing_begins_beside_a_suspect_until_its_time_alone_is_up(
     world: World, svc: Service, policy: Any
 ):
-    """
-    Then others begin, though it goes on; its row says by then that it is not alone.
-    """
+    """Then others begin, though it goes on; its row says by then that it is not alone."""
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 10 * ALONE_S

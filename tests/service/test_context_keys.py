@@ -62,9 +62,7 @@ def about(life: Any, task_id: str) -> dict[str, Mapping[str, Any]]:
 
 
 async def test_the_row_and_the_listings_have_the_keys(world: World, svc: Service):
-    """
-    Keys that the caller's context has not are left out; a task with none of them has NULL.
-    """
+    """Keys that the caller's context has not are left out; a task with none of them has NULL."""
 
     @svc.rpc
     async def work(ctx: Context) -> None: ...
@@ -82,9 +80,7 @@ async def test_the_row_and_the_listings_have_the_keys(world: World, svc: Service
 
 
 async def test_each_event_about_the_task_has_the_keys(world: World, svc: Service):
-    """
-    From its start in one process to its end in another, orders and recovery included.
-    """
+    """From its start in one process to its end in another, orders and recovery included."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="probe")
@@ -112,9 +108,7 @@ async def test_each_event_about_the_task_has_the_keys(world: World, svc: Service
 
 
 async def test_ends_of_every_kind_have_the_keys(world: World, svc: Service):
-    """
-    Failed, parked, refused, and handed over by a drain.
-    """
+    """Failed, parked, refused, and handed over by a drain."""
     doors = Doors()
 
     @svc.rpc
@@ -149,9 +143,7 @@ async def test_ends_of_every_kind_have_the_keys(world: World, svc: Service):
 async def test_lines_of_a_handler_carry_the_keys(
     world: World, svc: Service, lines: StringIO, entries: StringIO
 ):
-    """
-    In the loop, in a worker thread, and in a hook; a line that has such a key keeps its own.
-    """
+    """In the loop, in a worker thread, and in a hook; a line that has such a key keeps its own."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:
@@ -183,9 +175,7 @@ async def test_lines_of_a_handler_carry_the_keys(
 
 
 async def test_own_formats_can_use_the_keys(world: World, svc: Service):
-    """
-    By name with a default, or all of them as text.
-    """
+    """By name with a default, or all of them as text."""
     form = "%(message)s [%(request_id)s] <%(gracekit_context)s>"
     shown_by = handled(logging.Formatter(form, defaults={"request_id": "-"}))
     stream = next(shown_by)
@@ -207,9 +197,7 @@ async def test_own_formats_can_use_the_keys(world: World, svc: Service):
 async def test_the_span_of_an_attempt_has_the_keys(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    As attributes, under names of gracekit's own.
-    """
+    """As attributes, under names of gracekit's own."""
     recorder = Recorder()
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: recorder)
 
@@ -241,9 +229,8 @@ async def test_the_span_of_an_attempt_has_the_keys(
 async def test_a_value_cannot_break_a_log_line(
     world: World, svc: Service, lines: StringIO, value: object, kept: str | None
 ):
-    """
-    It is one printable text of 255 characters at most, wherever it is shown; what is no scalar is
-    left out.
+    """It is one printable text of 255 characters at most, wherever it is shown; what is no scalar
+    is left out.
     """
 
     @svc.rpc
@@ -262,9 +249,7 @@ async def test_a_value_cannot_break_a_log_line(
 
 
 async def test_without_keys_nothing_is_shown(world: World, lines: StringIO):
-    """
-    The default: no row, event or line has anything of the caller's context.
-    """
+    """The default: no row, event or line has anything of the caller's context."""
     svc = Service("compute")
 
     @svc.rpc
@@ -280,9 +265,7 @@ async def test_without_keys_nothing_is_shown(world: World, lines: StringIO):
 
 
 async def test_a_run_that_has_other_keys_shows_what_the_row_has(world: World):
-    """
-    The keys are copied at acceptance, so a later version of the service does not change them.
-    """
+    """The keys are copied at acceptance, so a later version of the service does not change them."""
     doors = Doors()
 
     def service(keys: tuple[str, ...]) -> Service:
@@ -330,8 +313,6 @@ async def test_a_run_that_has_other_keys_shows_what_the_row_has(world: World):
     ],
 )
 def test_wrong_keys_are_refused_where_they_are_declared(keys: Any, why: str):
-    """
-    With the value, the rule and what to do.
-    """
+    """With the value, the rule and what to do."""
     with pytest.raises(DeclarationError, match=why):
         Service("compute", context_keys=keys)

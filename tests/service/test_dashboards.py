@@ -172,18 +172,14 @@ def without(expression: str) -> str:
 
 
 def test_every_word_of_a_query_is_known():
-    """
-    Otherwise the checks below would overlook words that they do not recognise as metrics.
-    """
+    """Otherwise the checks below would overlook words that they do not recognise as metrics."""
     for query in queries():
         rest = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b[a-z]+_[a-z_]+\b", "", without(query.expression))
         assert set(re.findall(r"[a-zA-Z_]\w*", rest)) <= KNOWN_WORDS, query
 
 
 async def test_every_query_asks_for_what_is_rendered(rendering: str):
-    """
-    A dashboard would show nothing otherwise, and an alert would never fire.
-    """
+    """A dashboard would show nothing otherwise, and an alert would never fire."""
     known = labels_by_name(rendering)
 
     for query in queries():
@@ -197,9 +193,7 @@ async def test_every_query_asks_for_what_is_rendered(rendering: str):
 
 
 async def test_every_metric_is_drawn(rendering: str):
-    """
-    Only the duration of drains is not, because the run has ended before it can be scraped.
-    """
+    """Only the duration of drains is not, because the run has ended before it can be scraped."""
     drawn = {
         name for panel in panels() for t in panel["targets"] for name, _ in selectors(t["expr"])
     }
@@ -212,9 +206,7 @@ async def test_every_metric_is_drawn(rendering: str):
 
 
 def test_no_panel_is_without_a_query():
-    """
-    Each has a query, its own title and a sentence that says what it shows; none overlap.
-    """
+    """Each has a query, its own title and a sentence that says what it shows; none overlap."""
     drawn = panels()
 
     assert len(drawn) > 15
@@ -232,9 +224,7 @@ def test_no_panel_is_without_a_query():
 
 
 def test_every_alert_says_what_to_do():
-    """
-    It says how urgent it is, what has happened, and where to look; commands in it exist.
-    """
+    """It says how urgent it is, what has happened, and where to look; commands in it exist."""
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert {"summary", "description"} == rule["annotations"].keys()
@@ -259,9 +249,7 @@ def test_every_alert_says_what_to_do():
 
 
 def test_an_alert_about_a_drain_fires_at_the_first_scrape_that_shows_it():
-    """
-    A default drain of 25 s is over before a second scrape may come, so it is not waited for.
-    """
+    """A default drain of 25 s is over before a second scrape may come, so it is not waited for."""
     (rule,) = (rule for rule in alerts() if rule["alert"] == "GracekitDrainWillCut")
 
     assert "for" not in rule
@@ -278,9 +266,7 @@ def line_of(metric: Metric) -> str:
 
 
 def test_the_page_has_the_table():
-    """
-    The table of metrics in docs is the one in the code, row for row.
-    """
+    """The table of metrics in docs is the one in the code, row for row."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `gracekit_")]
     lines += [line for line in PAGE.read_text().splitlines() if line.startswith("| `rpc_")]
 
@@ -294,9 +280,7 @@ def scrape_config() -> str:
 
 
 def test_the_scrape_config_of_the_page_fits_the_endpoint():
-    """
-    It asks the default path by TLS with a token, as often as the alerts assume.
-    """
+    """It asks the default path by TLS with a token, as often as the alerts assume."""
     config = yaml.safe_load(scrape_config())
 
     (job,) = config["scrape_configs"]
@@ -321,8 +305,8 @@ def test_the_scrape_config_of_the_page_fits_the_endpoint():
 )
 @pytest.mark.process
 async def test_promtool_accepts_metrics_alerts_and_scrape_config(rendering: str, tmp_path: Path):
-    """
-    promtool, in Debian's package `prometheus`, checks names, help texts, rules and the config.
+    """promtool, in Debian's package `prometheus`, checks names, help texts, rules and the
+    config.
     """
     promtool = shutil.which("promtool")
     assert promtool, "there is no promtool: apt-get install --no-install-recommends prometheus"

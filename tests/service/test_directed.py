@@ -52,9 +52,7 @@ class Host:
 
 
 async def test_hosts_with_a_store_each_serve_what_is_sent_to_them(url: str, place: Path) -> None:
-    """
-    Nobody reads another host's requests, so no start is refused, and no reader is foreign.
-    """
+    """Nobody reads another host's requests, so no start is refused, and no reader is foreign."""
     one, two = (Host(url, place, name, queues="directed") for name in ("one", "two"))
     async with one.runtime, two.runtime, one.svc.client(url) as client:
         answers = [
@@ -72,9 +70,7 @@ async def test_hosts_with_a_store_each_serve_what_is_sent_to_them(url: str, plac
 
 
 async def test_a_request_without_a_host_is_undeliverable(url: str, place: Path) -> None:
-    """
-    At once, also if the service read the shared queue before and left it behind.
-    """
+    """At once, also if the service read the shared queue before and left it behind."""
     before = Host(url, place, "one", queues="all")
     async with before.runtime, before.svc.client(url) as client:
         assert await client.call("boot", vm="vm-1") == "vm-1 on one"
@@ -96,9 +92,7 @@ async def check_undeliverable(client: RpcClient, *, fail_fast: bool) -> None:
 
 
 async def test_a_queue_in_which_requests_wait_is_left(place: Path) -> None:
-    """
-    A start loses no request: what was sent before waits for a service that reads it.
-    """
+    """A start loses no request: what was sent before waits for a service that reads it."""
     url = f"sqlite:///{place}/queues.db"
     before = Host(url, place, "one", queues="all")
     async with before.runtime:
@@ -120,9 +114,7 @@ async def test_a_queue_in_which_requests_wait_is_left(place: Path) -> None:
 async def test_two_stores_that_read_one_queue_are_refused_still(
     url: str, place: Path, names: Sequence[str], queues: Sequence[ServiceQueues], queue: str
 ) -> None:
-    """
-    Two stores of one host would share its requests; the remedy for several hosts is named.
-    """
+    """Two stores of one host would share its requests; the remedy for several hosts is named."""
     first, second = (
         Host(url, place, name, store=f"store-{number}", queues=word)
         for number, (name, word) in enumerate(zip(names, queues, strict=True))
@@ -137,9 +129,7 @@ async def test_two_stores_that_read_one_queue_are_refused_still(
 async def test_processes_of_one_host_and_store_start_beside_each_other(
     url: str, place: Path
 ) -> None:
-    """
-    They share the queue of their host, and their store.
-    """
+    """They share the queue of their host, and their store."""
     one, two = (Host(url, place, "one", queues="directed") for _ in range(2))
     async with one.runtime, two.runtime, one.svc.client(url) as client:
         assert await client.prepare(host="one").call("boot", vm="vm-1") == "vm-1 on one"
@@ -151,9 +141,7 @@ async def test_processes_of_one_host_and_store_start_beside_each_other(
 async def test_an_ops_request_without_a_host_runs_only_what_may_run_anywhere(
     url: str, place: Path
 ) -> None:
-    """
-    Each host has a record of its own, so what must not run twice needs the name of one.
-    """
+    """Each host has a record of its own, so what must not run twice needs the name of one."""
     host = Host(url, place, "one", queues="directed")
 
     @host.svc.ops

@@ -51,8 +51,8 @@ def counted() -> Iterator[Counter[str]]:
 
 
 async def test_a_drain_and_a_start_call_upward_five_times_at_most(world: World, svc: Service):
-    """
-    A drain with handlers to wait for and to hand over, and the start that settles what it left.
+    """A drain with handlers to wait for and to hand over, and the start that settles what it
+    left.
     """
 
     @svc.rpc(on_interrupt="retry")

@@ -88,9 +88,7 @@ async def open_house(place: Path, svc: Service) -> AsyncIterator[House]:
 
 
 async def test_it_is_open_from_before_the_hooks_until_the_stop_record(tmp_path: Path, svc: Service):
-    """
-    While a start waits for the application, and while a drain does, an operator is answered.
-    """
+    """While a start waits for the application, and while a drain does, an operator is answered."""
     seen: list[str] = []
     house = House(tmp_path, svc)
 
@@ -114,9 +112,7 @@ async def test_it_is_open_from_before_the_hooks_until_the_stop_record(tmp_path: 
 async def test_an_order_to_drain_is_answered_although_the_run_ends_at_once(
     tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A store that is slow to record who asked must not make an accepted order look refused.
-    """
+    """A store that is slow to record who asked must not make an accepted order look refused."""
 
     async def tally(*_: object, **__: object) -> None:
         await asyncio.sleep(0.3)
@@ -130,18 +126,14 @@ async def test_an_order_to_drain_is_answered_although_the_run_ends_at_once(
 
 
 async def test_a_path_that_no_address_can_hold_is_reached(tmp_path: Path, svc: Service):
-    """
-    The kernel takes 107 bytes; a volume of a pod has more.
-    """
+    """The kernel takes 107 bytes; a volume of a pod has more."""
     async with open_house(tmp_path / ("deep-" * 30), svc) as house:
         assert len(str(house.path)) > 200
         assert (await house.ask("status"))["phase"] == "serving"
 
 
 async def test_a_verb_for_another_run_is_refused(tmp_path: Path, svc: Service):
-    """
-    A command for a dead run does not hit its successor, whatever its door is called.
-    """
+    """A command for a dead run does not hit its successor, whatever its door is called."""
     async with open_house(tmp_path, svc) as house:
         with pytest.raises(RunEndedError, match="ended meanwhile"):
             await house.ask("drain", run_id="0" * 32)
@@ -166,9 +158,7 @@ async def test_a_verb_for_another_run_is_refused(tmp_path: Path, svc: Service):
     ],
 )
 async def test_a_line_that_is_no_ask_is_refused(tmp_path: Path, svc: Service, data, said):
-    """
-    In a sentence, and the next ask is answered.
-    """
+    """In a sentence, and the next ask is answered."""
     async with open_house(tmp_path, svc) as house:
         with pytest.raises(BadMessageError, match=said):
             read_answer(await house.send(data, end=True))
@@ -176,9 +166,7 @@ async def test_a_line_that_is_no_ask_is_refused(tmp_path: Path, svc: Service, da
 
 
 def test_each_refusal_comes_through_as_an_error_of_gracekit():
-    """
-    gracekit's own classes are rebuilt; the name of any other class goes into the message.
-    """
+    """gracekit's own classes are rebuilt; the name of any other class goes into the message."""
     kinds = [one for one in vars(errors).values() if isinstance(one, type)]
     own = [kind for kind in kinds if kind not in {errors.ConflictError, errors.Parked}]
     for kind in own:
@@ -194,9 +182,7 @@ def test_each_refusal_comes_through_as_an_error_of_gracekit():
 async def test_many_who_say_nothing_keep_nobody_out_for_long(
     tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    So many are let in; who comes then is told so, until their time is up.
-    """
+    """So many are let in; who comes then is told so, until their time is up."""
     monkeypatch.setattr(door, "LINE_TIMEOUT_S", 3.0)
     async with open_house(tmp_path, svc) as house:
         silent = [await house.connect() for _ in range(MAX_ASKS)]
@@ -211,9 +197,7 @@ async def test_many_who_say_nothing_keep_nobody_out_for_long(
 
 
 async def test_an_ask_whose_sender_has_gone_is_not_carried_out(tmp_path: Path, svc: Service):
-    """
-    The loop was blocked for longer than it waited: nothing acts on its word later.
-    """
+    """The loop was blocked for longer than it waited: nothing acts on its word later."""
 
     def send_and_go() -> None:
         with socket.socket(socket.AF_UNIX) as asker, address_of(house.path) as address:
@@ -228,9 +212,7 @@ async def test_an_ask_whose_sender_has_gone_is_not_carried_out(tmp_path: Path, s
 
 
 async def test_one_who_only_writes_no_more_is_answered(tmp_path: Path, svc: Service):
-    """
-    As `nc -N` does: an end of its words is not its end.
-    """
+    """As `nc -N` does: an end of its words is not its end."""
     async with open_house(tmp_path, svc) as house:
         line = line_of_ask(Ask(run_id=house.run_id, verb="status", args={}))
 
@@ -238,9 +220,7 @@ async def test_one_who_only_writes_no_more_is_answered(tmp_path: Path, svc: Serv
 
 
 async def test_what_changes_something_is_on_record_with_who_and_why(tmp_path: Path, svc: Service):
-    """
-    The uid is the kernel's word; a name is taken where it goes with that uid.
-    """
+    """The uid is the kernel's word; a name is taken where it goes with that uid."""
     me = f"uid {os.geteuid()}"
     async with open_house(tmp_path, svc) as house:
         await house.ask("quiet", by=f"{me} (alice)@h", reason="a look")
@@ -261,9 +241,7 @@ async def test_what_changes_something_is_on_record_with_who_and_why(tmp_path: Pa
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_refused(tmp_path: Path, svc: Service):
-    """
-    Also where the modes of the files would let it in: the kernel says who asks.
-    """
+    """Also where the modes of the files would let it in: the kernel says who asks."""
     script = """
 import os, socket, sys
 os.chdir(sys.argv[1])  # what is above it is closed to others
@@ -288,9 +266,7 @@ print(asker.makefile().readline())
 async def test_a_door_whose_file_was_removed_is_made_again(
     tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The run has no other way to be asked on a broker; its log says that the file was gone.
-    """
+    """The run has no other way to be asked on a broker; its log says that the file was gone."""
     monkeypatch.setattr(door, "LOOK_EVERY_S", 0.02)
     async with open_house(tmp_path, svc) as house:
         for _ in range(2):
@@ -309,9 +285,7 @@ async def test_a_door_whose_file_was_removed_is_made_again(
 async def test_a_door_that_cannot_be_made_is_tried_again(
     tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Its directory may be missing for a while; the log says once that the run has no door.
-    """
+    """Its directory may be missing for a while; the log says once that the run has no door."""
     monkeypatch.setattr(door, "LOOK_EVERY_S", 0.02)
     make, failures = door._listener, [OSError("no room")] * 3
 
@@ -332,9 +306,7 @@ async def test_a_door_that_cannot_be_made_is_tried_again(
 
 
 async def test_a_run_whose_door_cannot_be_made_goes_on_and_says_so(tmp_path: Path):
-    """
-    A file system without sockets, for example: requests matter more.
-    """
+    """A file system without sockets, for example: requests matter more."""
     telemetry, events = Telemetry(), []
     telemetry.subscribe(lambda name, fields: events.append((name, dict(fields))))
     missing = Door(tmp_path / "none" / "x.sock", None, telemetry, Clock())  # type: ignore[arg-type]

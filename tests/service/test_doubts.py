@@ -18,9 +18,7 @@ pytestmark = pytest.mark.looptime
 async def test_a_commit_in_doubt_loses_nothing_and_runs_nothing_twice(
     world: World, svc: Service, point: Point, fault: Fault
 ):
-    """
-    The row decides: the handler runs once, its caller is answered soon, the row is terminal.
-    """
+    """The row decides: the handler runs once, its caller is answered soon, the row is terminal."""
     starts = []
 
     @svc.rpc(resource="vm")
@@ -42,8 +40,7 @@ async def test_a_commit_in_doubt_loses_nothing_and_runs_nothing_twice(
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
 async def test_a_begin_in_doubt_runs_once_in_the_end(world: World, svc: Service, fault: Fault):
-    """
-    A task whose turn came while the store hesitated is started once, at the latest when
+    """A task whose turn came while the store hesitated is started once, at the latest when
     recovery looks.
     """
     doors = Doors()
@@ -68,8 +65,7 @@ async def test_a_begin_in_doubt_runs_once_in_the_end(world: World, svc: Service,
 async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
     world: World, svc: Service, on_interrupt: str
 ):
-    """
-    Commit unknown and the read after it failed too: the row is found, its lease freed, and it
+    """Commit unknown and the read after it failed too: the row is found, its lease freed, and it
     ends, without a restart.
     """
     starts = []
@@ -106,8 +102,7 @@ async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
 async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
     world: World, svc: Service, point: Point, again_after_s: float | None
 ):
-    """
-    While its task, or that of its next delivery, is in the tracker recovery takes the row for
+    """While its task, or that of its next delivery, is in the tracker recovery takes the row for
     known: it looks once more after that, and a caller does not wait for a whole period.
     """
     doors = Doors()
@@ -164,9 +159,8 @@ async def claimed_in_flight(world: World, svc: Service, doors: Doors) -> Life:
 async def test_a_row_that_is_claimed_while_its_task_is_in_flight_begins_after_it(
     world: World, svc: Service
 ):
-    """
-    Its last attempt is over on record, and has not left the tracker: the row is not started beside
-    that one, and as soon as it has left.
+    """Its last attempt is over on record, and has not left the tracker: the row is not started
+    beside that one, and as soon as it has left.
     """
     doors = Doors()
     await claimed_in_flight(world, svc, doors)
@@ -181,9 +175,7 @@ async def test_a_row_that_is_claimed_while_its_task_is_in_flight_begins_after_it
 async def test_a_row_that_is_claimed_while_its_task_is_in_flight_is_not_kept_by_a_drain(
     world: World, svc: Service
 ):
-    """
-    The drain does not wait for what the row waits for: the row is anyone's again.
-    """
+    """The drain does not wait for what the row waits for: the row is anyone's again."""
     doors = Doors()
     life = await claimed_in_flight(world, svc, doors)
     life.ask_to_stop()
@@ -196,8 +188,7 @@ async def test_a_row_that_is_claimed_while_its_task_is_in_flight_is_not_kept_by_
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER])
 async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, fault: Fault):
-    """
-    The duplicate of an ended task meets a commit of unknown outcome: the old row is not mistaken
+    """The duplicate of an ended task meets a commit of unknown outcome: the old row is not mistaken
     for a new acceptance.
     """
     starts = []
@@ -218,8 +209,7 @@ async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, f
 
 @pytest.mark.parametrize("policy", ["error", "requeue"])
 async def test_an_ack_that_fails_costs_nothing(world: World, svc: Service, policy: str):
-    """
-    The request runs once and is answered; the unacked copy comes again after the connection and
+    """The request runs once and is answered; the unacked copy comes again after the connection and
     is a duplicate, or an idempotent second read; no slot and no count is lost.
     """
     starts = []
@@ -247,8 +237,8 @@ async def test_an_ack_that_fails_costs_nothing(world: World, svc: Service, polic
 
 
 async def test_a_broken_store_ends_the_service_in_order(world: World, svc: Service):
-    """
-    Intake stops, what was not accepted stays in the queue, what runs may end, and the exit is 70.
+    """Intake stops, what was not accepted stays in the queue, what runs may end, and the exit is
+    70.
     """
     doors = Doors()
 
@@ -276,9 +266,7 @@ async def test_a_broken_store_ends_the_service_in_order(world: World, svc: Servi
 
 
 async def test_a_pause_that_cannot_give_back_does_not_end_intake(world: World, svc: Service):
-    """
-    What a transport cannot take back now it owes; consuming goes on when a place is free.
-    """
+    """What a transport cannot take back now it owes; consuming goes on when a place is free."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="retry")
@@ -301,9 +289,7 @@ async def test_a_pause_that_cannot_give_back_does_not_end_intake(world: World, s
 async def test_an_outcome_that_the_store_refuses_for_long_is_not_dropped(
     world: World, svc: Service
 ):
-    """
-    The answer waits with it, and both come when the store takes it.
-    """
+    """The answer waits with it, and both come when the store takes it."""
 
     @svc.rpc
     async def work(ctx: Context) -> str:
@@ -319,8 +305,8 @@ async def test_an_outcome_that_the_store_refuses_for_long_is_not_dropped(
 
 
 async def test_a_broken_store_does_not_send_deliveries_round_and_round(world: World, svc: Service):
-    """
-    The ops lane stays open in the drain that follows; what comes by it waits between two tries.
+    """The ops lane stays open in the drain that follows; what comes by it waits between two
+    tries.
     """
     world.expects_faults = True
     doors = Doors()

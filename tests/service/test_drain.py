@@ -28,9 +28,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service):
-    """
-    Intent, intake, background, wait, hand-over, flush, stop, record: each before the next.
-    """
+    """Intent, intake, background, wait, hand-over, flush, stop, record: each before the next."""
     doors, seen = Doors(), []
 
     @svc.rpc
@@ -79,9 +77,7 @@ async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service
 
 
 async def test_an_idle_service_drains_at_once(world: World, svc: Service):
-    """
-    Nothing to wait for, nothing waited.
-    """
+    """Nothing to wait for, nothing waited."""
     life = await world.start(svc)
     begun = now()
     report = await life.drain()
@@ -91,9 +87,7 @@ async def test_an_idle_service_drains_at_once(world: World, svc: Service):
 
 
 async def test_requests_sent_in_a_drain_stay_in_the_queue(world: World, svc: Service):
-    """
-    From the closing of intake on nothing is accepted; what was not accepted is for others.
-    """
+    """From the closing of intake on nothing is accepted; what was not accepted is for others."""
     doors = Doors()
 
     @svc.rpc
@@ -122,9 +116,7 @@ async def test_requests_sent_in_a_drain_stay_in_the_queue(world: World, svc: Ser
 
 
 async def test_what_was_accepted_and_not_started_is_left_to_anyone(world: World, svc: Service):
-    """
-    The gate stops tasks that wait for their turn; they are listed, and run at the next start.
-    """
+    """The gate stops tasks that wait for their turn; they are listed, and run at the next start."""
     doors = Doors()
 
     @svc.rpc
@@ -153,8 +145,7 @@ async def test_what_was_accepted_and_not_started_is_left_to_anyone(world: World,
 
 
 async def test_at_the_deadline_what_runs_is_handed_over(world: World, svc: Service):
-    """
-    Cancelled with a reason, recorded with cause and cursor, free at once; its lease stays with
+    """Cancelled with a reason, recorded with cause and cursor, free at once; its lease stays with
     the process, which must therefore die.
     """
     begun, cause = asyncio.Event(), []
@@ -192,8 +183,8 @@ async def test_at_the_deadline_what_runs_is_handed_over(world: World, svc: Servi
 
 
 async def test_a_handler_that_ignores_its_cancellation_holds_nobody(world: World, svc: Service):
-    """
-    After the grace it is recorded unclean and keeps its row; the end comes before the hard limit.
+    """After the grace it is recorded unclean and keeps its row; the end comes before the hard
+    limit.
     """
     begun = asyncio.Event()
 
@@ -227,8 +218,8 @@ async def test_a_handler_that_ignores_its_cancellation_holds_nobody(world: World
 async def test_a_task_stops_at_its_safe_point_and_goes_on_from_there(
     world: World, svc: Service, on_interrupt: str
 ):
-    """
-    No interruption under any policy: cursor exact, lease returned, no item twice, none left out.
+    """No interruption under any policy: cursor exact, lease returned, no item twice, none left
+    out.
     """
     seen: list[int] = []
     third = asyncio.Event()
@@ -270,8 +261,8 @@ async def test_a_task_stops_at_its_safe_point_and_goes_on_from_there(
 async def test_a_requeue_task_is_given_back_and_journaled_when_it_comes_again(
     world: World, svc: Service
 ):
-    """
-    At the deadline it goes back to the transport; redelivered it has a row, so that a killer ends.
+    """At the deadline it goes back to the transport; redelivered it has a row, so that a killer
+    ends.
     """
     doors = Doors()
 
@@ -300,8 +291,8 @@ async def test_a_requeue_task_is_given_back_and_journaled_when_it_comes_again(
 
 
 async def test_all_that_goes_back_is_counted(world: World, svc: Service):
-    """
-    One that was cut at the deadline, and one that was never accepted; what is on record stays here.
+    """One that was cut at the deadline, and one that was never accepted; what is on record stays
+    here.
     """
     doors = Doors()
 
@@ -345,9 +336,7 @@ async def test_all_that_goes_back_is_counted(world: World, svc: Service):
 def test_a_report_says_how_it_ended_and_whether_anything_can_still_act(
     report: DrainReport, code: int, left: bool
 ):
-    """
-    Others believe `left` without a proof of death, so nothing may be able to act any more.
-    """
+    """Others believe `left` without a proof of death, so nothing may be able to act any more."""
     kept = report.as_json()
 
     assert (kept["exit_code"], kept["left"], report.must_die) == (code, left, not left)
@@ -357,9 +346,9 @@ def test_a_report_says_how_it_ended_and_whether_anything_can_still_act(
 async def test_a_row_of_ours_that_nobody_works_on_is_let_go_and_reported(
     world: World, svc: Service, fault: Fault | None
 ):
-    """
-    A commit of unknown end may have left it. What had begun counts as handed over, what had not as
-    not started; one that recovery had only claimed is neither. A store that refuses is asked again.
+    """A commit of unknown end may have left it. What had begun counts as handed over, what had not
+    as not started; one that recovery had only claimed is neither. A store that refuses is asked
+    again.
     """
     world.expects_faults = fault is not None
 
@@ -388,9 +377,7 @@ async def test_a_row_of_ours_that_nobody_works_on_is_let_go_and_reported(
 
 
 async def test_the_report_tells_everything(world: World, svc: Service):
-    """
-    What ended, what was handed over, not started, unclean, given back: each by its id, once.
-    """
+    """What ended, what was handed over, not started, unclean, given back: each by its id, once."""
     begun: list[str] = []
 
     async def sleep(ctx: Context, seconds: float) -> None:
@@ -439,9 +426,7 @@ async def test_the_report_tells_everything(world: World, svc: Service):
 
 
 async def test_a_second_signal_of_the_right_kind_goes_to_the_deadline(world: World, svc: Service):
-    """
-    Forced: what runs is cancelled at once and handed over.
-    """
+    """Forced: what runs is cancelled at once and handed over."""
     begun = asyncio.Event()
 
     @svc.rpc
@@ -464,9 +449,7 @@ async def test_a_second_signal_of_the_right_kind_goes_to_the_deadline(world: Wor
 
 
 async def test_progress_is_told_while_a_drain_waits(world: World, svc: Service):
-    """
-    Every few seconds: what is oldest, how long it has run, what time is left.
-    """
+    """Every few seconds: what is oldest, how long it has run, what time is left."""
     begun = asyncio.Event()
 
     @svc.rpc(resource="vm")
@@ -486,9 +469,7 @@ async def test_progress_is_told_while_a_drain_waits(world: World, svc: Service):
 
 
 async def test_progress_lists_the_oldest_and_counts_the_rest(world: World, svc: Service):
-    """
-    A line is for people: five tasks, and how many more.
-    """
+    """A line is for people: five tasks, and how many more."""
     doors = Doors()
 
     @svc.rpc
@@ -510,8 +491,8 @@ async def test_progress_lists_the_oldest_and_counts_the_rest(world: World, svc: 
 
 
 async def test_the_alarm_counts_from_the_request(world: World, svc: Service):
-    """
-    The kernel ends a process that hangs half a second past the hard limit, however long it has run.
+    """The kernel ends a process that hangs half a second past the hard limit, however long it
+    has run.
     """
     life = await world.start(svc, signals=True)
     await asyncio.sleep(100)
@@ -521,9 +502,7 @@ async def test_the_alarm_counts_from_the_request(world: World, svc: Service):
 
 
 async def test_a_stop_during_the_start_ends_the_start(world: World, svc: Service):
-    """
-    A signal while on_start hangs: no requests were taken, and the end is in order.
-    """
+    """A signal while on_start hangs: no requests were taken, and the end is in order."""
     entered = asyncio.Event()
 
     @svc.on_start
@@ -543,9 +522,7 @@ async def test_a_stop_during_the_start_ends_the_start(world: World, svc: Service
 
 
 async def test_an_embedded_block_drains_at_its_end():
-    """
-    `async with Runtime(...)`: leaving the block is the drain, also with `serve()` beside it.
-    """
+    """`async with Runtime(...)`: leaving the block is the drain, also with `serve()` beside it."""
     svc = Service("compute")
     done = []
 
@@ -568,9 +545,7 @@ async def test_an_embedded_block_drains_at_its_end():
 
 
 async def test_a_call_in_flight_survives_the_restart(world: World, svc: Service):
-    """
-    The caller of a task that was handed over is answered by the next owner.
-    """
+    """The caller of a task that was handed over is answered by the next owner."""
 
     @svc.rpc
     async def copy(ctx: Context) -> int:
@@ -589,9 +564,7 @@ async def test_a_call_in_flight_survives_the_restart(world: World, svc: Service)
 
 
 async def test_the_caller_of_a_task_cut_for_good_hears_of_it(world: World, svc: Service):
-    """
-    The next start marks it ERRORED and answers; nobody waits for nothing.
-    """
+    """The next start marks it ERRORED and answers; nobody waits for nothing."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:

@@ -16,9 +16,8 @@ pytestmark = pytest.mark.looptime
 async def test_a_handler_gets_the_time_and_everything_after_it_moves_along(
     world: World, svc: Service
 ):
-    """
-    `ctx.deadline` shows the later deadline; grace, hard limit and alarm follow; who asked for it,
-    and why, is on record.
+    """`ctx.deadline` shows the later deadline; grace, hard limit and alarm follow; who asked for
+    it, and why, is on record.
     """
     seen: list[float] = []
     begun = asyncio.Event()
@@ -55,9 +54,7 @@ async def test_a_handler_gets_the_time_and_everything_after_it_moves_along(
 
 
 async def test_the_ops_lane_has_the_new_time_too(world: World, svc: Service):
-    """
-    A drain that already waits for its last ops request waits until the new deadline.
-    """
+    """A drain that already waits for its last ops request waits until the new deadline."""
     doors = Doors()
 
     @svc.ops
@@ -90,8 +87,8 @@ async def test_the_ops_lane_has_the_new_time_too(world: World, svc: Service):
 async def test_what_cannot_be_given_is_refused_with_what_can(
     world: World, svc: Service, more: str, said: str
 ):
-    """
-    The whole drain, not its deadline alone, stays below `kill_after`, which counts from the order.
+    """The whole drain, not its deadline alone, stays below `kill_after`, which counts from the
+    order.
     """
     doors = Doors()
 
@@ -119,8 +116,7 @@ async def test_what_cannot_be_given_is_refused_with_what_can(
 async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
     world: World, svc: Service
 ):
-    """
-    Refused are a service that serves, a drain that a signal asked for or made final, and a drain
+    """Refused are a service that serves, a drain that a signal asked for or made final, and a drain
     that already hands over.
     """
     doors, cut = Doors(), asyncio.Event()
@@ -161,9 +157,8 @@ async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
 
 
 async def test_a_second_drain_changes_nothing_and_says_so(world: World, svc: Service):
-    """
-    Without a time, or with that of the first, its sender may watch; another time is refused. Only
-    the first is an incident.
+    """Without a time, or with that of the first, its sender may watch; another time is refused.
+    Only the first is an incident.
     """
     life, doors = await start_with_work(world, svc)
     life.faults.delay_s = 0.5
@@ -185,9 +180,7 @@ async def test_a_second_drain_changes_nothing_and_says_so(world: World, svc: Ser
 
 
 async def test_a_signal_takes_an_extension_back(world: World, svc: Service):
-    """
-    The sender waits for `drain_timeout`, whatever a command was granted before.
-    """
+    """The sender waits for `drain_timeout`, whatever a command was granted before."""
     life, _ = await start_with_work(world, svc)
     await world.verb(life, "drain")
     await world.verb(life, "extend", more="1h")
@@ -202,9 +195,7 @@ async def test_a_signal_takes_an_extension_back(world: World, svc: Service):
 async def test_systemd_is_asked_for_time_up_to_the_new_hard_limit(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    The status line is updated, and progress asks for time also after the old hard limit.
-    """
+    """The status line is updated, and progress asks for time also after the old hard limit."""
     doors = Doors()
 
     @svc.rpc

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service):
-    """
-    Intent, hooks and stop record may fail: each is told, and the next step begins.
-    """
+    """Intent, hooks and stop record may fail: each is told, and the next step begins."""
     doors = Doors()
     world.expects_faults = True
 
@@ -65,8 +63,8 @@ async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service
 
 
 async def test_a_run_with_a_broken_store_says_why_it_drains(world: World, svc: Service):
-    """
-    Its store cannot take the stop-intent, so the record says nothing: the run itself is asked.
+    """Its store cannot take the stop-intent, so the record says nothing: the run itself is
+    asked.
     """
     world.expects_faults = True
     doors = Doors()
@@ -93,9 +91,7 @@ async def test_a_run_with_a_broken_store_says_why_it_drains(world: World, svc: S
 
 
 async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
-    """
-    The row of a handler that did not return stays RUNNING, and the end comes all the same.
-    """
+    """The row of a handler that did not return stays RUNNING, and the end comes all the same."""
     world.expects_faults = True
     begun = asyncio.Event()
 
@@ -137,8 +133,7 @@ async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
 async def test_what_answers_nothing_holds_up_no_drain(
     world: World, svc: Service, port: str, step: str, late: set[str], code: int
 ):
-    """
-    A store that hangs in a question or a commit, a transport that confirms no cancel: each step
+    """A store that hangs in a question or a commit, a transport that confirms no cancel: each step
     has a time of its own, and together they stay below the hard limit.
     """
     world.expects_faults = True
@@ -155,9 +150,7 @@ async def test_what_answers_nothing_holds_up_no_drain(
 
 
 async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc: Service):
-    """
-    Each step before it ends so early that the record has 0.7 s until the kernel's alarm.
-    """
+    """Each step before it ends so early that the record has 0.7 s until the kernel's alarm."""
     world.expects_faults = True
     begun, cut_at = asyncio.Event(), list[float]()
 
@@ -190,9 +183,8 @@ async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc:
 
 
 async def test_a_keyboard_interrupt_in_a_step_of_the_drain_forces_it(world: World, svc: Service):
-    """
-    asyncio raises a program's second Ctrl-C wherever the main thread is. The step is taken again,
-    what runs is handed over, and the end is on record.
+    """asyncio raises a program's second Ctrl-C wherever the main thread is. The step is taken
+    again, what runs is handed over, and the end is on record.
     """
 
     @svc.rpc
@@ -221,9 +213,7 @@ async def test_a_keyboard_interrupt_in_a_step_of_the_drain_forces_it(world: Worl
 
 
 async def test_a_stop_hook_that_hangs_leaves_the_transport_a_moment(world: World, svc: Service):
-    """
-    It is cut before the step that it belongs to, so that the connection is still closed.
-    """
+    """It is cut before the step that it belongs to, so that the connection is still closed."""
 
     @svc.on_stop
     async def slow() -> None:
@@ -241,9 +231,8 @@ async def test_a_stop_hook_that_hangs_leaves_the_transport_a_moment(world: World
 async def test_a_slow_commit_is_waited_for_and_a_hung_one_is_not(
     world: World, svc: Service, point: Point, asked_s: float, delay_s: float
 ):
-    """
-    What is under way at the gate, or at the end of the wait, still counts if it comes in time; if
-    it does not, the process leaves so that others can prove it dead.
+    """What is under way at the gate, or at the end of the wait, still counts if it comes in time;
+    if it does not, the process leaves so that others can prove it dead.
     """
     world.expects_faults = True
 
@@ -268,8 +257,8 @@ async def test_a_slow_commit_is_waited_for_and_a_hung_one_is_not(
 
 
 async def test_a_claim_that_a_slow_store_takes_late_is_let_go_of(world: World, svc: Service):
-    """
-    It was submitted before the drain and lands during its last steps: the row is nobody's then.
+    """It was submitted before the drain and lands during its last steps: the row is nobody's
+    then.
     """
     world.expects_faults = True
     ends = Doors()
@@ -302,9 +291,7 @@ async def test_a_claim_that_a_slow_store_takes_late_is_let_go_of(world: World, s
 async def test_a_hand_over_that_cannot_be_written_is_found_at_the_next_start(
     world: World, svc: Service
 ):
-    """
-    The row stays RUNNING; the next run sees that its owner is gone.
-    """
+    """The row stays RUNNING; the next run sees that its owner is gone."""
     begun, runs = asyncio.Event(), []
 
     @svc.rpc(on_interrupt="retry", settle=1)
@@ -329,9 +316,7 @@ async def test_a_hand_over_that_cannot_be_written_is_found_at_the_next_start(
 
 
 async def test_a_start_that_fails_is_undone_in_order(world: World, svc: Service):
-    """
-    A failing on_start ends in a stop with exit 70 on record; the error comes out.
-    """
+    """A failing on_start ends in a stop with exit 70 on record; the error comes out."""
     stopped = []
 
     @svc.on_start
@@ -353,9 +338,7 @@ async def test_a_start_that_fails_is_undone_in_order(world: World, svc: Service)
 
 
 async def test_a_release_that_fails_is_made_up_for(world: World, svc: Service):
-    """
-    A singleton job, and a lease taken in a handler, are not lost for the life of the process.
-    """
+    """A singleton job, and a lease taken in a handler, are not lost for the life of the process."""
     world.expects_faults = True
     ticks, done = [], []
 
@@ -383,9 +366,7 @@ async def test_a_release_that_fails_is_made_up_for(world: World, svc: Service):
 async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_run(
     world: World, svc: Service
 ):
-    """
-    The log names the task and says what follows.
-    """
+    """The log names the task and says what follows."""
     doors, called = Doors(), []
 
     @svc.rpc
@@ -424,8 +405,7 @@ async def test_a_hook_that_the_deadline_cuts_is_logged_and_called_by_the_next_ru
 async def test_an_errored_hook_that_fails_is_on_record_and_not_called_again(
     world: World, svc: Service, way: str
 ):
-    """
-    Its incident says why, also of one that ends at `probe_timeout` in a longer drain. Hooks are
+    """Its incident says why, also of one that ends at `probe_timeout` in a longer drain. Hooks are
     called one at a time.
     """
     doors, called = Doors(), []

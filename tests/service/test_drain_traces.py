@@ -92,9 +92,7 @@ def links(span: ReadableSpan) -> list[tuple[int, int]]:
 async def test_call_drain_hand_over_and_settled_can_be_followed(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
-    """
-    From the caller to the second attempt there are three traces, and links between them.
-    """
+    """From the caller to the second attempt there are three traces, and links between them."""
     first = await world.start(svc, drain_timeout_s=5)
     client = await world.client(svc)
     with trace.get_tracer("caller").start_as_current_span("caller"):
@@ -136,9 +134,7 @@ async def test_call_drain_hand_over_and_settled_can_be_followed(
 async def test_a_task_that_is_given_up_says_so_in_its_new_trace(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
-    """
-    The trace has the reason, and then the call of its `errored` hook.
-    """
+    """The trace has the reason, and then the call of its `errored` hook."""
     first = await world.start(svc, drain_timeout_s=5)
     calling = asyncio.create_task(
         (await world.client(svc)).prepare(timeout=500).call("burn", vm="a")
@@ -163,9 +159,7 @@ async def test_a_task_that_is_given_up_says_so_in_its_new_trace(
 async def test_a_drain_that_is_resumed_ends_its_trace(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
-    """
-    The outcome is `resumed`; the task that the drain waited for goes on in its own trace.
-    """
+    """The outcome is `resumed`; the task that the drain waited for goes on in its own trace."""
     life = await world.start(svc, drain_timeout_s=60)
     calling = asyncio.create_task((await world.client(svc)).call("migrate", vm="a"))
     await doors.wait(1)
@@ -186,9 +180,7 @@ async def test_a_drain_that_is_resumed_ends_its_trace(
 async def test_tasks_that_the_drain_does_not_start_are_events_of_it(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
-    """
-    They have no span of their own in this process, so the drain names them.
-    """
+    """They have no span of their own in this process, so the drain names them."""
     life = await world.start(svc, drain_timeout_s=5, max_running=1)
     client = await world.client(svc)
     for vm in ("a", "b"):
@@ -205,9 +197,7 @@ async def test_tasks_that_the_drain_does_not_start_are_events_of_it(
 async def test_spans_are_those_of_one_scope_and_name_no_resource(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
-    """
-    Each names the version of its conventions; none has data of the requests.
-    """
+    """Each names the version of its conventions; none has data of the requests."""
     life = await world.start(svc, drain_timeout_s=5)
     await (await world.client(svc)).cast("migrate", vm="canary-7f3a")
     await doors.wait(1)
@@ -223,9 +213,7 @@ async def test_spans_are_those_of_one_scope_and_name_no_resource(
 
 
 async def test_without_a_provider_nothing_is_made(world: World, svc: Service, doors: Doors):
-    """
-    No span is made in a drain and its recovery, and the row keeps its caller's context.
-    """
+    """No span is made in a drain and its recovery, and the row keeps its caller's context."""
     life = await world.start(svc, drain_timeout_s=5)
     context = {"user_id": "joe"}
     await (await world.client(svc)).prepare(context=context, request_id="r").cast("migrate", vm="a")
@@ -239,9 +227,7 @@ async def test_without_a_provider_nothing_is_made(world: World, svc: Service, do
 
 
 def test_a_message_to_a_broker_is_named_by_exchange_and_key():
-    """
-    The conventions for RabbitMQ demand this; other messages are named by the queue.
-    """
+    """The conventions for RabbitMQ demand this; other messages are named by the queue."""
     assert Messaging("rabbitmq", "openstack").destination("compute.node-1") == {
         "messaging.system": "rabbitmq",
         "messaging.destination.name": "openstack",
@@ -254,9 +240,7 @@ def test_a_message_to_a_broker_is_named_by_exchange_and_key():
 
 
 def test_decisions_whose_tasks_begin_elsewhere_are_forgotten(collected: Collected):
-    """
-    A service that settles tasks which others resume must not remember them for ever.
-    """
+    """A service that settles tasks which others resume must not remember them for ever."""
     tracing = Tracing()
     tracing.look()
 

@@ -28,9 +28,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_resume_is_answered_when_the_service_serves(world: World, svc: Service):
-    """
-    So the next command finds it serving, and a second resume is refused.
-    """
+    """So the next command finds it serving, and a second resume is refused."""
     life, doors = await start_with_work(world, svc)
     for _ in range(3):
         await world.verb(life, "drain")
@@ -46,9 +44,7 @@ async def test_a_resume_is_answered_when_the_service_serves(world: World, svc: S
 
 
 async def test_a_drain_says_whether_it_can_be_undone(world: World, svc: Service):
-    """
-    One by command can be; after a signal it cannot, and the answer says why.
-    """
+    """One by command can be; after a signal it cannot, and the answer says why."""
     life, doors = await start_with_work(world, svc)
     by_command = await world.verb(life, "drain")
     await life.hears("intake.closed")
@@ -63,9 +59,7 @@ async def test_a_drain_says_whether_it_can_be_undone(world: World, svc: Service)
 
 
 async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Service):
-    """
-    What runs goes on; what waits for its turn is let go and taken again.
-    """
+    """What runs goes on; what waits for its turn is let go and taken again."""
     doors = Doors()
 
     @svc.rpc
@@ -93,8 +87,7 @@ async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Servic
 
 
 async def test_who_asked_is_recorded_also_when_the_store_is_slow(world: World, svc: Service):
-    """
-    The answer comes after a second; the records follow when the store takes them, and the log
+    """The answer comes after a second; the records follow when the store takes them, and the log
     does not say that they failed.
     """
     life = await world.start(svc)
@@ -113,9 +106,7 @@ async def test_who_asked_is_recorded_also_when_the_store_is_slow(world: World, s
 
 
 async def test_a_service_that_is_quiet_says_so_when_it_is_quieted_again(world: World, svc: Service):
-    """
-    As `resume` of a serving one: the answer is what it is, and that nothing is to be done.
-    """
+    """As `resume` of a serving one: the answer is what it is, and that nothing is to be done."""
     life = await world.start(svc)
     await world.verb(life, "quiet")
 
@@ -127,9 +118,7 @@ async def test_a_service_that_is_quiet_says_so_when_it_is_quieted_again(world: W
 
 
 async def test_a_drain_after_quiet_lists_each_task_once(world: World, svc: Service):
-    """
-    What quiet has left unstarted is not counted twice.
-    """
+    """What quiet has left unstarted is not counted twice."""
     doors = Doors()
 
     @svc.rpc
@@ -149,9 +138,8 @@ async def test_a_drain_after_quiet_lists_each_task_once(world: World, svc: Servi
 
 
 async def test_nothing_begins_behind_a_gate_that_was_shut(world: World, svc: Service):
-    """
-    A commit that outlasts the closing of intake lands in a quiet service: its task is handed over
-    untouched, and begins when intake is open again.
+    """A commit that outlasts the closing of intake lands in a quiet service: its task is handed
+    over untouched, and begins when intake is open again.
     """
     starts = []
 
@@ -178,9 +166,7 @@ async def test_nothing_begins_behind_a_gate_that_was_shut(world: World, svc: Ser
 
 
 async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: World, svc: Service):
-    """
-    The stop-intent is withdrawn, the alarm disarmed, everything opens again.
-    """
+    """The stop-intent is withdrawn, the alarm disarmed, everything opens again."""
     doors, ticks = Doors(), []
 
     @svc.rpc
@@ -230,9 +216,8 @@ async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: Worl
 async def test_the_platform_hears_of_a_stop_when_it_is_final_and_not_before(
     world: World, svc: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    STOPPING cannot be taken back: a signal's drain says it at once, an operator's when nothing is
-    left to wait for.
+    """STOPPING cannot be taken back: a signal's drain says it at once, an operator's when nothing
+    is left to wait for.
     """
     doors = Doors()
 
@@ -267,9 +252,7 @@ async def test_the_platform_hears_of_a_stop_when_it_is_final_and_not_before(
 async def test_the_platform_shows_at_once_what_state_the_service_is_in(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    Quiet, a drain from its first moment, and either undone: also where reopening takes long.
-    """
+    """Quiet, a drain from its first moment, and either undone: also where reopening takes long."""
     doors = Doors()
 
     @svc.rpc
@@ -310,9 +293,7 @@ async def test_the_platform_shows_at_once_what_state_the_service_is_in(
 
 
 async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: Service):
-    """
-    What left the process cannot be taken back.
-    """
+    """What left the process cannot be taken back."""
     doors = Doors()
 
     @svc.rpc
@@ -340,9 +321,7 @@ async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: S
 
 
 async def test_a_drain_by_signal_is_final(world: World, svc: Service):
-    """
-    TERM cannot be undone.
-    """
+    """TERM cannot be undone."""
     doors = Doors()
 
     @svc.rpc
@@ -362,9 +341,7 @@ async def test_a_drain_by_signal_is_final(world: World, svc: Service):
 
 
 async def test_a_drain_whose_deadline_has_passed_says_so_to_a_resume(world: World, svc: Service):
-    """
-    The handler is being cancelled and has not returned: that is the one reason given.
-    """
+    """The handler is being cancelled and has not returned: that is the one reason given."""
     cut = asyncio.Event()
 
     @svc.rpc
@@ -387,9 +364,7 @@ async def test_a_drain_whose_deadline_has_passed_says_so_to_a_resume(world: Worl
 
 
 async def test_a_drain_that_waits_for_nothing_says_so_to_a_resume(world: World, svc: Service):
-    """
-    The last task has ended before the deadline, and the service is on its way out.
-    """
+    """The last task has ended before the deadline, and the service is on its way out."""
     entered = asyncio.Event()
 
     @svc.on_stop
@@ -406,9 +381,7 @@ async def test_a_drain_that_waits_for_nothing_says_so_to_a_resume(world: World, 
 
 
 async def test_a_fault_that_makes_a_drain_final_is_named_to_a_resume(world: World, svc: Service):
-    """
-    An operator began it; then the service could not go on, and its own request counts.
-    """
+    """An operator began it; then the service could not go on, and its own request counts."""
     life, doors = await start_with_work(world, svc)
     await world.verb(life, "drain")
     life.runtime.wired.coordinator.give_up("the store is gone", by="watch")
@@ -423,9 +396,7 @@ async def test_a_fault_that_makes_a_drain_final_is_named_to_a_resume(world: Worl
 async def test_a_signal_makes_an_operators_drain_final_and_as_short_as_its_own(
     world: World, svc: Service
 ):
-    """
-    The platform will not wait an hour because an operator would.
-    """
+    """The platform will not wait an hour because an operator would."""
     begun = asyncio.Event()
 
     @svc.rpc
@@ -453,9 +424,7 @@ async def test_a_signal_makes_an_operators_drain_final_and_as_short_as_its_own(
 async def test_of_a_signal_and_an_operator_before_the_drain_begins_the_shorter_counts(
     world: World, svc: Service, timeout_s: float | None, waits_s: float
 ):
-    """
-    Whoever asked first is on record, and it is final.
-    """
+    """Whoever asked first is on record, and it is final."""
     begun = asyncio.Event()
 
     @svc.rpc
@@ -479,9 +448,7 @@ async def test_of_a_signal_and_an_operator_before_the_drain_begins_the_shorter_c
 
 
 async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Service):
-    """
-    Resume and TERM in the same moment: TERM wins.
-    """
+    """Resume and TERM in the same moment: TERM wins."""
     doors = Doors()
 
     @svc.rpc
@@ -504,9 +471,7 @@ async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Serv
 
 
 async def test_a_drain_right_after_a_resume_takes_the_resume_back(world: World, svc: Service):
-    """
-    It is the drain that goes on then, with the time of the last command and its alarm.
-    """
+    """It is the drain that goes on then, with the time of the last command and its alarm."""
     doors = Doors()
 
     @svc.rpc
@@ -538,9 +503,7 @@ async def test_a_drain_right_after_a_resume_takes_the_resume_back(world: World, 
 async def test_a_resume_while_a_resume_is_recorded_does_not_undo_the_next_drain(
     world: World, svc: Service
 ):
-    """
-    The second one has nothing to do any more, and a later SIGTERM drains.
-    """
+    """The second one has nothing to do any more, and a later SIGTERM drains."""
     life, doors = await start_with_work(world, svc)
     await world.verb(life, "drain")
     await life.hears("intake.closed")
@@ -562,9 +525,7 @@ async def test_a_resume_while_a_resume_is_recorded_does_not_undo_the_next_drain(
 
 @pytest.mark.parametrize("part", ["hooks", "state"])
 async def test_a_drain_that_has_cut_a_start_is_not_resumed(world: World, svc: Service, part: str):
-    """
-    Only a part of the service was started: it would say that it serves, and do half of it.
-    """
+    """Only a part of the service was started: it would say that it serves, and do half of it."""
     begun = asyncio.Event()
 
     @svc.on_start
@@ -595,9 +556,7 @@ async def test_a_drain_that_has_cut_a_start_is_not_resumed(world: World, svc: Se
 
 
 async def test_a_resume_before_the_drain_has_begun_undoes_it(world: World, svc: Service):
-    """
-    The drain has been confirmed, and its record is still on the way to the store.
-    """
+    """The drain has been confirmed, and its record is still on the way to the store."""
     life = await world.start(svc)
     life.faults.delay_s = 0.5
     for state in (ServiceState.SERVING, ServiceState.QUIET):
@@ -615,9 +574,7 @@ async def test_a_resume_before_the_drain_has_begun_undoes_it(world: World, svc: 
 
 
 async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, svc: Service):
-    """
-    A verb for another run, an unknown verb, a resume of nothing: each a clear error.
-    """
+    """A verb for another run, an unknown verb, a resume of nothing: each a clear error."""
     life = await world.start(svc)
     control = life.runtime.wired.control
 
@@ -636,9 +593,7 @@ async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, s
 
 
 async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World, svc: Service):
-    """
-    Whatever names the callers have chosen, and however many tasks end between two pages.
-    """
+    """Whatever names the callers have chosen, and however many tasks end between two pages."""
     worst, gate = "\x01" * (MAX_NAME - 4), asyncio.Event()
 
     @svc.rpc(resource="thing")
@@ -672,8 +627,8 @@ async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World
 
 
 async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc: Service):
-    """
-    A transport that refuses once does not leave a service that says it serves and takes nothing.
+    """A transport that refuses once does not leave a service that says it serves and takes
+    nothing.
     """
     world.expects_faults = True
 
@@ -692,9 +647,7 @@ async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc:
 
 
 async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: Service):
-    """
-    SIGTERM in the middle of a resume: recovery and periodic jobs stay paused in the drain.
-    """
+    """SIGTERM in the middle of a resume: recovery and periodic jobs stay paused in the drain."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="retry")
@@ -723,9 +676,7 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
 async def test_a_sigterm_drains_at_once_while_a_resume_waits_for_the_broker(
     world: World, svc: Service, undone: str
 ):
-    """
-    The broker is away, so that the intake cannot be opened: the drain does not wait for that.
-    """
+    """The broker is away, so that the intake cannot be opened: the drain does not wait for that."""
     life, doors = await start_with_work(world, svc)
     await world.verb(life, undone)
     await life.hears("intake.closed")
@@ -744,9 +695,7 @@ async def test_a_sigterm_drains_at_once_while_a_resume_waits_for_the_broker(
 
 
 async def test_a_signal_does_not_wait_for_a_broker_that_is_away(world: World, svc: Service):
-    """
-    SIGTSTP closes the intake although the SIGCONT before it still waits to open it.
-    """
+    """SIGTSTP closes the intake although the SIGCONT before it still waits to open it."""
     life = await world.start(svc, signals=True)
     signals = life.runtime.ground.signals
     assert signals is not None
@@ -763,9 +712,7 @@ async def test_a_signal_does_not_wait_for_a_broker_that_is_away(world: World, sv
 
 
 async def test_cont_undoes_what_tstp_has_done_and_nothing_else(world: World, svc: Service):
-    """
-    A debugger sends SIGCONT too: a quiet or a drain that a command has asked for stands.
-    """
+    """A debugger sends SIGCONT too: a quiet or a drain that a command has asked for stands."""
     life = await world.start(svc, signals=True)
     signals = life.runtime.ground.signals
     assert signals is not None
@@ -802,9 +749,7 @@ async def test_cont_undoes_what_tstp_has_done_and_nothing_else(world: World, svc
 
 
 async def test_cont_opens_nothing_where_a_term_comes_with_it(world: World, svc: Service):
-    """
-    systemd sends SIGTERM and then SIGCONT; two threads may take them in the other order.
-    """
+    """systemd sends SIGTERM and then SIGCONT; two threads may take them in the other order."""
     life = await world.start(svc, signals=True)
     signals = life.runtime.ground.signals
     assert signals is not None
@@ -820,9 +765,7 @@ async def test_cont_opens_nothing_where_a_term_comes_with_it(world: World, svc: 
 
 
 async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):
-    """
-    However fast they come and however slow the transport is, the last signal decides.
-    """
+    """However fast they come and however slow the transport is, the last signal decides."""
     life = await world.start(svc, signals=True)
     signals = life.runtime.ground.signals
     assert signals is not None

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_ops_are_answered_until_the_last_task_ends(world: World, svc: Service):
-    """
-    The ops server answers in a drain; methods that are not ops, and those that refuse, do not.
+    """The ops server answers in a drain; methods that are not ops, and those that refuse, do
+    not.
     """
     doors = Doors()
 
@@ -59,9 +59,7 @@ async def test_ops_are_answered_until_the_last_task_ends(world: World, svc: Serv
 
 
 async def test_a_last_ops_task_gets_its_callback(world: World, svc: Service):
-    """
-    After the last task the ops lane stays open until it was idle once.
-    """
+    """After the last task the ops lane stays open until it was idle once."""
     doors = Doors()
 
     @svc.ops
@@ -89,9 +87,7 @@ async def test_a_last_ops_task_gets_its_callback(world: World, svc: Service):
 
 
 async def test_an_ops_task_is_awaited_to_its_end(world: World, svc: Service):
-    """
-    A drain with the time for it ends no resize on the ops topic.
-    """
+    """A drain with the time for it ends no resize on the ops topic."""
 
     @svc.ops
     async def resize(ctx: Context) -> str:
@@ -111,9 +107,7 @@ async def test_an_ops_task_is_awaited_to_its_end(world: World, svc: Service):
 
 
 async def test_ops_are_answered_as_long_as_an_awaited_ops_task_runs(world: World, svc: Service):
-    """
-    It may need another ops request; a later one is awaited too, behind a closed intake.
-    """
+    """It may need another ops request; a later one is awaited too, behind a closed intake."""
     doors = Doors()
 
     @svc.ops
@@ -150,8 +144,8 @@ async def test_ops_are_answered_as_long_as_an_awaited_ops_task_runs(world: World
 
 
 async def test_steady_polling_does_not_hold_a_drain(world: World, svc: Service):
-    """
-    The ops lane is never idle, and closes when the requests of the first five seconds have ended.
+    """The ops lane is never idle, and closes when the requests of the first five seconds have
+    ended.
     """
 
     @svc.ops(on_interrupt="requeue")
@@ -174,9 +168,7 @@ async def test_steady_polling_does_not_hold_a_drain(world: World, svc: Service):
 
 
 async def test_a_drain_that_awaits_an_ops_task_can_be_undone(world: World, svc: Service):
-    """
-    An operator's drain is not final yet, and the service goes on with that task.
-    """
+    """An operator's drain is not final yet, and the service goes on with that task."""
     doors = Doors()
 
     @svc.ops
@@ -203,9 +195,7 @@ async def test_a_drain_that_awaits_an_ops_task_can_be_undone(world: World, svc: 
 
 
 async def test_an_ops_task_that_outlives_the_deadline_is_handed_over(world: World, svc: Service):
-    """
-    Like every other task.
-    """
+    """Like every other task."""
     doors = Doors()
 
     @svc.ops(on_interrupt="retry")
@@ -223,9 +213,7 @@ async def test_an_ops_task_that_outlives_the_deadline_is_handed_over(world: Worl
 
 
 async def test_ops_deliveries_that_found_no_place_go_back_at_the_end(world: World, svc: Service):
-    """
-    And are counted as all else that goes back.
-    """
+    """And are counted as all else that goes back."""
     doors = Doors()
 
     @svc.ops
@@ -244,9 +232,7 @@ async def test_ops_deliveries_that_found_no_place_go_back_at_the_end(world: Worl
 
 
 async def test_ops_tasks_that_wait_for_a_slot_at_the_end_are_listed(world: World, svc: Service):
-    """
-    What was accepted on the ops lane and never started is not started, not forgotten.
-    """
+    """What was accepted on the ops lane and never started is not started, not forgotten."""
     doors = Doors()
 
     @svc.ops
@@ -266,9 +252,7 @@ async def test_ops_tasks_that_wait_for_a_slot_at_the_end_are_listed(world: World
 
 
 async def test_a_hold_keeps_the_host_until_it_is_ended(world: World, svc: Service):
-    """
-    The destination of a migration runs nothing between two calls, and yet stays.
-    """
+    """The destination of a migration runs nothing between two calls, and yet stays."""
 
     @svc.rpc
     async def prepare_host(ctx: Context, vm: str) -> None:
@@ -292,9 +276,7 @@ async def test_a_hold_keeps_the_host_until_it_is_ended(world: World, svc: Servic
 
 
 async def test_a_hold_that_is_opened_in_a_drain_keeps_the_ops_lane_open(world: World, svc: Service):
-    """
-    Only a request that comes by it can end the hold.
-    """
+    """Only a request that comes by it can end the hold."""
     doors = Doors()
 
     @svc.ops
@@ -323,9 +305,7 @@ async def test_a_hold_that_is_opened_in_a_drain_keeps_the_ops_lane_open(world: W
 
 
 async def test_a_hold_lapses(world: World, svc: Service):
-    """
-    Nobody ends it: its time does.
-    """
+    """Nobody ends it: its time does."""
 
     @svc.rpc
     async def prepare_host(ctx: Context, vm: str) -> None:
@@ -343,9 +323,7 @@ async def test_a_hold_lapses(world: World, svc: Service):
 async def test_a_hold_that_has_lapsed_and_is_opened_again_is_shown_again(
     world: World, svc: Service
 ):
-    """
-    It is the same row, and the drain waits for it.
-    """
+    """It is the same row, and the drain waits for it."""
 
     @svc.rpc
     async def expect(ctx: Context, at_most: str) -> None:
@@ -375,8 +353,8 @@ async def test_a_hold_that_has_lapsed_and_is_opened_again_is_shown_again(
 
 
 async def test_a_hold_that_outlives_the_deadline_is_counted_and_named(world: World, svc: Service):
-    """
-    The drain ends in time; log and report say how many holds are open and which, and rows stay.
+    """The drain ends in time; log and report say how many holds are open and which, and rows
+    stay.
     """
 
     @svc.rpc
@@ -400,9 +378,7 @@ async def test_a_hold_that_outlives_the_deadline_is_counted_and_named(world: Wor
 async def test_a_hold_is_reported_open_beside_a_task_that_was_handed_over(
     world: World, svc: Service
 ):
-    """
-    The drain waits for the task until the deadline, and yet says which hold it leaves.
-    """
+    """The drain waits for the task until the deadline, and yet says which hold it leaves."""
 
     @svc.rpc
     async def migrate(ctx: Context, vm: str) -> None:
@@ -426,8 +402,8 @@ async def test_a_hold_is_reported_open_beside_a_task_that_was_handed_over(
 
 
 async def test_holds_are_named_while_tasks_still_run(world: World, svc: Service, systemd: Systemd):
-    """
-    The log and systemd's status say what the drain waits for: tasks and holds, from its begin.
+    """The log and systemd's status say what the drain waits for: tasks and holds, from its
+    begin.
     """
 
     @svc.rpc
@@ -453,9 +429,7 @@ async def test_holds_are_named_while_tasks_still_run(world: World, svc: Service,
 
 
 async def test_background_work_of_a_handler_is_waited_for(world: World, svc: Service):
-    """
-    `ctx.track` outlives the request that started it, and holds the drain.
-    """
+    """`ctx.track` outlives the request that started it, and holds the drain."""
     tasks, ended = [], []
 
     @svc.rpc
@@ -477,9 +451,7 @@ async def test_background_work_of_a_handler_is_waited_for(world: World, svc: Ser
 
 
 async def test_background_work_is_cancelled_at_the_deadline(world: World, svc: Service):
-    """
-    Like a handler.
-    """
+    """Like a handler."""
     tasks = []
 
     @svc.rpc

@@ -44,9 +44,7 @@ async def read(texts: Dumps, answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_pages_fit_together_although_all_tasks_end_meanwhile(texts: Dumps, tracker: Tracker):
-    """
-    Each page fits into a line of the door, has whole lines, and never mixes two texts.
-    """
+    """Each page fits into a line of the door, has whole lines, and never mixes two texts."""
     first = await texts.page({})
     for task in tracker:
         tracker.remove(task)
@@ -64,9 +62,7 @@ async def test_pages_fit_together_although_all_tasks_end_meanwhile(texts: Dumps,
 
 
 async def test_the_loop_s_own_thread_is_shown_at_its_work(texts: Dumps):
-    """
-    The text is made in another thread, and marks the loop's thread.
-    """
+    """The text is made in another thread, and marks the loop's thread."""
     (page, *_) = [one for one in await read(texts, await texts.page({})) if "loop)" in one["text"]]
 
     shown = page["text"].partition("(event loop)")[2].partition("\nthread ")[0]
@@ -76,8 +72,7 @@ async def test_the_loop_s_own_thread_is_shown_at_its_work(texts: Dumps):
 async def test_a_text_that_nobody_reads_on_is_forgotten(
     texts: Dumps, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    It goes after a time, or when there are too many; the next request for it is refused, as is
+    """It goes after a time, or when there are too many; the next request for it is refused, as is
     one for a page that does not exist.
     """
     first = await texts.page({})

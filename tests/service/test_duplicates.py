@@ -21,9 +21,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_known_request_starts_no_second_handler(world: World, svc: Service):
-    """
-    In flight, the duplicate's caller is answered with the first; after it, from the record.
-    """
+    """In flight, the duplicate's caller is answered with the first; after it, from the record."""
     doors, starts = Doors(), []
 
     @svc.rpc
@@ -49,8 +47,8 @@ async def test_a_known_request_starts_no_second_handler(world: World, svc: Servi
 
 
 async def test_a_call_with_the_id_of_a_cast_in_flight_is_answered(world: World, svc: Service):
-    """
-    The end of a cast looks for no reply; a caller that joined it meanwhile waits all the same.
+    """The end of a cast looks for no reply; a caller that joined it meanwhile waits all the
+    same.
     """
     doors, starts = Doors(), []
 
@@ -75,9 +73,7 @@ async def test_a_call_with_the_id_of_a_cast_in_flight_is_answered(world: World, 
 
 
 async def test_a_failure_is_answered_from_the_record_too(world: World, svc: Service):
-    """
-    A handler that raised is FAILED and not run again; its error is the record.
-    """
+    """A handler that raised is FAILED and not run again; its error is the record."""
     starts = []
 
     @svc.rpc
@@ -96,9 +92,7 @@ async def test_a_failure_is_answered_from_the_record_too(world: World, svc: Serv
 
 
 async def test_a_known_id_with_other_content_is_a_conflict(world: World, svc: Service):
-    """
-    The second is REJECTED with a row of its own, its caller is told, the first is untouched.
-    """
+    """The second is REJECTED with a row of its own, its caller is told, the first is untouched."""
 
     @svc.rpc
     async def work(ctx: Context, n: int) -> int:
@@ -123,9 +117,8 @@ ANN, BOB = {"user_id": "ann", "project_id": "p"}, {"user_id": "bob", "project_id
 async def test_a_recorded_answer_is_for_its_caller_alone(
     world: World, svc: Service, policy: str, other: dict[str, str]
 ):
-    """
-    Who knows an id and the arguments, and is another user or of another project, gets neither the
-    answer nor a word about it; the caller itself gets it, whatever else its context holds.
+    """Who knows an id and the arguments, and is another user or of another project, gets neither
+    the answer nor a word about it; the caller itself gets it, whatever else its context holds.
     """
     done = []
 
@@ -152,8 +145,8 @@ async def test_a_recorded_answer_is_for_its_caller_alone(
 
 
 async def test_a_request_id_of_another_service_is_refused(world: World, svc: Service):
-    """
-    Services that share a store share its ids: neither gets the other's answer, nothing is lost.
+    """Services that share a store share its ids: neither gets the other's answer, nothing is
+    lost.
     """
     other = Service("volume")
     done = []
@@ -181,9 +174,7 @@ async def test_a_request_id_of_another_service_is_refused(world: World, svc: Ser
 async def test_a_setting_says_by_what_callers_are_told_apart(
     world: World, svc: Service, keys: str | list[str]
 ):
-    """
-    None of the usual keys, or others; what a context does not have does not count.
-    """
+    """None of the usual keys, or others; what a context does not have does not count."""
 
     @svc.rpc
     async def work(ctx: Context) -> None: ...
@@ -204,9 +195,7 @@ async def test_a_setting_says_by_what_callers_are_told_apart(
 async def test_a_request_without_an_id_gets_one_and_is_never_a_duplicate(
     world: World, svc: Service
 ):
-    """
-    Each delivery without an id is a request of its own.
-    """
+    """Each delivery without an id is a request of its own."""
     seen = []
 
     @svc.rpc
@@ -223,8 +212,8 @@ async def test_a_request_without_an_id_gets_one_and_is_never_a_duplicate(
 
 
 async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Service):
-    """
-    A second copy in flight starts nothing; in the end all are acked and every caller is answered.
+    """A second copy in flight starts nothing; in the end all are acked and every caller is
+    answered.
     """
     doors = Doors()
 
@@ -254,8 +243,8 @@ async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Servic
 
 
 async def test_copies_of_an_ended_requeue_request_are_all_settled(world: World, svc: Service):
-    """
-    However many come at once after its end here: nothing is run, and none stays with the service.
+    """However many come at once after its end here: nothing is run, and none stays with the
+    service.
     """
     ran = []
 
@@ -279,9 +268,7 @@ async def test_copies_of_an_ended_requeue_request_are_all_settled(world: World, 
 async def test_a_requeue_request_at_work_does_not_keep_others_from_being_read(
     world: World, svc: Service
 ):
-    """
-    `prefetch_bytes` bounds what is no task yet, however long the message of a task is held.
-    """
+    """`prefetch_bytes` bounds what is no task yet, however long the message of a task is held."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="requeue")
@@ -298,9 +285,7 @@ async def test_a_requeue_request_at_work_does_not_keep_others_from_being_read(
 
 
 async def test_copies_of_a_requeue_request_survive_a_crash(world: World, svc: Service):
-    """
-    None was acked: each caller is answered after the restart.
-    """
+    """None was acked: each caller is answered after the restart."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="requeue", settle=0)
@@ -324,8 +309,8 @@ async def test_copies_of_a_requeue_request_survive_a_crash(world: World, svc: Se
 async def test_a_requeue_request_that_comes_again_after_its_end_is_acked_and_answered(
     world: World, svc: Service
 ):
-    """
-    Its ack was lost: it does not run again in this process, and its caller gets what it was owed.
+    """Its ack was lost: it does not run again in this process, and its caller gets what it was
+    owed.
     """
     ran, inbox = [], Inbox()
 

@@ -29,9 +29,7 @@ def embedded(svc: Service) -> Runtime:
 
 
 def test_a_printed_report_says_first_what_the_program_must_do():
-    """
-    The exit code for a failure is not shown where nothing failed.
-    """
+    """The exit code for a failure is not shown where nothing failed."""
     good, bad = DrainReport(), DrainReport(failure="the store broke", hooks_left=1)
 
     assert repr(good).startswith("DrainReport(exit_code=0, must_die=False, ")
@@ -44,9 +42,7 @@ def test_a_printed_report_says_first_what_the_program_must_do():
 
 
 async def test_a_stop_asked_for_before_the_start_is_honoured(world: World, svc: Service):
-    """
-    The request is kept: the service opens, starts nothing, and ends in order, on record.
-    """
+    """The request is kept: the service opens, starts nothing, and ends in order, on record."""
     hooks = []
 
     @svc.on_start
@@ -71,9 +67,7 @@ async def test_a_stop_asked_for_before_the_start_is_honoured(world: World, svc: 
 
 
 async def test_a_stop_asked_for_while_it_opens_is_honoured(world: World, svc: Service):
-    """
-    A handler of the program's own may ask, and wait for the end, at any moment of the start.
-    """
+    """A handler of the program's own may ask, and wait for the end, at any moment of the start."""
     life = world.life(svc)
     opening = world.spawn_as(life, life.runtime.__aenter__())
     await asyncio.sleep(0)
@@ -89,9 +83,7 @@ async def test_a_stop_asked_for_while_it_opens_is_honoured(world: World, svc: Se
 
 
 async def test_the_first_stop_stands_also_before_the_start(world: World, svc: Service):
-    """
-    Early requests are honoured in the order in which they came.
-    """
+    """Early requests are honoured in the order in which they came."""
     life = world.life(svc)
 
     life.runtime.request_stop(by="first")
@@ -103,9 +95,7 @@ async def test_the_first_stop_stands_also_before_the_start(world: World, svc: Se
 
 
 async def test_an_early_stop_has_its_whole_time(world: World, svc: Service):
-    """
-    Its deadline counts from the opening: a stop asked for long before is not already over.
-    """
+    """Its deadline counts from the opening: a stop asked for long before is not already over."""
     life = world.life(svc, signals=True)
 
     life.runtime.request_stop()
@@ -118,9 +108,7 @@ async def test_an_early_stop_has_its_whole_time(world: World, svc: Service):
 
 
 async def test_a_stop_during_on_start_ends_an_embedded_start(svc: Service):
-    """
-    The hook is cancelled, the block is entered without service, and its end is in order.
-    """
+    """The hook is cancelled, the block is entered without service, and its end is in order."""
     entered, cancelled = asyncio.Event(), []
     runtime = embedded(svc)
 
@@ -148,9 +136,7 @@ async def test_a_stop_during_on_start_ends_an_embedded_start(svc: Service):
 
 
 async def test_a_start_that_is_cancelled_is_undone(world: World, svc: Service):
-    """
-    Whoever cancels `async with` in the middle of the start finds nothing left open.
-    """
+    """Whoever cancels `async with` in the middle of the start finds nothing left open."""
     entered = asyncio.Event()
 
     @svc.on_start
@@ -173,9 +159,7 @@ async def test_a_start_that_is_cancelled_is_undone(world: World, svc: Service):
 async def test_an_opening_that_is_cancelled_leaves_no_run_that_seems_to_begin(
     world: World, svc: Service
 ):
-    """
-    The commit that writes the run down may land all the same: its end is on record then.
-    """
+    """The commit that writes the run down may land all the same: its end is on record then."""
     await (await world.start(svc)).drain()
     mine = "SELECT * FROM run WHERE instance = 'one'"
     for turns in range(40):
@@ -193,8 +177,8 @@ async def test_an_opening_that_is_cancelled_leaves_no_run_that_seems_to_begin(
 
 
 async def test_a_start_that_cancels_itself_has_failed(svc: Service):
-    """
-    A hook that raises CancelledError is no stop: the error says so, and nobody waits for ever.
+    """A hook that raises CancelledError is no stop: the error says so, and nobody waits for
+    ever.
     """
 
     @svc.on_start
@@ -207,17 +191,13 @@ async def test_a_start_that_cancels_itself_has_failed(svc: Service):
 
 
 async def test_serve_before_open_says_what_to_do(svc: Service):
-    """
-    Nothing would ever serve: the error names the block that opens.
-    """
+    """Nothing would ever serve: the error names the block that opens."""
     with pytest.raises(GracekitError, match=r"is not open: .*async with runtime"):
         await embedded(svc).serve()
 
 
 async def test_serve_of_a_runtime_that_did_not_open_ends(world: World, svc: Service):
-    """
-    Who waits for the end of a service whose opening fails is told, and not left waiting.
-    """
+    """Who waits for the end of a service whose opening fails is told, and not left waiting."""
     await world.start(svc, instance="one")
     life = world.life(svc, instance="one")
     opening = world.spawn_as(life, life.runtime.open())
@@ -231,9 +211,7 @@ async def test_serve_of_a_runtime_that_did_not_open_ends(world: World, svc: Serv
 
 
 async def test_a_drain_goes_on_when_who_waits_for_it_is_cancelled(svc: Service):
-    """
-    `serve()` with a time limit gives up waiting, not the drain; the block's end waits for it.
-    """
+    """`serve()` with a time limit gives up waiting, not the drain; the block's end waits for it."""
     runtime, ended = embedded(svc), []
 
     @svc.periodic(every=1)
@@ -255,8 +233,8 @@ async def test_a_drain_goes_on_when_who_waits_for_it_is_cancelled(svc: Service):
 
 
 async def test_a_runtime_drains_when_it_is_asked_to_though_nobody_awaits_it(svc: Service):
-    """
-    `request_stop` is enough; the report is there for whoever looks later, in or out of the block.
+    """`request_stop` is enough; the report is there for whoever looks later, in or out of the
+    block.
     """
     runtime = embedded(svc)
 
@@ -271,9 +249,7 @@ async def test_a_runtime_drains_when_it_is_asked_to_though_nobody_awaits_it(svc:
 
 
 async def test_an_opening_that_fails_leaves_the_handlers_as_they_were(tmp_path: Path):
-    """
-    A store that cannot be opened is no reason to keep the program's signals.
-    """
+    """A store that cannot be opened is no reason to keep the program's signals."""
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     file = tmp_path / "file"
     file.touch()
@@ -287,9 +263,7 @@ async def test_an_opening_that_fails_leaves_the_handlers_as_they_were(tmp_path: 
 
 
 def test_a_runtime_needs_the_loop_of_asyncio(tmp_path: Path, svc: Service):
-    """
-    Under trio nothing of it could work: it says so before anything is made.
-    """
+    """Under trio nothing of it could work: it says so before anything is made."""
     store, queue = f"sqlite:///{tmp_path}/s.db", f"sqlite:///{tmp_path}/q.db"
     opening = Runtime(svc, Settings(store_url=store, transport_url=queue, host="h")).open()
 
@@ -299,9 +273,7 @@ def test_a_runtime_needs_the_loop_of_asyncio(tmp_path: Path, svc: Service):
 
 
 def test_signals_are_refused_outside_of_the_main_thread(svc: Service):
-    """
-    Only the main thread can own them: the error says so before anything is opened.
-    """
+    """Only the main thread can own them: the error says so before anything is opened."""
     settings = Settings(transport_url="memory://", store_url="memory://", host="h")
 
     async def embed() -> None:
@@ -316,9 +288,7 @@ def test_signals_are_refused_outside_of_the_main_thread(svc: Service):
 
 
 async def test_signals_are_refused_to_a_second_runtime_while_the_first_has_them(svc: Service):
-    """
-    SIGTERM would drain the later one only; the first goes on and drains by it.
-    """
+    """SIGTERM would drain the later one only; the first goes on and drains by it."""
     settings = Settings(transport_url="memory://", store_url="memory://", host="h")
 
     async with Runtime(svc, settings, signals=True, broker=MemoryBroker()) as first:
@@ -338,9 +308,7 @@ async def test_signals_are_refused_to_a_second_runtime_while_the_first_has_them(
 
 
 async def test_an_unknown_source_of_a_stop_is_refused_with_a_hint(svc: Service):
-    """
-    The record tells stops apart by source, so a misspelt one must not get there.
-    """
+    """The record tells stops apart by source, so a misspelt one must not get there."""
     runtime = embedded(svc)
 
     with pytest.raises(ConfigError, match=r"source='operater'.*did you mean operator\?"):
@@ -358,9 +326,7 @@ async def test_an_unknown_source_of_a_stop_is_refused_with_a_hint(svc: Service):
 
 
 async def test_a_runtime_tells_its_state(svc: Service):
-    """
-    STARTING before, SERVING inside, DRAINING while it waits, STOPPED after.
-    """
+    """STARTING before, SERVING inside, DRAINING while it waits, STOPPED after."""
     seen = []
     runtime = embedded(svc)
 
@@ -383,9 +349,7 @@ async def test_a_runtime_tells_its_state(svc: Service):
 
 
 async def test_only_a_process_of_our_own_has_its_collector_calmed(collector, svc: Service):
-    """
-    The thresholds are the whole program's: what is around an embedded Runtime has its say.
-    """
+    """The thresholds are the whole program's: what is around an embedded Runtime has its say."""
     async with embedded(svc):
         assert gc.get_threshold() == (700, 10, 10)
 

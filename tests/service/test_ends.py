@@ -115,9 +115,7 @@ async def test_every_start_of_a_handler_has_one_end(
     journaled: str,
     requeued: str,
 ):
-    """
-    Whether it returns, raises, is cut, or is stopped by whomever; with a row or without.
-    """
+    """Whether it returns, raises, is cut, or is stopped by whomever; with a row or without."""
     svc.rpc(on_interrupt=policy, timeout=100)(handler)
     life = await world.start(svc, drain_timeout_s=3)
     client = (await world.client(svc)).prepare(request_id="t", timeout=500)
@@ -140,8 +138,8 @@ async def test_every_start_of_a_handler_has_one_end(
 async def test_a_fault_of_gracekit_itself_leaves_no_start_without_an_end(
     world: World, svc: Service, policy: Any
 ):
-    """
-    Here a filter of the application's raises; the attempt is told as handed over or given back.
+    """Here a filter of the application's raises; the attempt is told as handed over or given
+    back.
     """
     world.expects_faults = True
 
@@ -168,8 +166,8 @@ async def test_a_fault_of_gracekit_itself_leaves_no_start_without_an_end(
 async def test_a_request_whose_acceptance_failed_goes_back_and_comes_again(
     world: World, svc: Service
 ):
-    """
-    Once there was no memory: nobody would settle the delivery, or see it, until the next start.
+    """Once there was no memory: nobody would settle the delivery, or see it, until the next
+    start.
     """
     world.expects_faults = True
     lacks = [MemoryError()]
@@ -197,9 +195,7 @@ async def test_a_request_whose_acceptance_failed_goes_back_and_comes_again(
 async def test_a_cancelled_step_of_gracekit_leaves_no_start_without_an_end(
     world: World, svc: Service
 ):
-    """
-    A program that cancels all tasks, one at its outcome's commit among them: the row decides.
-    """
+    """A program that cancels all tasks, one at its outcome's commit among them: the row decides."""
     world.expects_faults = True  # the stop-intent waits behind the slow commit
 
     @svc.rpc
@@ -219,9 +215,7 @@ async def test_a_cancelled_step_of_gracekit_leaves_no_start_without_an_end(
 
 
 async def test_attempts_of_requeue_methods_are_history(world: World, svc: Service):
-    """
-    So they have an expected finish, like others.
-    """
+    """So they have an expected finish, like others."""
 
     @svc.rpc(on_interrupt="requeue")
     async def work(ctx: Context, s: float) -> None:

@@ -45,9 +45,7 @@ async def start_at_block_three(world: World, life: Life, svc: Service, method: A
 
 
 async def test_a_task_that_ends_in_time_passes_its_safe_points(world: World, svc: Service):
-    """
-    It is expected to end before the deadline, so the drain waits instead of cutting it.
-    """
+    """It is expected to end before the deadline, so the drain waits instead of cutting it."""
     copy = copying(svc)
     life = await with_history(world, svc, copy, drain_timeout_s=25)
     call = await start_at_block_three(world, life, svc, copy, blocks=10)
@@ -59,8 +57,8 @@ async def test_a_task_that_ends_in_time_passes_its_safe_points(world: World, svc
 
 
 async def test_a_task_that_ends_too_late_stops_at_its_next_safe_point(world: World, svc: Service):
-    """
-    The deadline comes before its expected end: it stops at once, and goes on after the restart.
+    """The deadline comes before its expected end: it stops at once, and goes on after the
+    restart.
     """
     copy = copying(svc)
     life = await with_history(world, svc, copy, drain_timeout_s=6)
@@ -75,9 +73,7 @@ async def test_a_task_that_ends_too_late_stops_at_its_next_safe_point(world: Wor
 
 
 async def test_a_task_without_history_stops_at_its_next_safe_point(world: World, svc: Service):
-    """
-    Four attempts are none: the unknown stops.
-    """
+    """Four attempts are none: the unknown stops."""
     copy = copying(svc)
     life = await world.start(svc, drain_timeout_s=600)
     client = await world.client(svc)
@@ -90,8 +86,8 @@ async def test_a_task_without_history_stops_at_its_next_safe_point(world: World,
 
 
 async def test_a_task_that_outlives_all_of_its_history_stops(world: World, svc: Service):
-    """
-    The expectation was wrong: past it nothing is expected, and the next safe point is the end.
+    """The expectation was wrong: past it nothing is expected, and the next safe point is the
+    end.
     """
     copy = copying(svc)
     life = await with_history(world, svc, copy, drain_timeout_s=600)
@@ -104,8 +100,8 @@ async def test_a_task_that_outlives_all_of_its_history_stops(world: World, svc: 
 
 
 async def test_a_wrong_expectation_is_handed_over_at_the_deadline(world: World, svc: Service):
-    """
-    A task that went on and was slower than ever is cut at the deadline; its safe point is kept.
+    """A task that went on and was slower than ever is cut at the deadline; its safe point is
+    kept.
     """
     copy = copying(svc)
     life = await with_history(world, svc, copy, drain_timeout_s=8)
@@ -123,9 +119,7 @@ async def test_a_wrong_expectation_is_handed_over_at_the_deadline(world: World, 
 
 
 async def test_threads_use_the_history_too(world: World, svc: Service):
-    """
-    A plain handler that never was slow goes on past its safe points.
-    """
+    """A plain handler that never was slow goes on past its safe points."""
     passed = []
 
     @svc.rpc
@@ -150,9 +144,7 @@ async def test_threads_use_the_history_too(world: World, svc: Service):
 
 
 async def test_a_start_learns_from_the_journal(world: World, svc: Service):
-    """
-    The history of earlier runs counts, without attempts that did a part of the work only.
-    """
+    """The history of earlier runs counts, without attempts that did a part of the work only."""
     copy = copying(svc)
     first = await with_history(world, svc, copy)
     await first.drain()
@@ -164,9 +156,7 @@ async def test_a_start_learns_from_the_journal(world: World, svc: Service):
 
 
 async def test_operators_are_told_the_expected_finish(world: World, svc: Service):
-    """
-    In the status of a run and in the progress of its drain; without history nothing is said.
-    """
+    """In the status of a run and in the progress of its drain; without history nothing is said."""
     copy = copying(svc)
 
     @svc.rpc

@@ -53,9 +53,7 @@ def stop_record(store: Path) -> tuple[int, int]:
     ],
 )
 async def test_a_start_beside_a_foreign_reader_is_refused(place, options):
-    """
-    Dedupe, resources and verdicts do not reach the other store: nothing is consumed.
-    """
+    """Dedupe, resources and verdicts do not reach the other store: nothing is consumed."""
     async with Runtime(service(**options), settings(place, "one")) as first:
         second = Runtime(service(**options), settings(place, "two"))
 
@@ -75,9 +73,7 @@ async def test_a_start_beside_a_foreign_reader_is_refused(place, options):
 
 @pytest.mark.parametrize("on_interrupt", ["retry", "requeue"])
 async def test_methods_that_may_run_twice_need_no_common_store(place, on_interrupt):
-    """
-    Where a second run does no harm, two stores may share a queue; that is told all the same.
-    """
+    """Where a second run does no harm, two stores may share a queue; that is told all the same."""
     options = {"on_interrupt": on_interrupt}
     async with Runtime(service(**options), settings(place, "one")):
         second = Runtime(service(**options), settings(place, "two"))
@@ -91,9 +87,7 @@ async def test_methods_that_may_run_twice_need_no_common_store(place, on_interru
 
 
 async def test_an_unshared_store_can_be_accepted(place):
-    """
-    accept_unshared_store is the operator's word that it is known.
-    """
+    """accept_unshared_store is the operator's word that it is known."""
     async with (
         Runtime(service(), settings(place, "one")),
         Runtime(service(), settings(place, "two", accept_unshared_store=True)) as second,
@@ -102,9 +96,7 @@ async def test_an_unshared_store_can_be_accepted(place):
 
 
 async def test_siblings_of_one_store_start_beside_each_other(place):
-    """
-    The same store by another path is the same store.
-    """
+    """The same store by another path is the same store."""
     (place / "link").symlink_to(place, target_is_directory=True)
     linked = Settings(
         transport_url=f"sqlite:///{place}/queues.db", store_url=f"sqlite:///{place}/link/one.db"
@@ -117,9 +109,7 @@ async def test_siblings_of_one_store_start_beside_each_other(place):
 
 
 async def test_services_with_topics_of_their_own_share_a_transport(place):
-    """
-    Two services with a store each, and one file of queues, are a usual thing.
-    """
+    """Two services with a store each, and one file of queues, are a usual thing."""
     async with (
         Runtime(service("compute"), settings(place, "one")),
         Runtime(service("network"), settings(place, "two")) as second,

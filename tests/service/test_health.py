@@ -49,9 +49,7 @@ async def every(life: Life) -> dict[str, Any]:
 
 
 async def test_a_service_that_serves_passes_every_probe(world: World, svc: Service):
-    """
-    Nothing is wrong, so there is no reason to give.
-    """
+    """Nothing is wrong, so there is no reason to give."""
     life = await world.start(svc)
 
     assert await every(life) == dict.fromkeys(("live", "ready", "started"), "pass")
@@ -61,9 +59,7 @@ async def test_a_service_that_serves_passes_every_probe(world: World, svc: Servi
 async def test_a_service_is_neither_started_nor_ready_before_its_hooks_are_done(
     world: World, svc: Service
 ):
-    """
-    It is alive meanwhile: a long start is no reason for a restart.
-    """
+    """It is alive meanwhile: a long start is no reason for a restart."""
 
     @svc.on_start
     async def warm_up() -> None:
@@ -83,9 +79,7 @@ async def test_a_service_is_neither_started_nor_ready_before_its_hooks_are_done(
 async def test_a_drain_is_not_ready_from_its_first_moment_and_says_what_is_left(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    This holds while the stop is still being recorded, too; it stays alive and started.
-    """
+    """This holds while the stop is still being recorded, too; it stays alive and started."""
     life = await world.start(svc, signals=True, drain_timeout_s=20)
     await (await world.client(svc)).cast("work")
     await doors.wait(1)
@@ -104,9 +98,7 @@ async def test_a_drain_is_not_ready_from_its_first_moment_and_says_what_is_left(
 async def test_who_asked_for_a_drain_is_not_told_to_a_probe(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    A probe needs no token, so it says `operator` and names no person.
-    """
+    """A probe needs no token, so it says `operator` and names no person."""
     life = await world.start(svc)
     await (await world.client(svc)).cast("work")
     await doors.wait(1)
@@ -120,9 +112,7 @@ async def test_who_asked_for_a_drain_is_not_told_to_a_probe(
 
 
 async def test_a_quiet_service_is_not_ready_until_it_is_resumed(world: World, svc: Service):
-    """
-    Its intake is closed on purpose, and it is alive.
-    """
+    """Its intake is closed on purpose, and it is alive."""
     life = await world.start(svc)
 
     await world.verb(life, "quiet")
@@ -134,9 +124,7 @@ async def test_a_quiet_service_is_not_ready_until_it_is_resumed(world: World, sv
 
 
 async def test_a_store_that_is_away_is_seen_by_readiness_alone(world: World, svc: Service):
-    """
-    Liveness passes, as a restart would not help; it is ready again within 5 s of the store.
-    """
+    """Liveness passes, as a restart would not help; it is ready again within 5 s of the store."""
     world.expects_faults = True
     life = await world.start(svc)
 
@@ -154,9 +142,7 @@ async def test_a_store_that_is_away_is_seen_by_readiness_alone(world: World, svc
 async def test_a_request_that_is_unfinished_for_hours_is_worth_a_look(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    The probe passes with a warning, because other requests are served.
-    """
+    """The probe passes with a warning, because other requests are served."""
     life = await world.start(svc)
     await (await world.client(svc)).cast("work")
     await doors.wait(1)
@@ -169,9 +155,7 @@ async def test_a_request_that_is_unfinished_for_hours_is_worth_a_look(
 
 
 async def test_a_program_that_outlives_its_run_is_not_alive_for_long(world: World, svc: Service):
-    """
-    An operator's drain ends the run and not the program around it: a new process may help.
-    """
+    """An operator's drain ends the run and not the program around it: a new process may help."""
     life = await world.start(svc)
     report = await life.drain()
     check = life.runtime.wired.control._health
@@ -191,9 +175,7 @@ async def test_a_program_that_outlives_its_run_is_not_alive_for_long(world: Worl
 async def test_a_drain_that_a_signal_has_made_final_says_so(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    It can be neither resumed nor extended any more.
-    """
+    """It can be neither resumed nor extended any more."""
     life = await world.start(svc)
     await (await world.client(svc)).cast("work")
     await doors.wait(1)
@@ -213,8 +195,7 @@ async def test_a_drain_that_a_signal_has_made_final_says_so(
 async def test_a_store_that_has_become_slow_is_worth_a_look(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    The warning lasts while a commit takes seconds, and for some seconds after. While one takes
+    """The warning lasts while a commit takes seconds, and for some seconds after. While one takes
     more than 5 seconds, nothing can be accepted.
     """
     life = await world.start(svc)
@@ -239,9 +220,7 @@ async def test_a_store_that_has_become_slow_is_worth_a_look(
 async def test_a_queue_that_cannot_be_read_is_worth_a_look_and_then_a_failure(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    If the connection comes back within seconds, requests need not be sent elsewhere.
-    """
+    """If the connection comes back within seconds, requests need not be sent elsewhere."""
     life = await world.start(svc, max_accepted=1)
     client = await world.client(svc)
     for _ in range(2):
@@ -265,8 +244,7 @@ async def test_a_queue_that_cannot_be_read_is_worth_a_look_and_then_a_failure(
 async def test_a_service_that_is_resumed_while_the_broker_is_away_says_so(
     world: World, svc: Service
 ):
-    """
-    The command is answered before its patience ends, and the queue counts as not read from the
+    """The command is answered before its patience ends, and the queue counts as not read from the
     moment at which the intake was opened.
     """
     life = await world.start(svc)
@@ -290,9 +268,7 @@ async def test_a_service_that_is_resumed_while_the_broker_is_away_says_so(
 async def test_a_probe_that_does_not_exist_is_refused_with_those_that_do(
     world: World, svc: Service
 ):
-    """
-    The message names the nearest one.
-    """
+    """The message names the nearest one."""
     life = await world.start(svc)
 
     with pytest.raises(InvalidArgumentsError, match="did you mean ready"):

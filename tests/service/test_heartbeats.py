@@ -113,9 +113,7 @@ def sleeper(svc: Service, **options: Any) -> None:
 async def test_a_caller_that_asked_hears_from_its_call_every_half_of_its_patience(
     world: World, svc: Service, peer: Peer, policy: Any
 ):
-    """
-    As an oslo server does, until the answer is sent; with a row and without one.
-    """
+    """As an oslo server does, until the answer is sent; with a row and without one."""
     sleeper(svc, on_interrupt=policy)
     await world.start(svc)
     began = round(asyncio.get_running_loop().time(), 1)
@@ -131,9 +129,7 @@ async def test_a_caller_that_asked_hears_from_its_call_every_half_of_its_patienc
 async def test_a_call_that_is_delivered_twice_has_them_once(
     world: World, svc: Service, peer: Peer, policy: Any
 ):
-    """
-    A transport may deliver again what it was told to forget; the caller is the same.
-    """
+    """A transport may deliver again what it was told to forget; the caller is the same."""
     sleeper(svc, on_interrupt=policy)
     await world.start(svc)
 
@@ -150,9 +146,7 @@ async def test_a_call_that_is_delivered_twice_has_them_once(
 async def test_a_caller_that_did_not_ask_never_gets_one(
     world: World, svc: Service, peer: Peer, policy: Any, timeout: object
 ):
-    """
-    An oslo client that sent null crashes on a heartbeat; below 2 s oslo sends none either.
-    """
+    """An oslo client that sent null crashes on a heartbeat; below 2 s oslo sends none either."""
     sleeper(svc, on_interrupt=policy)
     await world.start(svc)
 
@@ -166,9 +160,7 @@ async def test_a_caller_that_did_not_ask_never_gets_one(
 async def test_the_pause_is_half_of_the_whole_seconds(
     world: World, svc: Service, peer: Peer, timeout: float, every: float
 ):
-    """
-    oslo counts in integers; ours must not be slower than what its client expects.
-    """
+    """oslo counts in integers; ours must not be slower than what its client expects."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:
@@ -184,9 +176,7 @@ async def test_the_pause_is_half_of_the_whole_seconds(
 
 
 async def test_an_absurd_patience_is_none(world: World, svc: Service, peer: Peer):
-    """
-    Anybody may send an integer that no timer takes.
-    """
+    """Anybody may send an integer that no timer takes."""
     sleeper(svc)
     await world.start(svc)
 
@@ -197,9 +187,7 @@ async def test_an_absurd_patience_is_none(world: World, svc: Service, peer: Peer
 
 
 async def test_a_heartbeat_is_what_oslo_understands(world: World, svc: Service, peer: Peer):
-    """
-    No result, no failure, not the ending, and an id of its own.
-    """
+    """No result, no failure, not the ending, and an id of its own."""
     sleeper(svc)
     await world.start(svc)
 
@@ -212,9 +200,7 @@ async def test_a_heartbeat_is_what_oslo_understands(world: World, svc: Service, 
 
 
 async def test_a_context_is_what_was_sent(world: World, svc: Service, peer: Peer):
-    """
-    oslo loses `msg_id` and `reply_q` and adds `client_timeout`; here nothing goes or comes.
-    """
+    """oslo loses `msg_id` and `reply_q` and adds `client_timeout`; here nothing goes or comes."""
 
     @svc.rpc
     async def work(ctx: Context) -> dict[str, Any]:
@@ -230,9 +216,7 @@ async def test_a_context_is_what_was_sent(world: World, svc: Service, peer: Peer
 
 
 async def test_a_call_in_line_has_heartbeats_too(world: World, svc: Service, peer: Peer):
-    """
-    It is accepted, and its turn comes: its caller must not take that for death.
-    """
+    """It is accepted, and its turn comes: its caller must not take that for death."""
     doors = Doors()
 
     @svc.rpc(max_running=1)
@@ -252,9 +236,7 @@ async def test_a_call_in_line_has_heartbeats_too(world: World, svc: Service, pee
 
 
 async def test_a_second_caller_of_one_task_has_its_own(world: World, svc: Service, peer: Peer):
-    """
-    A repeated call waits for the same answer, each with its own patience or none.
-    """
+    """A repeated call waits for the same answer, each with its own patience or none."""
     sleeper(svc)
     await world.start(svc)
     await peer.call("work", None, _unique_id="one")
@@ -267,9 +249,7 @@ async def test_a_second_caller_of_one_task_has_its_own(world: World, svc: Servic
 
 
 async def test_a_second_copy_of_a_requeue_call_has_its_own(world: World, svc: Service, peer: Peer):
-    """
-    Without a row both callers are known to this process alone.
-    """
+    """Without a row both callers are known to this process alone."""
     sleeper(svc, on_interrupt="requeue")
     await world.start(svc)
     await peer.call("work", None, _unique_id="one")
@@ -296,9 +276,7 @@ async def quiet_after(peer: Peer, msg_id: str = "m1") -> None:
 async def test_none_is_begun_once_the_answer_is_on_its_way(
     world: World, svc: Service, peer: Peer, policy: Any
 ):
-    """
-    The transport may take its time for the answer.
-    """
+    """The transport may take its time for the answer."""
 
     @svc.rpc(on_interrupt=policy)
     async def work(ctx: Context) -> None:
@@ -318,9 +296,7 @@ async def test_none_is_begun_once_the_answer_is_on_its_way(
 async def test_one_that_hangs_while_the_task_ends_is_the_last(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    It was begun before the answer; no further one is.
-    """
+    """It was begun before the answer; no further one is."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:
@@ -338,9 +314,7 @@ async def test_one_that_hangs_while_the_task_ends_is_the_last(
 
 
 async def test_a_slow_commit_delays_none(world: World, svc: Service, peer: Peer):
-    """
-    Who bears 2 s of silence hears of a request in its first second, whatever the disk does.
-    """
+    """Who bears 2 s of silence hears of a request in its first second, whatever the disk does."""
     sleeper(svc)
     life = await world.start(svc)
     life.faults.delay_s = 1.9
@@ -354,9 +328,7 @@ async def test_a_slow_commit_delays_none(world: World, svc: Service, peer: Peer)
 
 
 async def test_none_follows_a_refusal(world: World, svc: Service, peer: Peer):
-    """
-    oslo's own server beats for ever after a method that it does not have.
-    """
+    """oslo's own server beats for ever after a method that it does not have."""
     sleeper(svc)
     await world.start(svc)
 
@@ -370,9 +342,7 @@ async def test_none_follows_a_refusal(world: World, svc: Service, peer: Peer):
 
 
 async def test_none_follows_a_timed_out_method(world: World, svc: Service, peer: Peer):
-    """
-    The caller is answered at once, also when the handler does not return for long.
-    """
+    """The caller is answered at once, also when the handler does not return for long."""
 
     @svc.rpc(timeout=5)
     async def work(ctx: Context) -> None:
@@ -396,9 +366,7 @@ async def test_none_follows_a_timed_out_method(world: World, svc: Service, peer:
 async def test_a_second_caller_of_a_timed_out_method_has_them_to_the_end(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    Only the first is told at once; the other waits until the handler has returned.
-    """
+    """Only the first is told at once; the other waits until the handler has returned."""
 
     @svc.rpc(timeout=5)
     async def work(ctx: Context) -> None:
@@ -418,9 +386,7 @@ async def test_a_second_caller_of_a_timed_out_method_has_them_to_the_end(
 
 
 async def test_none_follows_a_cancelled_task(world: World, svc: Service, peer: Peer):
-    """
-    An operator's cancel answers the caller.
-    """
+    """An operator's cancel answers the caller."""
     sleeper(svc)
     life = await world.start(svc)
     await peer.call("work", 4)
@@ -436,9 +402,7 @@ async def test_none_follows_a_cancelled_task(world: World, svc: Service, peer: P
 
 
 async def test_none_follows_a_hand_over(world: World, svc: Service, peer: Peer):
-    """
-    The drain's end is silence: the next run speaks for the task, once it has it.
-    """
+    """The drain's end is silence: the next run speaks for the task, once it has it."""
     sleeper(svc, on_interrupt="retry")
     life = await world.start(svc, drain_timeout_s=10)
     await peer.call("work", 4)
@@ -454,9 +418,7 @@ async def test_none_follows_a_hand_over(world: World, svc: Service, peer: Peer):
 async def test_none_comes_from_a_handler_that_the_drain_left_behind(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    It is recorded as unclean, and the process is about to end: nobody speaks for it.
-    """
+    """It is recorded as unclean, and the process is about to end: nobody speaks for it."""
     may_return = asyncio.Event()
     stopping: list[int] = []
 
@@ -488,9 +450,7 @@ async def test_none_comes_from_a_handler_that_the_drain_left_behind(
 async def test_none_follows_a_requeue_call_that_is_given_back(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    Nobody has it until it is delivered again.
-    """
+    """Nobody has it until it is delivered again."""
     sleeper(svc, on_interrupt="requeue")
     life = await world.start(svc, drain_timeout_s=3)
     await peer.call("work", 2)
@@ -502,9 +462,7 @@ async def test_none_follows_a_requeue_call_that_is_given_back(
 
 
 async def test_none_follows_a_fault_of_the_dispatch(world: World, svc: Service, peer: Peer):
-    """
-    Whatever ends the life of a request ends its heartbeats.
-    """
+    """Whatever ends the life of a request ends its heartbeats."""
     world.expects_faults = True
     sleeper(svc)
     life = await world.start(svc)
@@ -527,9 +485,7 @@ async def test_none_follows_a_fault_of_the_dispatch(world: World, svc: Service, 
 async def test_a_fault_in_a_heartbeat_does_not_end_those_to_come(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    It is logged, and sent again; else the caller would give its call up.
-    """
+    """It is logged, and sent again; else the caller would give its call up."""
     world.expects_faults = True
     sleeper(svc)
     life = await world.start(svc)
@@ -552,9 +508,7 @@ async def test_a_fault_in_a_heartbeat_does_not_end_those_to_come(
 
 
 async def test_none_comes_once_the_caller_cannot_be_waiting(world: World, svc: Service, peer: Peer):
-    """
-    The message's expiry is the caller's total time-out: then it has left.
-    """
+    """The message's expiry is the caller's total time-out: then it has left."""
     sleeper(svc)
     await world.start(svc)
 
@@ -570,9 +524,8 @@ async def test_none_comes_once_the_caller_cannot_be_waiting(world: World, svc: S
 async def test_a_caller_that_left_is_given_up_and_the_task_goes_on(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    Its queue has gone with it, so the first heartbeat that is lost is the last, however patient it
-    was.
+    """Its queue has gone with it, so the first heartbeat that is lost is the last, however patient
+    it was.
     """
     sleeper(svc)
     life = await world.start(svc)
@@ -590,9 +543,7 @@ async def test_a_caller_that_left_is_given_up_and_the_task_goes_on(
 async def test_one_that_hangs_or_fails_hurts_nothing(
     world: World, svc: Service, peer: Peer, fault: Fault
 ):
-    """
-    It is bounded; the next one comes in time, and the answer too.
-    """
+    """It is bounded; the next one comes in time, and the answer too."""
     sleeper(svc)
     life = await world.start(svc)
     life.faults.delay_s = 100.0
@@ -612,9 +563,7 @@ async def test_one_that_hangs_or_fails_hurts_nothing(
 
 @pytest.mark.parametrize("ends", ["drain", "crash"])
 async def test_they_go_on_after_a_restart(world: World, svc: Service, peer: Peer, ends: str):
-    """
-    The record keeps each caller's patience; the first comes at once, because it has waited.
-    """
+    """The record keeps each caller's patience; the first comes at once, because it has waited."""
     sleeper(svc, on_interrupt="retry", settle=1)
     life = await world.start(svc, drain_timeout_s=5)
     await peer.call("work", 40, _unique_id="one")
@@ -640,9 +589,7 @@ async def test_they_go_on_after_a_restart(world: World, svc: Service, peer: Peer
 async def test_a_restart_after_the_callers_time_beats_for_nobody(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    Its total time-out has passed.
-    """
+    """Its total time-out has passed."""
     sleeper(svc, on_interrupt="retry", settle=1)
     life = await world.start(svc)
     await peer.call("work", 4, expires_in_s=10.0)
@@ -660,9 +607,7 @@ async def test_a_restart_after_the_callers_time_beats_for_nobody(
 async def test_a_record_that_cannot_be_read_costs_the_heartbeats_only(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    The task is run again all the same.
-    """
+    """The task is run again all the same."""
     sleeper(svc, on_interrupt="retry", settle=1)
     life = await world.start(svc)
     await peer.call("work", 40)
@@ -680,9 +625,7 @@ async def test_a_record_that_cannot_be_read_costs_the_heartbeats_only(
 async def test_only_a_call_with_time_left_is_asked_for_its_callers(
     world: World, svc: Service, peer: Peer
 ):
-    """
-    A cast and a call of yesterday cost a start no query.
-    """
+    """A cast and a call of yesterday cost a start no query."""
     sleeper(svc, on_interrupt="retry", settle=1)
     life = await world.start(svc)
     await peer.call("work", None, expires_in_s=None)
@@ -720,9 +663,7 @@ def asked_for_callers(life: Life, fault: Fault | None = None) -> list[str]:
 async def test_a_monitored_call_outlives_its_monitor_while_the_service_lives(
     world: World, svc: Service
 ):
-    """
-    Ten times the monitor's time, with a heartbeat in each half of it.
-    """
+    """Ten times the monitor's time, with a heartbeat in each half of it."""
 
     @svc.rpc
     async def work(ctx: Context) -> str:
@@ -739,9 +680,7 @@ async def test_a_monitored_call_outlives_its_monitor_while_the_service_lives(
 async def test_a_monitored_call_ends_soon_after_the_death_of_its_service(
     world: World, svc: Service
 ):
-    """
-    Not after the total time-out of an hour.
-    """
+    """Not after the total time-out of an hour."""
     sleeper(svc)
     life = await world.start(svc)
     client = await world.client(svc)
@@ -758,9 +697,7 @@ async def test_a_monitored_call_ends_soon_after_the_death_of_its_service(
 
 
 async def test_an_unread_monitored_call_ends_with_its_monitor(world: World, svc: Service):
-    """
-    Nobody has accepted it, so nobody speaks for it; it is a time-out like any other.
-    """
+    """Nobody has accepted it, so nobody speaks for it; it is a time-out like any other."""
     sleeper(svc)
     await (await world.start(svc)).drain()
     client = await world.client(svc)
@@ -772,9 +709,7 @@ async def test_an_unread_monitored_call_ends_with_its_monitor(world: World, svc:
 
 
 async def test_a_refusal_is_told_to_a_monitored_call(world: World, svc: Service):
-    """
-    A failure that comes before any heartbeat is the answer.
-    """
+    """A failure that comes before any heartbeat is the answer."""
     sleeper(svc)
     await world.start(svc)
     client = await world.client(svc)
@@ -784,9 +719,7 @@ async def test_a_refusal_is_told_to_a_monitored_call(world: World, svc: Service)
 
 
 async def test_a_crash_at_a_heartbeat_loses_nothing(world: World, svc: Service, peer: Peer):
-    """
-    It is a publish like a reply's, and the row is as it was.
-    """
+    """It is a publish like a reply's, and the row is as it was."""
     sleeper(svc, on_interrupt="retry", settle=1)
     life = await world.start(svc)
     await peer.call("work", 20)

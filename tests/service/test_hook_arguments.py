@@ -26,8 +26,8 @@ async def cut_once(world: World, svc: Service, **args: Any) -> None:
 
 
 async def test_a_probe_gets_the_defaults_of_its_method(world: World, svc: Service):
-    """
-    A probe that is written with the same names, and no defaults, sees what the handler has seen.
+    """A probe that is written with the same names, and no defaults, sees what the handler has
+    seen.
     """
     seen = []
 
@@ -46,9 +46,7 @@ async def test_a_probe_gets_the_defaults_of_its_method(world: World, svc: Servic
 
 
 async def test_a_value_that_was_sent_and_a_default_of_the_hook_go_first(world: World, svc: Service):
-    """
-    A hook may say by a default of its own what it gets for an argument that was left out.
-    """
+    """A hook may say by a default of its own what it gets for an argument that was left out."""
     seen = []
 
     @svc.rpc(on_interrupt="probe", settle=0)
@@ -66,9 +64,7 @@ async def test_a_value_that_was_sent_and_a_default_of_the_hook_go_first(world: W
 
 
 async def test_an_errored_hook_with_any_arguments_gets_the_defaults_too(world: World, svc: Service):
-    """
-    Also the hook of a class, and one that takes all arguments by `**`.
-    """
+    """Also the hook of a class, and one that takes all arguments by `**`."""
     seen = []
 
     class Volumes:
@@ -88,9 +84,7 @@ async def test_an_errored_hook_with_any_arguments_gets_the_defaults_too(world: W
 
 
 def test_a_hook_with_an_argument_that_its_method_lacks_is_refused(svc: Service):
-    """
-    Nobody would give it a value, so each call of the hook would fail.
-    """
+    """Nobody would give it a value, so each call of the hook would fail."""
 
     @svc.rpc(on_interrupt="probe")
     async def create(ctx: Context, vm: str) -> None: ...

@@ -22,9 +22,7 @@ async def ignore_cancellation() -> None:
 
 
 async def test_a_stop_hook_that_raises_a_cancellation_is_called_once(world: World, svc: Service):
-    """
-    It cancels a task of its own and awaits it, which raises CancelledError: that is logged.
-    """
+    """It cancels a task of its own and awaits it, which raises CancelledError: that is logged."""
     called = []
 
     @svc.on_stop
@@ -49,9 +47,7 @@ async def test_a_stop_hook_that_raises_a_cancellation_is_called_once(world: Worl
 async def test_a_stop_hook_that_ignores_its_cancellation_is_left_to_itself(
     world: World, svc: Service
 ):
-    """
-    The drain ends in time, and the next hook is called; the log names the one that went on.
-    """
+    """The drain ends in time, and the next hook is called; the log names the one that went on."""
     called = []
     svc.on_stop(ignore_cancellation)
 
@@ -73,9 +69,7 @@ async def test_a_stop_hook_that_ignores_its_cancellation_is_left_to_itself(
 async def test_a_start_hook_that_ignores_its_cancellation_fails_the_start(
     world: World, svc: Service
 ):
-    """
-    After `start_timeout`, and a moment for its end; what was started before is stopped.
-    """
+    """After `start_timeout`, and a moment for its end; what was started before is stopped."""
     svc.on_start(ignore_cancellation)
     life = world.life(svc)
 
@@ -90,9 +84,7 @@ async def test_a_start_hook_that_ignores_its_cancellation_fails_the_start(
 
 
 async def test_a_stop_ends_a_start_whose_hook_ignores_its_cancellation(world: World, svc: Service):
-    """
-    The drain does not wait for it, and ends in time.
-    """
+    """The drain does not wait for it, and ends in time."""
     svc.on_start(ignore_cancellation)
     life = world.life(svc)
     starting = asyncio.create_task(life.start())
@@ -108,8 +100,8 @@ async def test_a_stop_ends_a_start_whose_hook_ignores_its_cancellation(world: Wo
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_runtime_is_opened_once(ended: bool):
-    """
-    It is one run of its service, open or over: to open it again is refused, and changes nothing.
+    """It is one run of its service, open or over: to open it again is refused, and changes
+    nothing.
     """
     settings = Settings(transport_url="memory://", store_url="memory://", host="h")
     runtime = Runtime(Service("compute"), settings, broker=MemoryBroker())

@@ -33,9 +33,7 @@ def desk() -> Any:
 
 
 async def test_each_object_is_called_where_it_is_served(world: World, svc: Service):
-    """
-    Two objects of one class, in two namespaces at two versions: a bound method finds its own.
-    """
+    """Two objects of one class, in two namespaces at two versions: a bound method finds its own."""
     kind = desk()
     east, west = kind("east"), kind("west")
     svc.include(east, namespace="east", version="1.3")
@@ -51,9 +49,7 @@ async def test_each_object_is_called_where_it_is_served(world: World, svc: Servi
 
 
 async def test_the_mark_of_a_class_served_twice_is_refused(world: World, svc: Service):
-    """
-    It does not say which is meant: the error names both places and the two ways to say it.
-    """
+    """It does not say which is meant: the error names both places and the two ways to say it."""
     kind = desk()
     svc.include(kind("east"), namespace="east", version="1.3")
     svc.include(kind("west"), namespace="west", version="2.0")
@@ -70,9 +66,7 @@ async def test_the_mark_of_a_class_served_twice_is_refused(world: World, svc: Se
 
 
 async def test_a_version_alone_tells_places_of_one_namespace_apart(world: World, svc: Service):
-    """
-    One object served at two versions is called at the one that is asked for.
-    """
+    """One object served at two versions is called at the one that is asked for."""
     kind = desk()
     both = kind("both")
     svc.include(both, version="1.3")
@@ -88,9 +82,7 @@ async def test_a_version_alone_tells_places_of_one_namespace_apart(world: World,
 
 
 async def test_the_mark_of_a_class_served_once_is_enough(world: World, svc: Service):
-    """
-    A caller who has no object passes the mark, or the method of any object.
-    """
+    """A caller who has no object passes the mark, or the method of any object."""
     kind = desk()
     svc.include(kind("here"), namespace="here", version="1.3")
     await world.start(svc)
@@ -103,9 +95,7 @@ async def test_the_mark_of_a_class_served_once_is_enough(world: World, svc: Serv
 
 
 async def test_two_objects_at_one_place_of_two_services_are_one_place():
-    """
-    A class that several services serve alike stays callable by its mark.
-    """
+    """A class that several services serve alike stays callable by its mark."""
     kind = desk()
     services = [Service("one"), Service("two")]
     for service in services:
@@ -115,9 +105,7 @@ async def test_two_objects_at_one_place_of_two_services_are_one_place():
 
 
 async def test_a_class_in_the_place_of_its_object_is_refused_with_what_to_write():
-    """
-    It does mark methods, and there is no object to call them on.
-    """
+    """It does mark methods, and there is no object to call them on."""
     kind = desk()
 
     with pytest.raises(DeclarationError, match=rf"write svc.include\({kind.__name__}\(\)\)$"):
@@ -125,9 +113,7 @@ async def test_a_class_in_the_place_of_its_object_is_refused_with_what_to_write(
 
 
 async def test_a_place_is_forgotten_with_its_object():
-    """
-    What is gone makes nothing ambiguous, and is not kept alive by its class.
-    """
+    """What is gone makes nothing ambiguous, and is not kept alive by its class."""
     kind = desk()
     Service("one").include(kind("gone"), namespace="old")
     gc.collect()
@@ -139,9 +125,7 @@ async def test_a_place_is_forgotten_with_its_object():
 
 
 async def test_an_object_without_weak_references_can_be_served(world: World, svc: Service):
-    """
-    `__slots__` is no obstacle.
-    """
+    """`__slots__` is no obstacle."""
 
     class Slim:
         __slots__ = ()
@@ -158,9 +142,7 @@ async def test_an_object_without_weak_references_can_be_served(world: World, svc
 
 
 async def test_an_include_that_is_refused_leaves_no_trace_on_the_class(svc: Service):
-    """
-    A name that is taken is no second place.
-    """
+    """A name that is taken is no second place."""
     kind = desk()
     svc.include(kind("first"), namespace="n", version="1.0")
     second = kind("second")
@@ -174,8 +156,8 @@ async def test_an_include_that_is_refused_leaves_no_trace_on_the_class(svc: Serv
 async def test_a_version_that_is_not_served_is_refused_with_its_namespace(
     world: World, svc: Service
 ):
-    """
-    The text names where the method is served, as whoever asked may have another place in mind.
+    """The text names where the method is served, as whoever asked may have another place in
+    mind.
     """
     svc.include(desk()("here"), namespace="here", version="1.3")
     await world.start(svc)

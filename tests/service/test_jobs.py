@@ -31,9 +31,7 @@ def asks(what: str) -> Callable[[Context], Any]:
 async def test_a_job_that_asks_for_a_request_is_told_that_it_has_none(
     world: World, svc: Service, what: str, ask: Callable[[Context], Any]
 ):
-    """
-    The error names the job, what it has asked for, and what to do instead.
-    """
+    """The error names the job, what it has asked for, and what to do instead."""
     raised: list[DeclarationError] = []
 
     @svc.periodic(every="10s")
@@ -54,9 +52,7 @@ async def test_a_job_that_asks_for_a_request_is_told_that_it_has_none(
 
 
 async def test_a_job_has_what_any_work_has(world: World, svc: Service):
-    """
-    Its fence, its time in a drain, a lease of its own; the mapping of the caller is empty.
-    """
+    """Its fence, its time in a drain, a lease of its own; the mapping of the caller is empty."""
     seen: list[Any] = []
 
     @svc.periodic(every="10s", singleton=True)
@@ -78,9 +74,7 @@ async def test_a_job_has_what_any_work_has(world: World, svc: Service):
 async def test_a_drain_starts_no_periodic_job_and_waits_for_a_running_one(
     world: World, svc: Service
 ):
-    """
-    Periodic jobs are refused in a drain; a running one finishes.
-    """
+    """Periodic jobs are refused in a drain; a running one finishes."""
     doors, ticks = Doors(), []
 
     @svc.periodic(every="10s")
@@ -108,8 +102,8 @@ async def test_a_drain_starts_no_periodic_job_and_waits_for_a_running_one(
 async def test_a_job_that_a_drain_cuts_has_neither_failed_nor_finished(
     world: World, svc: Service, caplog: pytest.LogCaptureFixture
 ):
-    """
-    The log says at INFO that it was cut, no error is logged, and the report does not count it.
+    """The log says at INFO that it was cut, no error is logged, and the report does not count
+    it.
     """
     caplog.set_level("INFO", "gracekit")
 
@@ -129,9 +123,7 @@ async def test_a_job_that_a_drain_cuts_has_neither_failed_nor_finished(
 
 
 async def test_a_job_that_fails_while_it_is_cut_counts_as_cut(world: World, svc: Service):
-    """
-    What its clean-up raises after the cancellation of a drain says nothing about the job.
-    """
+    """What its clean-up raises after the cancellation of a drain says nothing about the job."""
 
     @svc.periodic(every="1s")
     async def long_job(ctx: Context) -> None:
@@ -150,9 +142,7 @@ async def test_a_job_that_fails_while_it_is_cut_counts_as_cut(world: World, svc:
 
 
 async def test_a_job_that_ends_in_a_drain_counts_as_finished(world: World, svc: Service):
-    """
-    The drain waits for it, so its report has it; the event has seconds to three places.
-    """
+    """The drain waits for it, so its report has it; the event has seconds to three places."""
 
     @svc.periodic(every="1s")
     async def short_job(ctx: Context) -> None:
@@ -168,9 +158,7 @@ async def test_a_job_that_ends_in_a_drain_counts_as_finished(world: World, svc: 
 
 
 async def test_a_block_that_a_drain_cuts_has_not_finished(world: World, svc: Service):
-    """
-    Neither the block that a handler tracks nor its task counts as finished in the report.
-    """
+    """Neither the block that a handler tracks nor its task counts as finished in the report."""
 
     @svc.rpc(on_interrupt="retry")
     async def copy(ctx: Context) -> None:
@@ -187,9 +175,7 @@ async def test_a_block_that_a_drain_cuts_has_not_finished(world: World, svc: Ser
 
 
 async def test_a_periodic_job_never_overlaps_and_survives_its_faults(world: World, svc: Service):
-    """
-    The pause counts from the end; whatever a job raises, the next still comes.
-    """
+    """The pause counts from the end; whatever a job raises, the next still comes."""
     starts = []
 
     @svc.periodic(every=10)
@@ -211,9 +197,7 @@ async def test_a_periodic_job_never_overlaps_and_survives_its_faults(world: Worl
 
 
 async def test_a_singleton_job_runs_in_one_process_of_the_store(world: World, svc: Service):
-    """
-    The others skip while it runs.
-    """
+    """The others skip while it runs."""
     running, most = [0], [0]
 
     @svc.periodic(every=10, singleton=True)
@@ -234,11 +218,9 @@ async def test_a_singleton_job_runs_in_one_process_of_the_store(world: World, sv
 async def test_a_lease_that_lands_after_its_job_was_cancelled_is_given_back(
     world: World, svc: Service
 ):
-    """
-    A drain cuts a singleton job while the store takes its time over the lease: who leaves with 0
+    """A drain cuts a singleton job while the store takes its time over the lease: who leaves with 0
     leaves no lease behind.
     """
-
     world.expects_faults = True  # the stop-intent is behind it
 
     @svc.periodic(every=10, singleton=True)
@@ -255,8 +237,7 @@ async def test_a_lease_that_lands_after_its_job_was_cancelled_is_given_back(
 
 
 async def test_the_last_give_back_of_a_lease_is_bounded(world: World, svc: Service):
-    """
-    A store that stands still then does not hold the process until its alarm: our death frees the
+    """A store that stands still then does not hold the process until its alarm: our death frees the
     lease too.
     """
     world.expects_faults = True  # the stop record finds the store as it is
@@ -278,8 +259,8 @@ async def test_the_last_give_back_of_a_lease_is_bounded(world: World, svc: Servi
 
 
 async def test_a_singleton_whose_holder_was_killed_runs_again_at_once(world: World, svc: Service):
-    """
-    A sibling that meets the dead one's lease has it looked at now, not at the next reconciliation.
+    """A sibling that meets the dead one's lease has it looked at now, not at the next
+    reconciliation.
     """
     ran_by = []
 

@@ -44,9 +44,7 @@ def raises(shares: Shares, which: str, error: Exception) -> None:
 async def test_the_traceback_of_what_raises_is_in_the_log(
     world: World, svc: Service, caplog: pytest.LogCaptureFixture, which: str, hook: str
 ):
-    """
-    A bug in such a function would look like a backend that is away otherwise.
-    """
+    """A bug in such a function would look like a backend that is away otherwise."""
     shares = Shares(world, svc)
     shares.add("a", status="deleting" if which == "delete" else "creating")
     raises(shares, which, KeyError("user_id"))
@@ -65,9 +63,7 @@ async def test_the_traceback_of_what_raises_is_in_the_log(
 
 
 async def test_one_kind_of_error_is_logged_once_a_pass(world: World, svc: Service):
-    """
-    However many resources meet it, and however often they are asked again meanwhile.
-    """
+    """However many resources meet it, and however often they are asked again meanwhile."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add(*(f"s-{n}" for n in range(20)))
     errors: dict[str, Exception] = {f"s-{n}": OSError("away") for n in range(20)}
@@ -90,9 +86,7 @@ async def test_one_kind_of_error_is_logged_once_a_pass(world: World, svc: Servic
 
 
 async def test_one_sort_of_trouble_does_not_hide_another(world: World, svc: Service):
-    """
-    A slow write says nothing of one whose record takes no token, and the other way round.
-    """
+    """A slow write says nothing of one whose record takes no token, and the other way round."""
     shares = Shares(world, svc)
     shares.add("a", "b", "c")
     answers = {"a": hang, "b": lambda: False, "c": lambda: "yes"}
@@ -107,9 +101,7 @@ async def test_one_sort_of_trouble_does_not_hide_another(world: World, svc: Serv
 
 
 async def test_without_further_passes_it_is_logged_once_an_hour(world: World, svc: Service):
-    """
-    Nothing ends what is asked again between passes, as long as it fails.
-    """
+    """Nothing ends what is asked again between passes, as long as it fails."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("a", "b")
     shares.answers = lambda _id, _n: OSError("away")
@@ -151,9 +143,7 @@ async def test_without_further_passes_it_is_logged_once_an_hour(world: World, sv
 async def test_a_wrong_answer_is_logged_in_the_same_way(
     world: World, svc: Service, prepare: Callable[[Shares], None], hook: str, error: str
 ):
-    """
-    There is no traceback, as nothing was raised.
-    """
+    """There is no traceback, as nothing was raised."""
     shares = Shares(world, svc)
     shares.add("a", status="deleting" if "delete" in hook else "creating")
     prepare(shares)
@@ -166,9 +156,7 @@ async def test_a_wrong_answer_is_logged_in_the_same_way(
 
 @pytest.mark.parametrize("answer", [Wait("1h"), NotImplementedError()])
 async def test_what_a_probe_may_do_is_no_fault(world: World, svc: Service, answer: Any):
-    """
-    NotImplementedError says that the backend cannot be asked.
-    """
+    """NotImplementedError says that the backend cannot be asked."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, _n: answer

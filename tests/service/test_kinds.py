@@ -245,9 +245,7 @@ WRONG: list[tuple[Declare, str]] = [
 
 @pytest.mark.parametrize(("declare", "sentence"), WRONG)
 def test_a_wrong_declaration_is_refused_at_once(svc: Service, declare: Declare, sentence: str):
-    """
-    The sentence says what was written and what to write.
-    """
+    """The sentence says what was written and what to write."""
     share = svc.kind("share")
 
     with pytest.raises(DeclarationError, match=re.escape(sentence)):
@@ -304,9 +302,7 @@ INCOMPLETE: list[tuple[Callable[[Service], object], str]] = [
 def test_what_is_not_complete_is_refused_by_each_start(
     svc: Service, declare: Callable[[Service], object], sentence: str
 ):
-    """
-    And by doctor: only then is all declared.
-    """
+    """And by doctor: only then is all declared."""
     complete(svc.kind("share"))
     declare(svc)
 
@@ -315,9 +311,7 @@ def test_what_is_not_complete_is_refused_by_each_start(
 
 
 def test_a_rule_may_lead_to_another_one_that_ends(svc: Service):
-    """
-    What could not be made is deleted again: that ends, so it is no round.
-    """
+    """What could not be made is deleted again: that ends, so it is no round."""
     share = complete(svc.kind("share"))
     share.delete("deleting", done="deleted", failed="error_deleting")(delete)
     share.probe("creating", failed="deleting")(ask)
@@ -328,9 +322,7 @@ def test_a_rule_may_lead_to_another_one_that_ends(svc: Service):
 
 
 def test_a_kind_without_a_rule_is_logged_at_the_start(svc: Service):
-    """
-    It may be meant to be so for a while, and settles nothing meanwhile.
-    """
+    """It may be meant to be so for a while, and settles nothing meanwhile."""
     share = complete(svc.kind("share"))
 
     assert list(svc.doubts()) == ["kind share has no rule, so no pass settles any of its resources"]
@@ -339,17 +331,13 @@ def test_a_kind_without_a_rule_is_logged_at_the_start(svc: Service):
 
 
 def test_facts_are_given_by_name():
-    """
-    A mapping in their place would be taken for nothing.
-    """
+    """A mapping in their place would be taken for nothing."""
     with pytest.raises(InvalidArgumentsError, match=r"by name, and not {'size': 3}: write Settled"):
         Settled("available", {"size": 3})  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_cycle_is_shown(svc: Service):
-    """
-    The kind that closes it is refused; without it the others are fine.
-    """
+    """The kind that closes it is refused; without it the others are fine."""
     a = complete(svc.kind("a", after="c"))
     complete(svc.kind("b", after=a))
 
@@ -364,9 +352,7 @@ def test_a_cycle_is_shown(svc: Service):
 
 
 def test_methods_of_a_class_need_an_object(svc: Service):
-    """
-    One that is served by `include`, and only one.
-    """
+    """One that is served by `include`, and only one."""
 
     class Shares:
         share = svc.kind("share")
@@ -388,9 +374,7 @@ def test_methods_of_a_class_need_an_object(svc: Service):
 
 
 def test_a_kind_says_what_it_is(svc: Service):
-    """
-    Its ids for `needs`, its repr, and the statuses that mean failure.
-    """
+    """Its ids for `needs`, its repr, and the statuses that mean failure."""
     share = complete(svc.kind("share"))
     share.probe("creating", failed="error")(ask)
     share.delete("deleting", done="deleted", failed="error_deleting")(delete)

@@ -35,9 +35,8 @@ def feed() -> None:
 async def test_a_handler_that_got_no_thread_has_not_failed(
     world: World, svc: Service, starve: Callable[[], None], policy: Any
 ):
-    """
-    Whatever its policy is, its task is handed over without a charge, tried again with pauses that
-    grow, and runs once when threads can be started again. The log names the limits.
+    """Whatever its policy is, its task is handed over without a charge, tried again with pauses
+    that grow, and runs once when threads can be started again. The log names the limits.
     """
     ran = []
 
@@ -72,9 +71,8 @@ async def test_a_handler_that_got_no_thread_has_not_failed(
 async def test_a_requeue_request_that_got_no_thread_goes_back(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    Its caller gets the answer of the handler, not that a thread was missing. It is journaled when
-    it comes again, so it does not go back and forth until the broker gives it up.
+    """Its caller gets the answer of the handler, not that a thread was missing. It is journaled
+    when it comes again, so it does not go back and forth until the broker gives it up.
     """
 
     @svc.rpc(on_interrupt="requeue")
@@ -96,8 +94,8 @@ async def test_a_requeue_request_that_got_no_thread_goes_back(
 async def test_others_do_not_try_meanwhile_what_cannot_succeed(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    A task that waits for its next try keeps its place, so that a thousand do not fail one by one.
+    """A task that waits for its next try keeps its place, so that a thousand do not fail one by
+    one.
     """
 
     @svc.rpc
@@ -120,9 +118,7 @@ async def test_others_do_not_try_meanwhile_what_cannot_succeed(
 async def test_a_drain_does_not_wait_for_the_next_try(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    It hands over at once what got no thread, uncharged, and a later run does the work.
-    """
+    """It hands over at once what got no thread, uncharged, and a later run does the work."""
 
     @svc.rpc
     def work(ctx: Context, n: int) -> int:
@@ -148,9 +144,7 @@ async def test_a_drain_does_not_wait_for_the_next_try(
 async def test_an_order_during_the_pause_finds_the_task_handed_over(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    So it is carried out on record, and nobody is told that the task ends while it runs again.
-    """
+    """So it is carried out on record, and nobody is told that the task ends while it runs again."""
 
     @svc.rpc
     def work(ctx: Context) -> None: ...
@@ -170,9 +164,7 @@ async def test_an_order_during_the_pause_finds_the_task_handed_over(
 async def test_an_errored_hook_that_got_no_thread_is_still_due(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    It was not called, so it has not failed.
-    """
+    """It was not called, so it has not failed."""
     told = []
 
     @svc.rpc
@@ -201,9 +193,7 @@ async def test_an_errored_hook_that_got_no_thread_is_still_due(
 async def test_a_request_whose_arguments_got_no_thread_to_be_read_in_is_kept(
     world: World, svc: Service, starve: Callable[[], None]
 ):
-    """
-    It is neither given back again and again, until its queue gives it up, nor forgotten.
-    """
+    """It is neither given back again and again, until its queue gives it up, nor forgotten."""
 
     @svc.rpc(resource="vm")
     async def work(ctx: Context, vm: str) -> str:

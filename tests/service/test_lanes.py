@@ -22,9 +22,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service):
-    """
-    Beyond max_running tasks are accepted and wait, first come, first served.
-    """
+    """Beyond max_running tasks are accepted and wait, first come, first served."""
     doors = Doors()
 
     @svc.rpc
@@ -48,9 +46,9 @@ async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service
 async def test_a_lane_full_of_tasks_that_wait_for_it_is_one_line(
     world: World, svc: Service, callers: int
 ):
-    """
-    A warning while each place is taken by a handler that waits for its own service; again once the
-    lane was filled anew. None while one handler there waits for something else, or for ops methods.
+    """A warning while each place is taken by a handler that waits for its own service; again once
+    the lane was filled anew. None while one handler there waits for something else, or for ops
+    methods.
     """
     doors, calls = Doors(), 0
 
@@ -104,8 +102,8 @@ async def test_a_lane_full_of_tasks_that_wait_for_it_is_one_line(
 async def test_a_lane_with_a_free_place_is_not_full_of_tasks_that_wait_for_it(
     world: World, svc: Service
 ):
-    """
-    Handlers that call their own service, while its lane has a place for what they call, are served.
+    """Handlers that call their own service, while its lane has a place for what they call, are
+    served.
     """
 
     @svc.rpc
@@ -125,9 +123,8 @@ async def test_a_lane_with_a_free_place_is_not_full_of_tasks_that_wait_for_it(
 
 
 async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc: Service):
-    """
-    If it becomes wider, waiting tasks begin at once, recovered rows too; if narrower, none begins
-    until fewer run than are allowed.
+    """If it becomes wider, waiting tasks begin at once, recovered rows too; if narrower, none
+    begins until fewer run than are allowed.
     """
     doors = Doors()
 
@@ -164,8 +161,7 @@ async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc
 async def test_beside_another_store_what_is_accepted_follows_what_may_run(
     world: World, svc: Service
 ):
-    """
-    A reload that changes max_running changes the limit with it: what cannot begin stays in the
+    """A reload that changes max_running changes the limit with it: what cannot begin stays in the
     queue.
     """
     doors = Doors()
@@ -199,9 +195,7 @@ async def test_beside_another_store_what_is_accepted_follows_what_may_run(
 
 
 async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
-    """
-    If that becomes fewer than are already claimed, none is claimed until those have begun.
-    """
+    """If that becomes fewer than are already claimed, none is claimed until those have begun."""
     limit = ClaimLimit(ahead=3, total=100)
     assert limit.take_some(10) == 3
     limit.widen(2)
@@ -216,9 +210,8 @@ async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
 
 
 async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service):
-    """
-    While no place is free, a delivery waits, and no more than there are places; after 30 s it goes
-    back to the queue for others.
+    """While no place is free, a delivery waits, and no more than there are places; after 30 s it
+    goes back to the queue for others.
     """
     doors = Doors()
 
@@ -243,9 +236,7 @@ async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service)
 
 
 async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
-    """
-    max_running of one method holds back that method only.
-    """
+    """max_running of one method holds back that method only."""
     doors = Doors()
 
     @svc.rpc(max_running=1)
@@ -271,8 +262,8 @@ async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
 async def test_what_a_handler_sets_in_its_context_reaches_no_other_request(
     world: World, svc: Service
 ):
-    """
-    Not the one that gets its place, and none of those that come after a pause for want of places.
+    """Not the one that gets its place, and none of those that come after a pause for want of
+    places.
     """
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
     doors, seen = Doors(), []
@@ -300,8 +291,8 @@ async def test_what_a_handler_sets_in_its_context_reaches_no_other_request(
 
 
 async def test_a_slot_is_free_when_its_handler_has_returned(world: World, svc: Service):
-    """
-    A store that is slow to take an outcome holds up its caller and its resource, not the lane.
+    """A store that is slow to take an outcome holds up its caller and its resource, not the
+    lane.
     """
     doors = Doors()
 
@@ -328,9 +319,7 @@ async def test_a_slot_is_free_when_its_handler_has_returned(world: World, svc: S
 async def test_who_takes_a_slot_is_on_record_behind_the_outcome_of_who_had_it(
     world: World, svc: Service
 ):
-    """
-    Killed when the next has just begun, the service has its predecessor's outcome on record.
-    """
+    """Killed when the next has just begun, the service has its predecessor's outcome on record."""
     doors = Doors()
 
     @svc.rpc(max_running=1)
@@ -350,9 +339,7 @@ async def test_who_takes_a_slot_is_on_record_behind_the_outcome_of_who_had_it(
 
 
 async def test_full_requests_do_not_hold_up_ops(world: World, svc: Service):
-    """
-    Each lane has its own places and slots.
-    """
+    """Each lane has its own places and slots."""
     doors = Doors()
 
     @svc.rpc
@@ -374,9 +361,7 @@ async def test_full_requests_do_not_hold_up_ops(world: World, svc: Service):
 
 
 async def test_tasks_of_a_resource_go_one_by_one_in_order(world: World, svc: Service):
-    """
-    One line a resource, first in, first out; other resources pass by; tokens only rise.
-    """
+    """One line a resource, first in, first out; other resources pass by; tokens only rise."""
     doors, tokens = Doors(), []
 
     @svc.rpc(resource="vm")
@@ -401,9 +386,7 @@ async def test_tasks_of_a_resource_go_one_by_one_in_order(world: World, svc: Ser
 async def test_a_lease_held_by_another_process_is_waited_for_without_a_slot(
     world: World, svc: Service
 ):
-    """
-    The task stays accepted, others run past it, and it starts when the lease is free.
-    """
+    """The task stays accepted, others run past it, and it starts when the lease is free."""
     doors = Doors()
 
     @svc.rpc(resource="vm")
@@ -427,8 +410,8 @@ async def test_a_lease_held_by_another_process_is_waited_for_without_a_slot(
 async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
     world: World, svc: Service
 ):
-    """
-    Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler, one line.
+    """Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler, one
+    line.
     """
     doors = Doors()
 
@@ -455,8 +438,8 @@ async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
 
 
 async def test_a_further_lease_never_waits(world: World, svc: Service):
-    """
-    ctx.lease raises LeaseHeld, naming the task that has it; free, it is granted and given back.
+    """ctx.lease raises LeaseHeld, naming the task that has it; free, it is granted and given
+    back.
     """
     doors = Doors()
 
@@ -482,9 +465,7 @@ async def test_a_further_lease_never_waits(world: World, svc: Service):
 async def test_a_further_lease_has_an_id_as_that_of_a_request(
     world: World, svc: Service, odd: object
 ):
-    """
-    The text of `1.0` or None would be the id of another resource than the one that is meant.
-    """
+    """The text of `1.0` or None would be the id of another resource than the one that is meant."""
 
     @svc.rpc
     async def take(ctx: Context) -> str:
@@ -502,9 +483,7 @@ async def test_a_further_lease_has_an_id_as_that_of_a_request(
 
 
 async def test_a_lease_that_the_task_has_itself_is_said_to_be_its_own(world: World, svc: Service):
-    """
-    Waiting for itself would never end, and another resource= would not help.
-    """
+    """Waiting for itself would never end, and another resource= would not help."""
 
     @svc.rpc(resource="volume")
     async def twice(ctx: Context, volume: str) -> None:
@@ -517,8 +496,7 @@ async def test_a_lease_that_the_task_has_itself_is_said_to_be_its_own(world: Wor
 
 
 async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Service):
-    """
-    A call that says it comes from the task that holds the resource is refused, and is not told
+    """A call that says it comes from the task that holds the resource is refused, and is not told
     which task that is: a token is a small number.
     """
     doors = Doors()
@@ -541,9 +519,7 @@ async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Servic
 
 
 async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: Service):
-    """
-    Here for a slow commit. What was accepted counts no more, and the rest is read.
-    """
+    """Here for a slow commit. What was accepted counts no more, and the rest is read."""
     doors = Doors()
 
     @svc.rpc
@@ -567,8 +543,8 @@ async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: 
 async def test_each_place_that_becomes_free_is_filled_though_messages_are_held(
     world: World, svc: Service, size: int
 ):
-    """
-    The reader that comes after a pause is for as many as had places then; more became free since.
+    """The reader that comes after a pause is for as many as had places then; more became free
+    since.
     """
     doors = Doors()
 
@@ -594,9 +570,7 @@ async def test_each_place_that_becomes_free_is_filled_though_messages_are_held(
 
 
 async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service):
-    """
-    A commit that takes a minute holds the lane up: the service says so, and is not ready.
-    """
+    """A commit that takes a minute holds the lane up: the service says so, and is not ready."""
 
     @svc.rpc
     async def keep(ctx: Context, n: int, text: str) -> None:
@@ -621,9 +595,7 @@ async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service)
 
 
 async def test_what_is_given_back_and_read_again_does_not_end_a_pause(world: World, svc: Service):
-    """
-    A store that refuses gives back what was read, and it comes again: nothing is accepted.
-    """
+    """A store that refuses gives back what was read, and it comes again: nothing is accepted."""
 
     @svc.rpc
     async def keep(ctx: Context, n: int, text: str) -> None:
@@ -640,9 +612,7 @@ async def test_what_is_given_back_and_read_again_does_not_end_a_pause(world: Wor
 
 
 async def test_pauses_between_which_something_is_accepted_are_not_one(world: World, svc: Service):
-    """
-    Each ends before it is long, and so does the trouble: the service stays ready.
-    """
+    """Each ends before it is long, and so does the trouble: the service stays ready."""
 
     @svc.rpc
     async def keep(ctx: Context, n: int, text: str) -> None:
@@ -660,9 +630,7 @@ async def test_pauses_between_which_something_is_accepted_are_not_one(world: Wor
 
 
 async def test_every_instance_has_its_copy_of_a_fanout(world: World, svc: Service):
-    """
-    One fanout, one task an instance, each deduped by itself.
-    """
+    """One fanout, one task an instance, each deduped by itself."""
     seen = []
 
     @svc.rpc
@@ -688,9 +656,7 @@ async def test_every_instance_has_its_copy_of_a_fanout(world: World, svc: Servic
 
 
 async def test_a_directed_request_goes_to_its_host_alone(world: World, svc: Service):
-    """
-    The directed queue is that host's; to an unknown host nothing is kept.
-    """
+    """The directed queue is that host's; to an unknown host nothing is kept."""
 
     @svc.rpc
     async def where(ctx: Context) -> str:

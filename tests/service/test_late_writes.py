@@ -14,8 +14,8 @@ from gracekit.testing import InMemoryService, run
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_write_that_returns_too_late_has_written(answer: bool) -> None:
-    """
-    The record has the new status, so the end is reported and on record, and nothing is done twice.
+    """The record has the new status, so the end is reported and on record, and nothing is done
+    twice.
     """
     svc = Service("things")
     kind = svc.kind("thing", stuck_after="1m")

@@ -24,9 +24,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_directed_task_waits_for_its_host_unless_any_may_run_it(world: World, svc: Service):
-    """
-    Another host leaves it alone; `anywhere=True` lets it go.
-    """
+    """Another host leaves it alone; `anywhere=True` lets it go."""
     ran: list[tuple[str, int]] = []
 
     def declare(name: str, **options: Any) -> Any:
@@ -54,9 +52,7 @@ async def test_a_directed_task_waits_for_its_host_unless_any_may_run_it(world: W
 
 
 async def test_a_host_that_does_not_come_back_is_given_up(world: World, svc: Service):
-    """
-    After host_gone_after any live run of the store marks its rows ERRORED(gave_up).
-    """
+    """After host_gone_after any live run of the store marks its rows ERRORED(gave_up)."""
     ran, told = [], []
 
     @svc.rpc(on_interrupt="retry", settle=0)
@@ -83,8 +79,7 @@ async def test_a_host_that_does_not_come_back_is_given_up(world: World, svc: Ser
 
 
 async def test_a_fanout_of_an_instance_that_is_gone_is_cancelled(world: World, svc: Service):
-    """
-    Accepted and never started, for one instance alone: CANCELLED after 60 s; other instances
+    """Accepted and never started, for one instance alone: CANCELLED after 60 s; other instances
     do not run it.
     """
     entered = []
@@ -151,9 +146,7 @@ async def left_over_hold(
 async def test_a_left_over_hold_is_settled_by_the_probe_of_its_method(
     world: World, svc: Service, answer: Any, reason: str, told: list[str]
 ):
-    """
-    Done ends it; Fail and Retry end it and tell the hook.
-    """
+    """Done ends it; Fail and Retry end it and tell the hook."""
     asked, heard = await left_over_hold(world, svc, answer)
     await world.until(lambda: world.rows("SELECT end_reason FROM hold")[0]["end_reason"] == reason)
     await asyncio.sleep(60)
@@ -166,9 +159,7 @@ async def test_a_left_over_hold_is_settled_by_the_probe_of_its_method(
 
 
 async def test_a_left_over_hold_that_waits_lapses_in_its_time(world: World, svc: Service):
-    """
-    Wait keeps it until at_most.
-    """
+    """Wait keeps it until at_most."""
     begun = now()
     asked, heard = await left_over_hold(world, svc, Wait(45))
     await world.until(
@@ -182,8 +173,8 @@ async def test_a_left_over_hold_that_waits_lapses_in_its_time(world: World, svc:
 
 
 async def test_a_left_over_hold_that_waits_keeps_the_next_run(world: World, svc: Service):
-    """
-    Its operation goes on: a drain waits for a later request that ends it, as for a hold of its own.
+    """Its operation goes on: a drain waits for a later request that ends it, as for a hold of
+    its own.
     """
 
     @svc.ops
@@ -206,9 +197,7 @@ async def test_a_left_over_hold_that_waits_keeps_the_next_run(world: World, svc:
 
 
 async def test_a_left_over_hold_is_asked_about_at_each_start(world: World, svc: Service):
-    """
-    A long Wait was the last run's; the next must know whether the hold keeps it too.
-    """
+    """A long Wait was the last run's; the next must know whether the hold keeps it too."""
     asked, _ = await left_over_hold(world, svc, Wait(500))
     await world.until(lambda: len(asked) == 1)
     await world.until(lambda: world.rows("SELECT owner FROM hold")[0]["owner"] is not None)
@@ -224,9 +213,7 @@ async def test_a_left_over_hold_is_asked_about_at_each_start(world: World, svc: 
 
 
 async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, svc: Service):
-    """
-    Nobody can be asked.
-    """
+    """Nobody can be asked."""
     asked, heard = await left_over_hold(world, svc, None, probe=False)
     await world.until(lambda: heard == ["v: hold"])
 
@@ -236,8 +223,8 @@ async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, sv
 
 
 async def test_the_hook_of_a_hold_is_called_by_one_of_two_siblings(world: World, svc: Service):
-    """
-    A slow probe of another hold comes after it: a sibling that starts meanwhile finds it done.
+    """A slow probe of another hold comes after it: a sibling that starts meanwhile finds it
+    done.
     """
     told = []
 

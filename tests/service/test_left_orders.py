@@ -87,8 +87,8 @@ async def end_by_drain(life: Life) -> None:
 async def test_a_cancel_that_was_taken_is_carried_out_when_the_process_has_ended(
     world: World, svc: Service, policy: str, end: Any
 ):
-    """
-    Whatever the policy is, the task does not run again: recovery cancels it, as the command would.
+    """Whatever the policy is, the task does not run again: recovery cancels it, as the command
+    would.
     """
     site = Site(world, svc, on_interrupt=policy)
     life = await site.start(drain_timeout_s=5)
@@ -121,9 +121,7 @@ async def test_a_cancel_that_was_taken_is_carried_out_when_the_process_has_ended
 async def test_a_fail_that_was_taken_marks_the_task_errored_and_its_hook_is_called_once(
     world: World, svc: Service
 ):
-    """
-    As `tasks fail` does with a handed-over task; its caller and a second one get the error.
-    """
+    """As `tasks fail` does with a handed-over task; its caller and a second one get the error."""
     site = Site(world, svc, on_interrupt="retry")
     life = await site.start()
     await site.call(life, "w")
@@ -141,9 +139,7 @@ async def test_a_fail_that_was_taken_marks_the_task_errored_and_its_hook_is_call
 
 
 async def test_an_order_in_line_is_carried_out_if_its_run_dies_at_once(world: World, svc: Service):
-    """
-    The process dies as soon as the order is on record: the accepted task is never started.
-    """
+    """The process dies as soon as the order is on record: the accepted task is never started."""
     site = Site(world, svc, on_interrupt="retry")
     life = await site.start()
     await site.call(life, "first", vm="a")
@@ -163,8 +159,8 @@ async def test_an_order_in_line_is_carried_out_if_its_run_dies_at_once(world: Wo
 
 
 async def test_a_retry_after_the_order_is_what_counts(world: World, svc: Service):
-    """
-    An operator who has changed his mind retries the task before the next start: it runs again.
+    """An operator who has changed his mind retries the task before the next start: it runs
+    again.
     """
     site = Site(world, svc, on_interrupt="error")
     life = await site.start()
@@ -180,9 +176,7 @@ async def test_a_retry_after_the_order_is_what_counts(world: World, svc: Service
 
 
 async def test_what_has_failed_after_an_order_runs_again_by_a_retry(world: World, svc: Service):
-    """
-    The order ended with the task: it does not end the attempt that a later retry begins.
-    """
+    """The order ended with the task: it does not end the attempt that a later retry begins."""
     doors = Doors()
 
     @svc.rpc
@@ -210,9 +204,7 @@ async def test_what_has_failed_after_an_order_runs_again_by_a_retry(world: World
 async def test_an_order_is_carried_out_although_recovery_settles_nothing_unasked(
     world: World, svc: Service
 ):
-    """
-    It needs no decision of recovery: the operator has decided.
-    """
+    """It needs no decision of recovery: the operator has decided."""
     site = Site(world, svc, on_interrupt="retry")
     life = await site.start()
     await site.call(life, "w")
@@ -224,9 +216,7 @@ async def test_an_order_is_carried_out_although_recovery_settles_nothing_unasked
 
 
 async def test_a_requeue_task_with_a_row_does_not_come_again(world: World, svc: Service):
-    """
-    It was redelivered, so it has a row, which the order ends.
-    """
+    """It was redelivered, so it has a row, which the order ends."""
     called = []
 
     @svc.rpc(on_interrupt="requeue")
@@ -251,9 +241,7 @@ async def test_a_requeue_task_with_a_row_does_not_come_again(world: World, svc: 
 
 
 async def test_a_requeue_task_without_a_row_is_acked_by_the_drain(world: World, svc: Service):
-    """
-    Its handler has not returned at the deadline: the drain does not give the message back.
-    """
+    """Its handler has not returned at the deadline: the drain does not give the message back."""
 
     @svc.rpc(on_interrupt="requeue")
     async def read(ctx: Context) -> None:
@@ -274,9 +262,7 @@ async def test_a_requeue_task_without_a_row_is_acked_by_the_drain(world: World, 
 async def test_an_order_whose_commit_was_in_doubt_is_taken_once(
     world: World, svc: Service, fault: Fault
 ):
-    """
-    The record shows whether it was committed; if it was not, it is recorded again.
-    """
+    """The record shows whether it was committed; if it was not, it is recorded again."""
     site = Site(world, svc, on_interrupt="retry")
     life = await site.start()
     await site.call(life, "w")
@@ -293,8 +279,7 @@ async def test_an_order_whose_commit_was_in_doubt_is_taken_once(
 async def test_a_handler_that_finds_no_capacity_meanwhile_ends_as_ordered(
     world: World, svc: Service
 ):
-    """
-    The order is on record and has not reached the handler: a task that was ordered to end is not
+    """The order is on record and has not reached the handler: a task that was ordered to end is not
     parked.
     """
     doors = Doors()

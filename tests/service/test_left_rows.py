@@ -24,9 +24,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_what_was_accepted_and_not_started_is_simply_run(world: World, svc: Service):
-    """
-    Under every policy, after a crash too: nobody has begun it.
-    """
+    """Under every policy, after a crash too: nobody has begun it."""
     entered = []
 
     @svc.rpc(max_running=1)
@@ -52,9 +50,7 @@ async def test_what_was_accepted_and_not_started_is_simply_run(world: World, svc
 async def test_a_restored_task_that_is_not_known_to_have_begun_is_not_said_to_have_been_started(
     world: World, svc: Service
 ):
-    """
-    It was ACCEPTED in the copy: its caller and its record learn that it may have begun since.
-    """
+    """It was ACCEPTED in the copy: its caller and its record learn that it may have begun since."""
 
     @svc.rpc(max_running=1)
     async def work(ctx: Context, n: int) -> int:
@@ -86,9 +82,7 @@ async def test_a_restored_task_that_is_not_known_to_have_begun_is_not_said_to_ha
 
 
 async def test_an_accepted_call_whose_caller_has_left_expires(world: World, svc: Service):
-    """
-    ERRORED(expired), no handler, the hook told; a cast of the same age is run.
-    """
+    """ERRORED(expired), no handler, the hook told; a cast of the same age is run."""
     entered, told = [], []
 
     @svc.rpc(max_running=1)
@@ -121,9 +115,7 @@ async def test_an_accepted_call_whose_caller_has_left_expires(world: World, svc:
 
 
 async def test_a_method_that_is_gone_ends_its_tasks(world: World):
-    """
-    Accepted or started: ERRORED(method_gone), and the caller hears.
-    """
+    """Accepted or started: ERRORED(method_gone), and the caller hears."""
     old, new = Service("compute"), Service("compute")
     entered = []
 
@@ -151,9 +143,7 @@ async def test_a_method_that_is_gone_ends_its_tasks(world: World):
 
 
 async def test_replies_that_a_dead_run_owed_are_sent_once(world: World, svc: Service):
-    """
-    The outcome was committed, the answer was not sent: the next start sends it.
-    """
+    """The outcome was committed, the answer was not sent: the next start sends it."""
 
     @svc.rpc
     async def work(ctx: Context) -> int:
@@ -173,9 +163,7 @@ async def test_replies_that_a_dead_run_owed_are_sent_once(world: World, svc: Ser
 
 
 async def test_replies_that_nobody_waits_for_any_more_are_given_up(world: World, svc: Service):
-    """
-    Older than the call's timeout: counted and listed, not sent.
-    """
+    """Older than the call's timeout: counted and listed, not sent."""
 
     @svc.rpc
     async def work(ctx: Context) -> int:
@@ -194,9 +182,7 @@ async def test_replies_that_nobody_waits_for_any_more_are_given_up(world: World,
 
 
 async def test_the_errored_hook_is_called_at_least_once(world: World, svc: Service):
-    """
-    A crash between the verdict and the hook, or in the hook: the next start calls it.
-    """
+    """A crash between the verdict and the hook, or in the hook: the next start calls it."""
     job = Job(world, svc)
     job.with_errored()
     life, _ = await job.begin()
@@ -214,9 +200,7 @@ async def test_the_errored_hook_is_called_at_least_once(world: World, svc: Servi
 
 
 async def test_an_errored_hook_that_fails_is_told_and_not_repeated(world: World, svc: Service):
-    """
-    It was called; what it did is its own affair; the service goes on.
-    """
+    """It was called; what it did is its own affair; the service goes on."""
     job = Job(world, svc)
 
     @job.work.errored
@@ -243,9 +227,7 @@ async def test_an_errored_hook_that_fails_is_told_and_not_repeated(world: World,
 async def test_a_crash_of_recovery_itself_changes_no_verdict(
     world: World, svc: Service, at: Point, phase: Any
 ):
-    """
-    A task that had stopped at a safe point goes on from there, whoever died since.
-    """
+    """A task that had stopped at a safe point goes on from there, whoever died since."""
     seen: list[int] = []
 
     @svc.rpc
@@ -276,8 +258,8 @@ async def test_a_crash_of_recovery_itself_changes_no_verdict(
 async def test_recovery_survives_a_store_that_hesitates(
     world: World, svc: Service, policy: str, point: Point, fault: Fault
 ):
-    """
-    One commit of recovery fails, in any way: the row is settled all the same, without a restart.
+    """One commit of recovery fails, in any way: the row is settled all the same, without a
+    restart.
     """
     job = Job(world, svc, on_interrupt=policy, settle=0)
     job.with_probe()
@@ -297,8 +279,7 @@ async def test_recovery_survives_a_store_that_hesitates(
 
 
 async def test_a_row_that_could_not_be_put_down_is_taken_up_at_once(world: World, svc: Service):
-    """
-    Neither its verdict nor its giving up was committed: it is ours, and nobody works on it;
+    """Neither its verdict nor its giving up was committed: it is ours, and nobody works on it;
     until it is found, its lease keeps everyone from the resource.
     """
     world.expects_faults = True
@@ -322,8 +303,7 @@ async def test_a_row_that_could_not_be_put_down_is_taken_up_at_once(world: World
 
 
 async def test_a_task_whose_record_is_damaged_ends(world: World, svc: Service):
-    """
-    What is on record of its caller cannot be read: that fails its attempt, as a handler would,
+    """What is on record of its caller cannot be read: that fails its attempt, as a handler would,
     and does not start it again and again.
     """
     starts = []
@@ -347,8 +327,7 @@ async def test_a_task_whose_record_is_damaged_ends(world: World, svc: Service):
 
 
 async def test_without_reconciliation_nothing_started_is_judged(world: World, svc: Service):
-    """
-    startup_reconciliation_enabled=false: what was started stays, what was not is run, new work
+    """startup_reconciliation_enabled=false: what was started stays, what was not is run, new work
     is taken; and the service does not spin.
     """
     job = Job(world, svc, on_interrupt="retry", settle=0)
@@ -367,9 +346,7 @@ async def test_without_reconciliation_nothing_started_is_judged(world: World, sv
 
 
 async def test_rows_of_a_living_sibling_are_never_touched(world: World, svc: Service):
-    """
-    A start beside a living run leaves its tasks alone, for good.
-    """
+    """A start beside a living run leaves its tasks alone, for good."""
     job = Job(world, svc, on_interrupt="retry", settle=0)
     life, call = await job.begin(instance="a")
     second = await world.start(svc, instance="b")
@@ -384,8 +361,7 @@ async def test_rows_of_a_living_sibling_are_never_touched(world: World, svc: Ser
 async def test_a_run_that_has_left_is_taken_over_while_its_process_lives(
     world: World, svc: Service
 ):
-    """
-    By its stop record nothing of it can act any more: a reply that no broker took need not wait
+    """By its stop record nothing of it can act any more: a reply that no broker took need not wait
     for the end of the program around it.
     """
 
@@ -408,9 +384,7 @@ async def test_a_run_that_has_left_is_taken_over_while_its_process_lives(
 
 
 async def test_of_two_siblings_exactly_one_takes_over(world: World, svc: Service):
-    """
-    Both see the dead run; one adopts it, each task is settled once.
-    """
+    """Both see the dead run; one adopts it, each task is settled once."""
     attempts: list[str] = []
 
     @svc.rpc(on_interrupt="retry", settle=0)
@@ -434,9 +408,7 @@ async def test_of_two_siblings_exactly_one_takes_over(world: World, svc: Service
 
 
 async def test_a_second_run_of_an_instance_is_refused(world: World, svc: Service):
-    """
-    One process, one instance, one run.
-    """
+    """One process, one instance, one run."""
     life = await world.start(svc, instance="a")
     second = world.life(svc, instance="a")
     second.process.identity = life.process.identity

@@ -145,8 +145,8 @@ def tasks(**query: Any) -> Ask:
     ids=["status", "exits", "show", "tasks", "named", "stuck", "all", "errored", "some"],
 )
 async def test_a_listing_reads_no_more_beside_a_long_record(ask: Ask):
-    """
-    It reads the tasks and runs that it shows: the ended ones are in indexes that it asks a page of.
+    """It reads the tasks and runs that it shows: the ended ones are in indexes that it asks a
+    page of.
     """
     few = Record(tasks=FEW, runs=FEW, incidents=FEW)
     many = Record(tasks=MANY, runs=MANY, incidents=MANY)
@@ -158,9 +158,7 @@ async def test_a_listing_reads_no_more_beside_a_long_record(ask: Ask):
 
 
 async def test_the_accounts_have_each_row_under_its_state():
-    """
-    What is only known as the rest is exact, because all is counted at one moment.
-    """
+    """What is only known as the rest is exact, because all is counted at one moment."""
     record = Record(tasks=20)
     view = await record.make()
     record.world.disk.execute("INSERT INTO tally VALUES ('removed', 4)")
@@ -176,8 +174,8 @@ async def test_the_accounts_have_each_row_under_its_state():
 
 
 async def test_status_shows_the_instances_that_ended_last_and_says_that_there_are_more():
-    """
-    A run that may live is shown whatever the limit is, and so is an ended one that owns tasks.
+    """A run that may live is shown whatever the limit is, and so is an ended one that owns
+    tasks.
     """
     record = Record(runs=MANY)
     view = await record.make()
@@ -195,8 +193,8 @@ async def test_status_shows_the_instances_that_ended_last_and_says_that_there_ar
 
 
 async def test_an_instance_that_began_again_is_not_gone():
-    """
-    Of each instance the last run counts: one that lives, or that ended long ago, stands for it.
+    """Of each instance the last run counts: one that lives, or that ended long ago, stands for
+    it.
     """
     record = Record(runs=3)
     view = await record.make()
@@ -216,9 +214,7 @@ async def test_an_instance_that_began_again_is_not_gone():
 
 
 async def test_tasks_are_listed_by_states_and_owner_whatever_index_is_asked():
-    """
-    The newest first, open and ended ones, up to the limit; an unknown name has none.
-    """
+    """The newest first, open and ended ones, up to the limit; an unknown name has none."""
     record = Record(tasks=5, runs=2)
     view = await record.make()
 
@@ -241,9 +237,7 @@ async def test_tasks_are_listed_by_states_and_owner_whatever_index_is_asked():
 
 
 async def test_the_words_of_indexes_are_those_of_the_queries():
-    """
-    Word for word, or SQLite does not use them.
-    """
+    """Word for word, or SQLite does not use them."""
     record = Record()
     await record.make()
     rows = record.world.rows("SELECT name, sql FROM sqlite_schema WHERE type = 'index'")

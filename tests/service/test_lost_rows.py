@@ -66,8 +66,7 @@ async def with_a_left_over(world: World, svc: Service, work: Any) -> Life:
 async def test_a_lost_row_is_found_in_time_however_often_recovery_is_rung(
     world: World, svc: Service
 ):
-    """
-    Each row that was looked at rings recovery, which then looks at a part only; a period passes
+    """Each row that was looked at rings recovery, which then looks at a part only; a period passes
     all the same.
     """
     life = await with_a_left_over(world, svc, asked_again(svc, *[1.0] * 200))
@@ -80,8 +79,7 @@ async def test_a_lost_row_is_found_in_time_however_often_recovery_is_rung(
 
 
 async def rung_late(world: World, svc: Service, *, at_s: float) -> Life:
-    """
-    A run that has lost a row half a period ago, and is rung *at_s* after its start and then no
+    """A run that has lost a row half a period ago, and is rung *at_s* after its start and then no
     more: by the row that it asks about.
     """
     life = await with_a_left_over(world, svc, asked_again(svc, at_s))
@@ -91,9 +89,7 @@ async def rung_late(world: World, svc: Service, *, at_s: float) -> Life:
 
 
 async def test_a_lost_row_is_found_in_time_after_a_last_ring(world: World, svc: Service):
-    """
-    Rung just before it would have looked, recovery does not wait for another whole period.
-    """
+    """Rung just before it would have looked, recovery does not wait for another whole period."""
     life = await rung_late(world, svc, at_s=2 * PERIOD_S - 0.5)
     begun = now()
     await life.hears("task.adopted")
@@ -102,9 +98,7 @@ async def test_a_lost_row_is_found_in_time_after_a_last_ring(world: World, svc: 
 
 
 async def test_a_pass_that_failed_does_not_count_as_a_look(world: World, svc: Service):
-    """
-    It had begun to look for lost rows, and the next one, whoever rings it, does so again.
-    """
+    """It had begun to look for lost rows, and the next one, whoever rings it, does so again."""
     life = await rung_late(world, svc, at_s=2 * PERIOD_S + 1)
     life.plan(Point.ADOPT, Fault.REFUSED)
     await life.hears("store.error")
@@ -128,8 +122,7 @@ def forget(world: World, request_id: str) -> None:
 
 
 async def test_a_task_whose_row_vanished_ends_and_its_caller_is_told(world: World, svc: Service):
-    """
-    Its outcome can never be recorded: it is dropped and logged, the lease goes back, and the
+    """Its outcome can never be recorded: it is dropped and logged, the lease goes back, and the
     drain does not wait for it.
     """
     world.expects_faults = True
@@ -155,9 +148,7 @@ async def test_a_task_whose_row_vanished_ends_and_its_caller_is_told(world: Worl
 
 
 async def test_a_cast_whose_row_vanished_does_not_hold_the_drain(world: World, svc: Service):
-    """
-    It has no caller to tell; the error is logged once, and not at each try for ever.
-    """
+    """It has no caller to tell; the error is logged once, and not at each try for ever."""
     world.expects_faults = True
 
     @svc.rpc
@@ -179,9 +170,7 @@ async def test_a_cast_whose_row_vanished_does_not_hold_the_drain(world: World, s
 
 
 async def test_an_order_on_a_task_in_line_whose_row_vanished_ends_it(world: World, svc: Service):
-    """
-    It never began, and no try to record its end is left over.
-    """
+    """It never began, and no try to record its end is left over."""
     world.expects_faults = True
 
     @svc.rpc(resource="vm")
@@ -218,9 +207,8 @@ async def test_a_row_that_is_being_claimed_is_not_taken_for_lost(
     after: tuple[int, int],
     is_found: bool,
 ):
-    """
-    It is ours on the disk before its claim has returned; both looked at once, and so each gave up
-    what the other had just claimed, for ever.
+    """It is ours on the disk before its claim has returned; both looked at once, and so each gave
+    up what the other had just claimed, for ever.
     """
     life = await with_a_left_over(world, svc, asked_again(svc, 1000.0))
     lose(world, life, "lost")

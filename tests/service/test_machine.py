@@ -325,9 +325,7 @@ OPEN = {"accepted", "running", "handed_over", "pending"}
 
 @pytest.mark.timeout(scale(300, 36000))
 def test_any_history_keeps_every_promise():
-    """
-    Accounts, single starts, tokens, owners at every step; and in the end nothing is left.
-    """
+    """Accounts, single starts, tokens, owners at every step; and in the end nothing is left."""
     run_state_machine_as_test(
         ServiceMachine,
         settings=settings(

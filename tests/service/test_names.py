@@ -47,9 +47,7 @@ def service(topic: str) -> Service:
     ],
 )
 async def test_what_a_client_may_address_is_served(place: Path, topic: str, host: str):
-    """
-    Topic and host are names of queues; files are named for them in plain letters.
-    """
+    """Topic and host are names of queues; files are named for them in plain letters."""
     before = {path.parent for path in place.parent.rglob("*.lock")}
 
     async with (
@@ -65,9 +63,7 @@ async def test_what_a_client_may_address_is_served(place: Path, topic: str, host
 
 
 async def test_slots_of_names_that_look_alike_are_two(place: Path):
-    """
-    One instance's lock keeps out that instance alone.
-    """
+    """One instance's lock keeps out that instance alone."""
     async with (
         Runtime(service("a@b"), settings(place, instance="c")),
         Runtime(service("a"), settings(place, instance="b@c")) as second,
@@ -76,16 +72,12 @@ async def test_slots_of_names_that_look_alike_are_two(place: Path):
 
 
 def test_plain_names_are_kept_in_file_names():
-    """
-    Who looks into the directory recognises service and instance.
-    """
+    """Who looks into the directory recognises service and instance."""
     assert instance_lock_name("compute", "node-1.example-0") == "compute@node-1.example-0.lock"
 
 
 def test_file_names_differ_and_fit():
-    """
-    Whatever the names, and however long: at most 255 bytes, and no two alike.
-    """
+    """Whatever the names, and however long: at most 255 bytes, and no two alike."""
     words = ["a", "a@b", "b@c", "c", "%", "%40", "a/b", "a b", "ä", "@" * 120, "@" * 119 + "#"]
     pairs = [(one, other) for one in words for other in words]
 
@@ -96,9 +88,7 @@ def test_file_names_differ_and_fit():
 
 
 async def test_names_that_make_no_queue_together_are_refused(place: Path):
-    """
-    A broker takes 255 characters, and topic and host share them.
-    """
+    """A broker takes 255 characters, and topic and host share them."""
     runtime = Runtime(service("t" * 100), settings(place, host="h" * 150))
 
     with pytest.raises(ConfigError, match=r"queue 't+.* would have 259 characters.*GRACEKIT_HOST"):

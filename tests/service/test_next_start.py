@@ -30,8 +30,7 @@ pytestmark = pytest.mark.looptime
 async def test_a_run_that_leaves_rows_of_an_earlier_one_hands_over(
     world: World, svc: Service, policy: str
 ):
-    """
-    In their settle time they are not touched, and the end is 75: drained means that nothing is
+    """In their settle time they are not touched, and the end is 75: drained means that nothing is
     left. What a living sibling owns does not count, nor does another service's.
     """
     job = Job(world, svc, on_interrupt="retry" if policy == "hold" else policy)
@@ -62,9 +61,7 @@ async def test_a_run_that_leaves_rows_of_an_earlier_one_hands_over(
 async def test_a_run_that_leaves_rows_of_one_that_has_just_died_hands_over(
     world: World, svc: Service
 ):
-    """
-    Nobody has taken them over yet, and who proves that their owner is dead could settle them.
-    """
+    """Nobody has taken them over yet, and who proves that their owner is dead could settle them."""
     job = Job(world, svc, on_interrupt="retry")
     first, _ = await job.begin()
     sibling = await world.start(svc)
@@ -78,8 +75,8 @@ async def test_a_run_that_leaves_rows_of_one_that_has_just_died_hands_over(
 
 @BOTH
 async def test_error_is_never_started_a_second_time(world: World, svc: Service, how: str):
-    """
-    ERRORED(interrupted) at once, the hook told, the caller answered, the lease free in the end.
+    """ERRORED(interrupted) at once, the hook told, the caller answered, the lease free in the
+    end.
     """
     job = Job(world, svc)
     job.with_errored()
@@ -107,8 +104,7 @@ async def test_error_is_never_started_a_second_time(world: World, svc: Service, 
 
 @BOTH
 async def test_retry_runs_again_with_a_higher_token(world: World, svc: Service, how: str):
-    """
-    Same request id, next attempt; after a crash not before the settle time, after a clean
+    """Same request id, next attempt; after a crash not before the settle time, after a clean
     hand-over at once.
     """
     job = Job(world, svc, on_interrupt="retry", settle="7s")
@@ -136,9 +132,7 @@ async def test_retry_runs_again_with_a_higher_token(world: World, svc: Service, 
 async def test_a_probe_decides(
     world: World, svc: Service, how: str, answer: Any, state: str, reason: str | None
 ):
-    """
-    Done ends it with its result, Retry starts it again, Fail ends it with its words.
-    """
+    """Done ends it with its result, Retry starts it again, Fail ends it with its words."""
     job = Job(world, svc, on_interrupt="probe")
     job.with_probe()
     job.probe_answers = lambda n: answer
@@ -166,9 +160,7 @@ async def test_a_probe_decides(
 
 
 async def test_a_probe_s_result_that_cannot_be_sent_is_left_out(world: World, svc: Service):
-    """
-    As a handler's: the work is done, and whoever waits for the result is told so.
-    """
+    """As a handler's: the work is done, and whoever waits for the result is told so."""
     job = Job(world, svc, on_interrupt="probe")
     job.with_probe()
     job.probe_answers = lambda n: Done(object())
@@ -182,8 +174,7 @@ async def test_a_probe_s_result_that_cannot_be_sent_is_left_out(world: World, sv
 
 
 async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World, svc: Service):
-    """
-    The old owner's last request may be in flight: 10 s by default, in virtual time to the tick;
+    """The old owner's last request may be in flight: 10 s by default, in virtual time to the tick;
     new requests for the resource wait as long, others do not.
     """
     job = Job(world, svc, on_interrupt="probe")
@@ -210,9 +201,8 @@ async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World,
 async def test_a_settle_time_counts_from_the_end_of_a_process_that_had_an_alarm(
     world: World, svc: Service, owns_process: bool
 ):
-    """
-    The alarm ends a process whose handler did not return, so its last request is older than that.
-    Nobody knows when a program without an alarm has ended: it counts from when that is found.
+    """The alarm ends a process whose handler did not return, so its last request is older than
+    that. Nobody knows when a program without an alarm has ended: it counts from when that is found.
     """
     attempts = []
 
@@ -245,9 +235,7 @@ async def test_a_settle_time_counts_from_the_end_of_a_process_that_had_an_alarm(
 
 
 async def test_a_resource_settles_even_where_its_task_is_judged_at_once(world: World, svc: Service):
-    """
-    The verdict of `error` need not wait, but the resource does, in a living sibling too.
-    """
+    """The verdict of `error` need not wait, but the resource does, in a living sibling too."""
     job = Job(world, svc)
     life, call = await job.begin(instance="a")
     await world.start(svc, instance="b")
@@ -263,9 +251,7 @@ async def test_a_resource_settles_even_where_its_task_is_judged_at_once(world: W
 
 
 async def test_the_mark_of_an_unclean_end_survives_a_restart(world: World, svc: Service):
-    """
-    Crash, a life of 4 s, crash, a life: still not asked before the settle time of the first.
-    """
+    """Crash, a life of 4 s, crash, a life: still not asked before the settle time of the first."""
     job = Job(world, svc, on_interrupt="probe", settle=30)
     job.with_probe()
     job.probe_answers = lambda n: Done(1)
@@ -282,9 +268,7 @@ async def test_the_mark_of_an_unclean_end_survives_a_restart(world: World, svc: 
 
 
 async def test_wait_asks_again_and_gives_up_in_the_end(world: World, svc: Service):
-    """
-    Wait(seconds) is honoured; in all at most max_wait, then ERRORED(gave_up).
-    """
+    """Wait(seconds) is honoured; in all at most max_wait, then ERRORED(gave_up)."""
     job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
     job.with_probe()
     job.with_errored()
@@ -306,9 +290,7 @@ async def test_wait_asks_again_and_gives_up_in_the_end(world: World, svc: Servic
 async def test_a_probe_in_trouble_counts_as_wait_with_back_off(
     world: World, svc: Service, trouble: str
 ):
-    """
-    It is told, asked again after growing pauses, and its next good answer counts.
-    """
+    """It is told, asked again after growing pauses, and its next good answer counts."""
 
     async def bad() -> Any:
         match trouble:
@@ -338,9 +320,7 @@ async def test_a_probe_in_trouble_counts_as_wait_with_back_off(
 
 @pytest.mark.parametrize("kind", ["not implemented", "none"])
 async def test_a_probe_that_is_not_written_means_error(world: World, svc: Service, kind: str):
-    """
-    NotImplementedError, or no probe at all: as `error`.
-    """
+    """NotImplementedError, or no probe at all: as `error`."""
     job = Job(world, svc, on_interrupt="probe", settle=0)
     if kind != "none":
         job.with_probe()
@@ -359,9 +339,7 @@ async def test_a_probe_that_is_not_written_means_error(world: World, svc: Servic
 
 
 async def test_a_killer_message_ends(world: World, svc: Service):
-    """
-    Crashes since the last progress are capped: ERRORED(attempts).
-    """
+    """Crashes since the last progress are capped: ERRORED(attempts)."""
     starts = []
 
     @svc.rpc(on_interrupt="retry", settle=0)
@@ -383,8 +361,8 @@ async def test_a_killer_message_ends(world: World, svc: Service):
 
 
 async def test_a_killer_of_the_transports_own_ends_too(world: World, svc: Service):
-    """
-    A `requeue` request has no row at first; redelivered it gets one, and its attempts are capped.
+    """A `requeue` request has no row at first; redelivered it gets one, and its attempts are
+    capped.
     """
     starts = []
 
@@ -406,9 +384,7 @@ async def test_a_killer_of_the_transports_own_ends_too(world: World, svc: Servic
 
 
 async def test_hand_overs_and_progress_cost_no_attempt(world: World, svc: Service):
-    """
-    Ten drains, and crashes with progress between them: the task still ends well.
-    """
+    """Ten drains, and crashes with progress between them: the task still ends well."""
     seen: list[int] = []
 
     @svc.rpc(on_interrupt="retry", settle=0)

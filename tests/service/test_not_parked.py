@@ -35,9 +35,7 @@ async def failure_of(world: World, svc: Service, method: Any, **args: Any) -> No
 
 
 async def test_the_log_says_that_the_setting_is_off(world: World, svc: Service):
-    """
-    For the record and for callers it is a failure as any other.
-    """
+    """For the record and for callers it is a failure as any other."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:
@@ -51,9 +49,7 @@ async def test_the_log_says_that_the_setting_is_off(world: World, svc: Service):
 
 
 async def test_with_the_setting_off_no_other_reason_is_given(world: World, svc: Service):
-    """
-    To turn it on would change nothing here, so nothing is said of it.
-    """
+    """To turn it on would change nothing here, so nothing is said of it."""
 
     @svc.rpc(on_interrupt="requeue")
     async def build(ctx: Context) -> None:
@@ -66,9 +62,7 @@ async def test_with_the_setting_off_no_other_reason_is_given(world: World, svc: 
 
 
 async def test_the_caller_of_a_requeue_method_reads_that_nothing_waits(world: World, svc: Service):
-    """
-    The class is that of a parked task's answer, so the text has to differ.
-    """
+    """The class is that of a parked task's answer, so the text has to differ."""
 
     @svc.rpc(on_interrupt="requeue")
     async def build(ctx: Context) -> None:
@@ -84,9 +78,7 @@ async def test_the_caller_of_a_requeue_method_reads_that_nothing_waits(world: Wo
 async def test_a_copy_of_a_fanout_is_on_record_with_why_it_does_not_wait(
     world: World, svc: Service
 ):
-    """
-    Each instance has a copy of its own, and the record of each says so.
-    """
+    """Each instance has a copy of its own, and the record of each says so."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:
@@ -102,9 +94,7 @@ async def test_a_copy_of_a_fanout_is_on_record_with_why_it_does_not_wait(
 
 
 async def test_what_a_callee_has_raised_says_that_it_parks_nothing_here(world: World, svc: Service):
-    """
-    It looks like an answer about this task, and is one about another task.
-    """
+    """It looks like an answer about this task, and is one about another task."""
     placement, claim = await full_placement(world)
 
     @svc.rpc(on_interrupt="retry")
@@ -122,9 +112,7 @@ async def test_what_a_callee_has_raised_says_that_it_parks_nothing_here(world: W
 
 
 async def test_no_capacity_in_a_group_is_named_with_the_remedy(world: World, svc: Service):
-    """
-    The class of the failure is the group's; the log and the record show what is inside.
-    """
+    """The class of the failure is the group's; the log and the record show what is inside."""
 
     async def find_room() -> None:
         raise NoCapacity("full")
@@ -149,9 +137,7 @@ async def test_no_capacity_in_a_group_is_named_with_the_remedy(world: World, svc
 
 
 async def test_a_group_does_not_show_what_the_request_has_sent(world: World, svc: Service):
-    """
-    What a handler says of a request is masked in the log, also where it stands in a group.
-    """
+    """What a handler says of a request is masked in the log, also where it stands in a group."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context, flavor: str) -> None:
@@ -166,9 +152,7 @@ async def test_a_group_does_not_show_what_the_request_has_sent(world: World, svc
 
 
 async def test_a_group_without_no_capacity_is_a_failure_as_any_other(world: World, svc: Service):
-    """
-    Nothing is said of parking where nobody has asked for it.
-    """
+    """Nothing is said of parking where nobody has asked for it."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:
@@ -182,9 +166,7 @@ async def test_a_group_without_no_capacity_is_a_failure_as_any_other(world: Worl
 
 
 async def test_the_reason_is_on_record_behind_a_long_message(world: World, svc: Service):
-    """
-    The message is cut, and not what explains it.
-    """
+    """The message is cut, and not what explains it."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:

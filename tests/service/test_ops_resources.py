@@ -81,9 +81,8 @@ async def shown(world: World, life: Life, request_id: str) -> dict[str, Any]:
 async def test_an_ops_method_shows_its_resource_and_takes_no_lease(
     world: World, machines: Machines
 ):
-    """
-    It runs beside the task that has the lease, and events, listings, status and dump name what it
-    is about.
+    """It runs beside the task that has the lease, and events, listings, status and dump name what
+    it is about.
     """
     life = await world.start(machines)
     client = await world.client(machines)
@@ -122,8 +121,7 @@ async def test_an_ops_method_shows_its_resource_and_takes_no_lease(
 async def test_the_next_run_still_shows_the_resource_of_an_ops_task(
     world: World, machines: Machines
 ):
-    """
-    Recovery starts it without a lease, and every event about it names the resource; so does the
+    """Recovery starts it without a lease, and every event about it names the resource; so does the
     list of what a drain waits for, if it came by the topic of new requests.
     """
     first = await world.start(machines)
@@ -149,9 +147,7 @@ async def test_the_next_run_still_shows_the_resource_of_an_ops_task(
 
 
 async def test_the_log_keeps_the_id_that_an_ops_method_names(world: World, machines: Machines):
-    """
-    As for other methods, the id of the resource is no secret of the caller in its error.
-    """
+    """As for other methods, the id of the resource is no secret of the caller in its error."""
     life = await world.start(machines)
     client = await world.client(machines)
     await client.prepare(ops=True).cast("fail", vm="vm:1")
@@ -162,9 +158,7 @@ async def test_the_log_keeps_the_id_that_an_ops_method_names(world: World, machi
 
 
 async def test_a_parked_ops_task_keeps_its_resource(world: World, machines: Machines):
-    """
-    Resolvers see it, and may retry the task with other arguments that name the same resource.
-    """
+    """Resolvers see it, and may retry the task with other arguments that name the same resource."""
     site = Site(world, machines)
     life = await site.start()
     client = await site.client()
@@ -183,9 +177,7 @@ async def test_a_parked_ops_task_keeps_its_resource(world: World, machines: Mach
 
 
 def test_only_rows_and_listings_ask_for_the_resource_of_an_ops_method():
-    """
-    A statement about leases, lines, recovery or passes would give it a lease after all.
-    """
+    """A statement about leases, lines, recovery or passes would give it a lease after all."""
     asking = {
         name.split(".")[0]
         for name, text in texts().items()

@@ -59,8 +59,8 @@ async def order_on_disk(world: World, verb: Verb, request_id: str, *, dead: bool
 
 
 async def test_a_cancelled_handler_keeps_its_row_until_it_has_returned(world: World, svc: Service):
-    """
-    The caller hears at once; row, place and lease stay until the clean-up is over; then CANCELLED.
+    """The caller hears at once; row, place and lease stay until the clean-up is over; then
+    CANCELLED.
     """
     entered = asyncio.Event()
 
@@ -99,9 +99,7 @@ async def test_a_cancelled_handler_keeps_its_row_until_it_has_returned(world: Wo
 
 
 async def test_a_thread_is_asked_and_ends_by_itself(world: World, svc: Service):
-    """
-    Nobody can stop a thread: it looks at `ctx.cancelled`, and its row waits for it.
-    """
+    """Nobody can stop a thread: it looks at `ctx.cancelled`, and its row waits for it."""
 
     @svc.rpc
     def grind(ctx: Context) -> None:
@@ -119,9 +117,7 @@ async def test_a_thread_is_asked_and_ends_by_itself(world: World, svc: Service):
 
 
 async def test_what_a_handler_returns_all_the_same_counts(world: World, svc: Service):
-    """
-    A cancel that meets the finish changes nothing: the work was done, and the row says so.
-    """
+    """A cancel that meets the finish changes nothing: the work was done, and the row says so."""
     entered = asyncio.Event()
 
     @svc.rpc
@@ -143,9 +139,7 @@ async def test_what_a_handler_returns_all_the_same_counts(world: World, svc: Ser
 
 
 async def test_a_second_order_does_not_cut_the_clean_up(world: World, svc: Service):
-    """
-    Asked twice is asked once; another verb is refused. What changes nothing is not on record.
-    """
+    """Asked twice is asked once; another verb is refused. What changes nothing is not on record."""
     cuts = []
 
     @svc.rpc
@@ -177,9 +171,7 @@ async def test_a_second_order_does_not_cut_the_clean_up(world: World, svc: Servi
 async def test_of_two_orders_of_one_moment_the_refused_one_is_not_on_record(
     world: World, svc: Service
 ):
-    """
-    Both find the task at work; the second waits until the first is on record, and is refused.
-    """
+    """Both find the task at work; the second waits until the first is on record, and is refused."""
 
     @svc.rpc
     async def work(ctx: Context) -> None:
@@ -205,9 +197,7 @@ async def test_of_two_orders_of_one_moment_the_refused_one_is_not_on_record(
 async def test_fail_marks_a_running_task_failed_and_a_waiting_one_errored(
     world: World, svc: Service
 ):
-    """
-    FAILED is for a task that was at work, ERRORED for one that was not; its hook is called.
-    """
+    """FAILED is for a task that was at work, ERRORED for one that was not; its hook is called."""
     doors, told = Doors(), []
 
     @svc.rpc(resource="vm")
@@ -247,9 +237,7 @@ async def test_fail_marks_a_running_task_failed_and_a_waiting_one_errored(
 async def test_a_task_in_line_is_cancelled_before_it_starts(
     world: World, svc: Service, lease_elsewhere: bool
 ):
-    """
-    It never runs, its caller is told, and who stands behind it goes on.
-    """
+    """It never runs, its caller is told, and who stands behind it goes on."""
     doors = Doors()
 
     @svc.rpc(resource="vm")
@@ -289,9 +277,7 @@ async def test_a_task_in_line_is_cancelled_before_it_starts(
 
 @pytest.mark.parametrize("waits", [False, True], ids=["running", "in line"])
 async def test_a_task_without_a_row_is_cancelled_and_acked(world: World, svc: Service, waits: bool):
-    """
-    A `requeue` task, at work or in line, is answered and does not come again.
-    """
+    """A `requeue` task, at work or in line, is answered and does not come again."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="requeue", max_running=1)
@@ -326,9 +312,7 @@ async def test_a_task_without_a_row_is_cancelled_and_acked(world: World, svc: Se
 
 
 async def test_a_cancel_in_a_drain_lets_the_host_go(world: World, svc: Service):
-    """
-    The ops topic answers until the last task ends; cancelled, nothing is left to hand over.
-    """
+    """The ops topic answers until the last task ends; cancelled, nothing is left to hand over."""
 
     @svc.rpc(resource="vm")
     async def work(ctx: Context, vm: str) -> None:
@@ -349,9 +333,7 @@ async def test_a_cancel_in_a_drain_lets_the_host_go(world: World, svc: Service):
 
 
 async def test_a_hold_outlives_the_cancel_of_the_task_that_opened_it(world: World, svc: Service):
-    """
-    A hold belongs to the operation: it ends by `end_hold` or its lapse, and keeps the drain.
-    """
+    """A hold belongs to the operation: it ends by `end_hold` or its lapse, and keeps the drain."""
 
     @svc.rpc
     async def receive(ctx: Context) -> None:
@@ -378,9 +360,7 @@ async def test_a_hold_outlives_the_cancel_of_the_task_that_opened_it(world: Worl
 
 
 async def test_a_task_that_the_drain_has_cut_is_not_cancelled_again(world: World, svc: Service):
-    """
-    At the deadline the drain owns it: the order is refused with the cause.
-    """
+    """At the deadline the drain owns it: the order is refused with the cause."""
 
     @svc.rpc
     async def slow_to_leave(ctx: Context) -> None:
@@ -408,8 +388,8 @@ async def test_a_task_that_the_drain_has_cut_is_not_cancelled_again(world: World
 
 
 async def test_what_cannot_be_ordered_is_refused_with_the_reason(world: World, svc: Service):
-    """
-    An ended task with how it ended, a running one to be retried, work beside requests, nothing.
+    """An ended task with how it ended, a running one to be retried, work beside requests,
+    nothing.
     """
     doors = Doors()
 
@@ -445,9 +425,7 @@ async def test_what_cannot_be_ordered_is_refused_with_the_reason(world: World, s
 
 
 def test_every_end_follows_by_the_table_of_states():
-    """
-    No order takes a step that the drawing of states does not have.
-    """
+    """No order takes a step that the drawing of states does not have."""
     wrong = [
         (verb, before, after)
         for verb, ends in ENDS.items()
@@ -479,9 +457,9 @@ def failing(svc: Service, seen: list[Any]) -> Any:
 async def test_what_has_failed_runs_again_as_a_new_attempt_of_the_same_id(
     world: World, svc: Service, on_disk: bool
 ):
-    """
-    With its arguments and context, from its cursor, under a higher token; who and why is on record.
-    Its caller, who was answered, is not answered again; whoever asks later gets the new end.
+    """With its arguments and context, from its cursor, under a higher token; who and why is on
+    record. Its caller, who was answered, is not answered again; whoever asks later gets the new
+    end.
     """
     seen: list[Any] = []
     copy = failing(svc, seen)
@@ -522,8 +500,8 @@ async def test_what_has_failed_runs_again_as_a_new_attempt_of_the_same_id(
 
 
 async def test_an_errored_task_is_retried_and_its_crashes_are_forgotten(world: World, svc: Service):
-    """
-    After its hook was called; it gets its attempts anew, and a caller's patience counts no more.
+    """After its hook was called; it gets its attempts anew, and a caller's patience counts no
+    more.
     """
     told: list[str] = []
     kills, begun = asyncio.Event(), asyncio.Event()
@@ -567,9 +545,7 @@ async def test_an_errored_task_is_retried_and_its_crashes_are_forgotten(world: W
 
 
 async def test_an_expired_task_that_is_retried_does_not_expire_again(world: World, svc: Service):
-    """
-    The operator wants it done, whoever waited for it.
-    """
+    """The operator wants it done, whoever waited for it."""
     doors = Doors()
 
     @svc.rpc(max_running=1)
@@ -593,9 +569,7 @@ async def test_an_expired_task_that_is_retried_does_not_expire_again(world: Worl
 
 
 async def test_what_cannot_be_run_again_is_refused_with_the_remedy(world: World, svc: Service):
-    """
-    A task whose hook has still to be called, one without arguments, one that succeeded.
-    """
+    """A task whose hook has still to be called, one without arguments, one that succeeded."""
     doors = Doors()
 
     @svc.rpc
@@ -638,8 +612,7 @@ async def test_what_cannot_be_run_again_is_refused_with_the_remedy(world: World,
 
 
 async def test_what_owes_its_caller_an_answer_is_not_run_again(world: World, svc: Service):
-    """
-    A retry would take back the failure that the caller still has to be told: it waits, and one
+    """A retry would take back the failure that the caller still has to be told: it waits, and one
     that was decided before the failure was on record changes nothing.
     """
     copy = failing(svc, [])
@@ -694,8 +667,8 @@ async def crash_at_work(world: World, svc: Service, method: Any, request_id: str
 
 @pytest.mark.parametrize("fault", [None, Fault.LOST_BEFORE, Fault.LOST_AFTER])
 async def test_a_row_under_a_probe_ends_as_ordered(world: World, svc: Service, fault: Fault | None):
-    """
-    The probe's answer comes too late to count, also when the commit of the order was in doubt.
+    """The probe's answer comes too late to count, also when the commit of the order was in
+    doubt.
     """
     doors = Doors()
     move = probed(svc, doors)
@@ -717,9 +690,7 @@ async def test_a_row_under_a_probe_ends_as_ordered(world: World, svc: Service, f
 
 
 async def test_an_order_that_cannot_be_recorded_is_not_carried_out(world: World, svc: Service):
-    """
-    First the record, then the act: refused by the store, the task runs on.
-    """
+    """First the record, then the act: refused by the store, the task runs on."""
     doors = Doors()
 
     @svc.rpc
@@ -744,9 +715,7 @@ async def test_an_order_that_cannot_be_recorded_is_not_carried_out(world: World,
 
 
 async def test_a_row_ended_on_disk_is_answered_by_the_next_run(world: World, svc: Service):
-    """
-    The stopped service's caller gets the answer, and the errored hook is called.
-    """
+    """The stopped service's caller gets the answer, and the errored hook is called."""
     told = []
 
     @svc.rpc(on_interrupt="retry")
@@ -790,8 +759,8 @@ async def test_a_row_ended_on_disk_is_answered_by_the_next_run(world: World, svc
 async def test_a_killed_run_s_task_is_retried_although_its_policy_says_error(
     world: World, svc: Service
 ):
-    """
-    Before the next start the operator decides: what was running when the process died runs again.
+    """Before the next start the operator decides: what was running when the process died runs
+    again.
     """
     seen = []
 
@@ -812,8 +781,8 @@ async def test_a_killed_run_s_task_is_retried_although_its_policy_says_error(
 
 
 async def test_a_start_that_adopts_meanwhile_wins_or_finds_it_ended(world: World, svc: Service):
-    """
-    Compare and set: the row that a start has taken over is not touched, and the other way round.
+    """Compare and set: the row that a start has taken over is not touched, and the other way
+    round.
     """
 
     @svc.rpc(on_interrupt="retry", settle=3600)

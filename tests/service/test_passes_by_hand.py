@@ -26,9 +26,7 @@ def wired(life: Life) -> Wired:
 
 
 async def test_a_drain_while_tasks_are_settled_cuts_the_pass_short(world: World, svc: Service):
-    """
-    The pass has begun and settled something, so it is not refused.
-    """
+    """The pass has begun and settled something, so it is not refused."""
     asked = asyncio.Event()
     go = asyncio.Event()
 
@@ -55,9 +53,7 @@ async def test_a_drain_while_tasks_are_settled_cuts_the_pass_short(world: World,
 
 
 async def test_a_stop_cancels_a_pass_by_hand(world: World, svc: Service):
-    """
-    Like the periodic pass that it waits for: nothing of it is left when recovery has stopped.
-    """
+    """Like the periodic pass that it waits for: nothing of it is left when recovery has stopped."""
     shares = Shares(world, svc)
     shares.add("a")
     doors = Doors()
@@ -86,9 +82,7 @@ async def test_a_stop_cancels_a_pass_by_hand(world: World, svc: Service):
 async def test_tasks_that_still_wait_are_not_counted_as_settled(
     world: World, svc: Service, answer: object, settled: int
 ):
-    """
-    Only those count that have ended, or run again.
-    """
+    """Only those count that have ended, or run again."""
     job = Job(world, svc, on_interrupt="probe")
     job.with_probe()
 
@@ -112,9 +106,7 @@ async def test_tasks_that_still_wait_are_not_counted_as_settled(
 async def test_tasks_that_end_while_others_are_claimed_are_counted(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A slow store looks for further ones, and those of the first claim are settled by then.
-    """
+    """A slow store looks for further ones, and those of the first claim are settled by then."""
     job = Job(world, svc, on_interrupt="error")
     killed, _ = await job.begin(**OFF)
     await killed.crash()
@@ -135,9 +127,7 @@ async def test_tasks_that_end_while_others_are_claimed_are_counted(
 
 
 async def test_a_dry_run_counts_the_tasks_that_would_be_settled_first(world: World, svc: Service):
-    """
-    Where nothing is settled unasked. It settles none, and one of a single kind counts none.
-    """
+    """Where nothing is settled unasked. It settles none, and one of a single kind counts none."""
     shares = Shares(world, svc)
     job = Job(world, svc, on_interrupt="probe")
     job.with_probe()

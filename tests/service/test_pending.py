@@ -25,8 +25,8 @@ def svc() -> Service:
 async def test_a_parked_task_waits_without_owner_and_keeps_what_it_needs(
     world: World, svc: Service
 ):
-    """
-    PENDING in one commit: no owner, a free lease, its arguments, what is missing, and the deadline.
+    """PENDING in one commit: no owner, a free lease, its arguments, what is missing, and the
+    deadline.
     """
     builds = Builds(world, svc)
     life = await builds.start()
@@ -51,9 +51,7 @@ async def test_a_parked_task_waits_without_owner_and_keeps_what_it_needs(
 
 
 async def test_without_the_setting_the_task_has_failed(world: World, svc: Service):
-    """
-    NoCapacity is a failure as any other, for callers of both kinds; nothing is notified.
-    """
+    """NoCapacity is a failure as any other, for callers of both kinds; nothing is notified."""
     builds = Builds(world, svc)
     await builds.start(use_pending_state=False)
 
@@ -69,8 +67,7 @@ async def test_without_the_setting_the_task_has_failed(world: World, svc: Servic
 
 
 async def test_callers_of_both_kinds_are_answered_at_once(world: World, svc: Service):
-    """
-    `Parked` for the caller that has said that it knows the state, NoCapacity for any other, also
+    """`Parked` for the caller that has said that it knows the state, NoCapacity for any other, also
     where both wait for one request.
     """
     doors = Doors()
@@ -108,9 +105,7 @@ async def test_callers_of_both_kinds_are_answered_at_once(world: World, svc: Ser
 async def test_what_is_shown_of_no_capacity_follows_error_details(
     world: World, svc: Service, details: str, text: str
 ):
-    """
-    The traceback only with `full`, the handler's words not with `none`; `Parked` has neither.
-    """
+    """The traceback only with `full`, the handler's words not with `none`; `Parked` has neither."""
     builds = Builds(world, svc)
     await builds.start(error_details=details)
     client = await builds.client()
@@ -126,9 +121,7 @@ async def test_what_is_shown_of_no_capacity_follows_error_details(
 
 
 async def test_the_resource_is_free_while_its_task_waits(world: World, svc: Service):
-    """
-    Lease, line and place in the lane go back: another request for the same VM runs meanwhile.
-    """
+    """Lease, line and place in the lane go back: another request for the same VM runs meanwhile."""
     builds = Builds(world, svc)
 
     @svc.rpc(resource="vm")
@@ -143,9 +136,7 @@ async def test_the_resource_is_free_while_its_task_waits(world: World, svc: Serv
 
 
 async def test_a_subclass_of_no_capacity_parks(world: World, svc: Service):
-    """
-    What an application derives counts, and is on record under its own name.
-    """
+    """What an application derives counts, and is on record under its own name."""
 
     class NoValidHost(NoCapacity):
         pass
@@ -163,9 +154,7 @@ async def test_a_subclass_of_no_capacity_parks(world: World, svc: Service):
 
 
 async def test_a_plain_def_parks(world: World, svc: Service):
-    """
-    A handler in a thread raises it as others do.
-    """
+    """A handler in a thread raises it as others do."""
 
     @svc.rpc(on_interrupt="retry")
     def grind(ctx: Context) -> str:
@@ -183,9 +172,7 @@ async def test_a_plain_def_parks(world: World, svc: Service):
 
 
 async def test_an_ops_method_parks_and_runs_again(world: World, svc: Service):
-    """
-    The lane makes no difference: it has a row as others do.
-    """
+    """The lane makes no difference: it has a row as others do."""
 
     @svc.ops(on_interrupt="retry")
     async def move(ctx: Context) -> str:
@@ -206,9 +193,7 @@ async def test_an_ops_method_parks_and_runs_again(world: World, svc: Service):
 
 
 async def test_a_requeue_request_has_failed_although_the_setting_is_on(world: World, svc: Service):
-    """
-    It has no row that could wait.
-    """
+    """It has no row that could wait."""
 
     @svc.rpc(on_interrupt="requeue")
     async def build(ctx: Context) -> None:
@@ -223,9 +208,7 @@ async def test_a_requeue_request_has_failed_although_the_setting_is_on(world: Wo
 
 
 async def test_a_requeue_request_that_came_again_has_failed(world: World, svc: Service):
-    """
-    After a crash it has a row, and is no more parked than before.
-    """
+    """After a crash it has a row, and is no more parked than before."""
     seen: list[int] = []
 
     @svc.rpc(on_interrupt="requeue", settle=0)
@@ -246,9 +229,7 @@ async def test_a_requeue_request_that_came_again_has_failed(world: World, svc: S
 
 
 async def test_a_copy_of_a_fanout_has_failed(world: World, svc: Service):
-    """
-    Each instance has its own copy: nobody could let "the task" run again.
-    """
+    """Each instance has its own copy: nobody could let "the task" run again."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:
@@ -264,9 +245,7 @@ async def test_a_copy_of_a_fanout_has_failed(world: World, svc: Service):
 async def test_no_capacity_of_a_callee_parks_only_where_it_is_raised_anew(
     world: World, svc: Service
 ):
-    """
-    It is another task's; the handler that means its own raises a new one.
-    """
+    """It is another task's; the handler that means its own raises a new one."""
     placement, claim = await full_placement(world)
 
     @svc.rpc(on_interrupt="retry")
@@ -289,9 +268,7 @@ async def test_no_capacity_of_a_callee_parks_only_where_it_is_raised_anew(
 
 
 async def test_a_group_that_holds_no_capacity_has_failed(world: World, svc: Service):
-    """
-    It may hold anything else besides: the handler unwraps it if it means one of them.
-    """
+    """It may hold anything else besides: the handler unwraps it if it means one of them."""
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:
@@ -309,9 +286,7 @@ async def test_a_group_that_holds_no_capacity_has_failed(world: World, svc: Serv
 
 
 async def test_what_a_timed_out_handler_raises_parks_nothing(world: World, svc: Service):
-    """
-    The timeout is the outcome, whatever the clean-up ends with.
-    """
+    """The timeout is the outcome, whatever the clean-up ends with."""
 
     @svc.rpc(on_interrupt="retry", timeout=5)
     async def build(ctx: Context) -> None:
@@ -328,9 +303,7 @@ async def test_what_a_timed_out_handler_raises_parks_nothing(world: World, svc: 
 
 
 async def test_what_a_drain_has_cut_is_handed_over(world: World, svc: Service):
-    """
-    Interrupted is not parked: the next start runs it again, and may park it then.
-    """
+    """Interrupted is not parked: the next start runs it again, and may park it then."""
 
     @svc.rpc(on_interrupt="retry", settle=0)
     async def build(ctx: Context) -> None:
@@ -352,9 +325,7 @@ async def test_what_a_drain_has_cut_is_handed_over(world: World, svc: Service):
 
 
 async def test_a_drain_that_waits_lets_a_task_be_parked(world: World, svc: Service):
-    """
-    Before its deadline nothing was cut; the task is left to its resolver, and the end is 0.
-    """
+    """Before its deadline nothing was cut; the task is left to its resolver, and the end is 0."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="retry")

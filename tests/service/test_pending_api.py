@@ -37,8 +37,8 @@ def svc() -> Service:
 async def test_a_client_that_does_not_know_the_state_sees_an_errored_task(
     world: World, svc: Service, api: str | None
 ):
-    """
-    Version 1.0, or none, has no PENDING and no verb about it; everything else is shown as it is.
+    """Version 1.0, or none, has no PENDING and no verb about it; everything else is shown as it
+    is.
     """
     builds = Builds(world, svc)
     await builds.start()
@@ -67,9 +67,7 @@ async def test_a_client_that_does_not_know_the_state_sees_an_errored_task(
 async def test_a_resolver_sees_the_class_of_what_a_retried_handler_raised(
     world: World, svc: Service, details: str, detail: str | None
 ):
-    """
-    The text is its caller's; and the class too, where not even callers are shown it.
-    """
+    """The text is its caller's; and the class too, where not even callers are shown it."""
     builds = Builds(world, svc)
 
     @svc.rpc(on_interrupt="retry")
@@ -92,9 +90,7 @@ async def test_a_resolver_sees_the_class_of_what_a_retried_handler_raised(
 
 
 async def test_without_task_api_there_is_no_such_namespace(world: World):
-    """
-    Whoever may send to the ops topic could move tasks: a service asks for it.
-    """
+    """Whoever may send to the ops topic could move tasks: a service asks for it."""
     builds = Builds(world, Service("compute"))
     await builds.start()
     await builds.park(memory_mb=5)
@@ -105,9 +101,7 @@ async def test_without_task_api_there_is_no_such_namespace(world: World):
 
 
 async def test_list_pending_pages_through_all_of_them(world: World, svc: Service):
-    """
-    A resolver rebuilds its picture by it alone: in order, each once, and nothing secret.
-    """
+    """A resolver rebuilds its picture by it alone: in order, each once, and nothing secret."""
     builds = Builds(world, svc)
     await builds.start()
     for number in range(7):
@@ -146,8 +140,8 @@ async def test_list_pending_pages_through_all_of_them(world: World, svc: Service
 async def test_a_page_is_no_larger_than_a_message(
     world: World, svc: Service, requested: dict[str, Any]
 ):
-    """
-    With the largest `requested`, fewer are on a page than were asked for, and none is left out.
+    """With the largest `requested`, fewer are on a page than were asked for, and none is left
+    out.
     """
     site = Site(world, svc)
 
@@ -174,8 +168,7 @@ async def test_a_page_is_no_larger_than_a_message(
 
 
 async def test_a_retry_may_replace_arguments(world: World, svc: Service):
-    """
-    Checked against the signature; the id keeps its first content, so that a duplicate of the
+    """Checked against the signature; the id keeps its first content, so that a duplicate of the
     request as it was sent is still one.
     """
     builds = Builds(world, svc)
@@ -197,9 +190,7 @@ async def test_a_retry_may_replace_arguments(world: World, svc: Service):
 async def test_a_retry_with_arguments_of_its_own_is_not_taken_for_the_other_s(
     world: World, svc: Service
 ):
-    """
-    The task runs again with what another resolver has given, and the answer says so.
-    """
+    """The task runs again with what another resolver has given, and the answer says so."""
     builds = Builds(world, svc)
     doors = Doors()
 
@@ -233,9 +224,7 @@ async def test_a_retry_with_arguments_of_its_own_is_not_taken_for_the_other_s(
 async def test_a_retry_with_arguments_that_do_not_fit_changes_nothing(
     world: World, svc: Service, args: Any, text: str
 ):
-    """
-    Another name, another resource, no object: refused, and it goes on to wait.
-    """
+    """Another name, another resource, no object: refused, and it goes on to wait."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
@@ -251,9 +240,7 @@ async def test_a_retry_with_arguments_that_do_not_fit_changes_nothing(
 
 
 async def test_a_retry_with_nobody_to_run_it_waits_for_a_run(world: World, svc: Service):
-    """
-    In a drain it is accepted and claimed by nobody; the next start, or a sibling, has it.
-    """
+    """In a drain it is accepted and claimed by nobody; the next start, or a sibling, has it."""
     doors = Doors()
     builds = Builds(world, svc)
 
@@ -280,9 +267,7 @@ async def test_a_retry_with_nobody_to_run_it_waits_for_a_run(world: World, svc: 
 
 
 async def test_a_retry_is_claimed_in_its_own_commit(world: World, svc: Service):
-    """
-    By the run that carries the order out: no other commit comes before its attempt.
-    """
+    """By the run that carries the order out: no other commit comes before its attempt."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -299,9 +284,7 @@ async def test_a_retry_is_claimed_in_its_own_commit(world: World, svc: Service):
 async def test_a_retry_without_a_place_here_is_left_to_whichever_run_has_one(
     world: World, svc: Service
 ):
-    """
-    It waits in the store, and not in a run that is full.
-    """
+    """It waits in the store, and not in a run that is full."""
     doors = Doors()
     builds = Builds(world, svc)
 
@@ -329,9 +312,7 @@ async def test_a_retry_without_a_place_here_is_left_to_whichever_run_has_one(
 
 
 async def test_a_full_run_leaves_a_retry_to_a_sibling_that_has_a_slot(world: World, svc: Service):
-    """
-    It would wait there as long as what runs; its deadline would not end it any more.
-    """
+    """It would wait there as long as what runs; its deadline would not end it any more."""
     doors = Doors()
     builds = Builds(world, svc)
 
@@ -361,9 +342,7 @@ async def test_a_full_run_leaves_a_retry_to_a_sibling_that_has_a_slot(world: Wor
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
 async def test_a_retry_whose_commit_is_in_doubt_runs_once(world: World, svc: Service, fault: Fault):
-    """
-    The row may be ours, and this run does not know it: it is found, and runs.
-    """
+    """The row may be ours, and this run does not know it: it is found, and runs."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -380,9 +359,7 @@ async def test_a_retry_whose_commit_is_in_doubt_runs_once(world: World, svc: Ser
 
 
 async def test_a_retry_of_a_method_that_is_gone_is_errored(world: World, svc: Service):
-    """
-    As any row: there is no sibling that serves it.
-    """
+    """As any row: there is no sibling that serves it."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -403,9 +380,7 @@ async def test_a_retry_of_a_method_that_is_gone_is_errored(world: World, svc: Se
 async def test_a_retry_of_a_method_that_only_a_sibling_has_is_left_to_it(
     world: World, svc: Service
 ):
-    """
-    A rolling upgrade: the newer run carries the order out, the older one runs the task.
-    """
+    """A rolling upgrade: the newer run carries the order out, the older one runs the task."""
     builds = Builds(world, svc)
     await builds.start(host="old")
     await builds.park(memory_mb=5)

@@ -32,8 +32,8 @@ def svc() -> Service:
 
 
 async def test_a_duplicate_is_answered_by_what_is_true_then(world: World, svc: Service):
-    """
-    While it waits: as its caller was; while it runs again: by its end; after that: by its end too.
+    """While it waits: as its caller was; while it runs again: by its end; after that: by its end
+    too.
     """
     doors = Doors()
     site = Site(world, svc)
@@ -75,9 +75,7 @@ async def test_a_duplicate_is_answered_by_what_is_true_then(world: World, svc: S
 async def test_a_caller_of_the_second_attempt_hears_that_it_is_parked_again(
     world: World, svc: Service
 ):
-    """
-    With the version that holds then.
-    """
+    """With the version that holds then."""
     doors = Doors()
     site = Site(world, svc)
 
@@ -104,9 +102,7 @@ async def test_a_caller_of_the_second_attempt_hears_that_it_is_parked_again(
 
 
 async def test_other_content_under_its_id_is_refused(world: World, svc: Service):
-    """
-    A parked task keeps its id as any other.
-    """
+    """A parked task keeps its id as any other."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
@@ -126,9 +122,7 @@ async def test_other_content_under_its_id_is_refused(world: World, svc: Service)
 async def test_a_duplicate_after_an_end_hears_how_it_ended(
     world: World, svc: Service, verb: str, error: type[Exception], text: str
 ):
-    """
-    By the record; nothing is started.
-    """
+    """By the record; nothing is started."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
@@ -145,8 +139,7 @@ async def test_a_duplicate_after_an_end_hears_how_it_ended(
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("verb", ["retry", "give_up", "cancel"])
 async def test_arguments_are_purged_with_the_end(world: World, svc: Service, verb: str, keep: bool):
-    """
-    Kept while it waits and until the errored hook has had them; then only where an operator may
+    """Kept while it waits and until the errored hook has had them; then only where an operator may
     retry, and the setting says so.
     """
     builds = Builds(world, svc)
@@ -164,9 +157,7 @@ async def test_arguments_are_purged_with_the_end(world: World, svc: Service, ver
 
 
 async def test_without_a_hook_arguments_are_purged_too(world: World, svc: Service):
-    """
-    Whatever run looks after the end finds that there is no hook to call.
-    """
+    """Whatever run looks after the end finds that there is no hook to call."""
     builds = Builds(world, svc, hook=False)
     await builds.start(keep_failed_arguments=False)
     await builds.park(memory_mb=5)
@@ -177,9 +168,7 @@ async def test_without_a_hook_arguments_are_purged_too(world: World, svc: Servic
 
 
 async def test_an_operator_may_run_again_what_has_expired(world: World, svc: Service):
-    """
-    It may wait anew, as if it had just been accepted, under the next version.
-    """
+    """It may wait anew, as if it had just been accepted, under the next version."""
     builds = Builds(world, svc)
     life = await builds.start(pending_timeout_s=60)
     first = await builds.park(memory_mb=5)
@@ -201,9 +190,7 @@ async def test_an_operator_may_run_again_what_has_expired(world: World, svc: Ser
 
 
 async def test_a_retry_goes_on_from_the_cursor(world: World, svc: Service):
-    """
-    What was done before no capacity was found is not done again.
-    """
+    """What was done before no capacity was found is not done again."""
     site = Site(world, svc)
     seen: list[int] = []
 
@@ -228,9 +215,7 @@ async def test_a_retry_goes_on_from_the_cursor(world: World, svc: Service):
 async def test_a_retry_that_replaces_nothing_goes_on_from_the_cursor(
     world: World, svc: Service, args: dict[str, Any]
 ):
-    """
-    No arguments, or those that it has.
-    """
+    """No arguments, or those that it has."""
     site = Site(world, svc)
     seen: list[int] = []
 
@@ -251,9 +236,7 @@ async def test_a_retry_that_replaces_nothing_goes_on_from_the_cursor(
 
 
 async def test_a_retry_with_other_arguments_begins_anew(world: World, svc: Service):
-    """
-    A cursor is progress with the arguments before; nothing of the new ones is left out.
-    """
+    """A cursor is progress with the arguments before; nothing of the new ones is left out."""
     site = Site(world, svc)
     seen: list[str] = []
 
@@ -327,9 +310,7 @@ class Parts:
 
 
 async def test_a_handler_that_undoes_its_work_sets_its_cursor_back(world: World, svc: Service):
-    """
-    `ctx.safe_point(None)`: the next attempt begins at the first step.
-    """
+    """`ctx.safe_point(None)`: the next attempt begins at the first step."""
     parts = Parts(Site(world, svc))
     await parts.site.start()
     await parts.cast(parts.build)
@@ -343,9 +324,7 @@ async def test_a_handler_that_undoes_its_work_sets_its_cursor_back(world: World,
 async def test_a_plain_handler_that_undoes_its_work_sets_its_cursor_back(
     world: World, svc: Service
 ):
-    """
-    `ctx.safe_point_in_thread(None)` returns when it is committed.
-    """
+    """`ctx.safe_point_in_thread(None)` returns when it is committed."""
     parts = Parts(Site(world, svc))
     await parts.site.start()
     await parts.cast(parts.build_in_thread)
@@ -356,9 +335,7 @@ async def test_a_plain_handler_that_undoes_its_work_sets_its_cursor_back(
 
 
 async def test_a_drain_stops_at_a_cursor_that_is_set_back(world: World, svc: Service):
-    """
-    Nothing is undone, and the next start begins at the first step.
-    """
+    """Nothing is undone, and the next start begins at the first step."""
     parts = Parts(Site(world, svc))
     life = await parts.site.start()
     await parts.cast(parts.build)
@@ -379,9 +356,7 @@ async def test_a_drain_stops_at_a_cursor_that_is_set_back(world: World, svc: Ser
 async def test_a_crash_behind_a_cursor_that_is_set_back_leaves_nothing_out(
     world: World, svc: Service
 ):
-    """
-    It is committed before anything is undone, and does not count as progress.
-    """
+    """It is committed before anything is undone, and does not count as progress."""
     parts = Parts(Site(world, svc))
     life = await parts.site.start()
     await parts.cast(parts.build)
@@ -396,9 +371,7 @@ async def test_a_crash_behind_a_cursor_that_is_set_back_leaves_nothing_out(
 
 
 async def test_a_process_that_dies_in_a_retry_leads_to_its_policy(world: World, svc: Service):
-    """
-    `retry` runs it again, where it may be parked again: same deadline, next version.
-    """
+    """`retry` runs it again, where it may be parked again: same deadline, next version."""
     site = Site(world, svc)
     doors = Doors()
 
@@ -425,8 +398,7 @@ async def test_a_process_that_dies_in_a_retry_leads_to_its_policy(world: World, 
 
 
 async def test_who_is_parked_is_no_suspect_any_more(world: World, svc: Service):
-    """
-    It was at work in two processes that died, ran apart, and ended by itself: its crashes do not
+    """It was at work in two processes that died, ran apart, and ended by itself: its crashes do not
     count at its next attempt.
     """
     site = Site(world, svc)
@@ -458,9 +430,7 @@ async def test_who_is_parked_is_no_suspect_any_more(world: World, svc: Service):
 
 @pytest.mark.parametrize("where", ["probe", "errored hook"])
 async def test_no_capacity_of_a_hook_parks_nothing(world: World, svc: Service, where: str):
-    """
-    A probe that raises is asked again; a hook that raises has failed. The task does not wait.
-    """
+    """A probe that raises is asked again; a hook that raises has failed. The task does not wait."""
     world.expects_faults = True
     asked: list[str] = []
 
@@ -494,9 +464,7 @@ async def test_no_capacity_of_a_hook_parks_nothing(world: World, svc: Service, w
 
 
 async def test_a_probe_s_verdict_may_be_no_capacity_as_a_failure(world: World, svc: Service):
-    """
-    Fail ends it; Retry runs it again, and that attempt may be parked.
-    """
+    """Fail ends it; Retry runs it again, and that attempt may be parked."""
     site = Site(world, svc)
 
     @svc.rpc(on_interrupt="probe", settle=0)
@@ -524,9 +492,8 @@ async def test_a_probe_s_verdict_may_be_no_capacity_as_a_failure(world: World, s
 
 
 async def test_a_caller_behind_a_slow_broker_is_answered_once_by_either(world: World, svc: Service):
-    """
-    The transport takes no reply for a while; the task is retried meanwhile. The first answer that
-    leaves counts, and none is left.
+    """The transport takes no reply for a while; the task is retried meanwhile. The first answer
+    that leaves counts, and none is left.
     """
     world.expects_faults = True
     builds = Builds(world, svc)
@@ -546,8 +513,8 @@ async def test_a_caller_behind_a_slow_broker_is_answered_once_by_either(world: W
 
 
 async def test_waiting_tasks_keep_the_accounts_even(world: World, svc: Service):
-    """
-    At each step what was accepted is on record, and a drain of a run with parked tasks ends with 0.
+    """At each step what was accepted is on record, and a drain of a run with parked tasks ends
+    with 0.
     """
     builds = Builds(world, svc)
     life = await builds.start()

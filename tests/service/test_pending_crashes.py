@@ -59,9 +59,7 @@ async def has_settled(world: World, builds: Builds) -> None:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("point", PARKING)
 async def test_a_crash_while_it_is_parked(world: World, svc: Service, point: Point, side: Side):
-    """
-    The attempt counts as it is on record; its caller is answered, each step reported.
-    """
+    """The attempt counts as it is on record; its caller is answered, each step reported."""
     builds = Builds(world, svc, settle=0)
     life = await builds.start()
     life.crash_at(point, side)
@@ -87,8 +85,7 @@ async def test_a_crash_while_it_is_parked(world: World, svc: Service, point: Poi
 async def test_a_crash_while_it_is_moved(
     world: World, svc: Service, point: Point, side: Side, verb: str
 ):
-    """
-    The resolver orders again if it has heard nothing: the order was done, or is done now, once.
+    """The resolver orders again if it has heard nothing: the order was done, or is done now, once.
     What runs again may have begun before the notification is sent.
     """
     builds = Builds(world, svc, settle=0)
@@ -122,9 +119,7 @@ async def test_a_crash_while_it_is_moved(
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("there", [True, False])
 async def test_a_crash_while_it_expires(world: World, svc: Service, side: Side, there: bool):
-    """
-    In the sweep of a run, and in that of a start: one end, one hook, one report.
-    """
+    """In the sweep of a run, and in that of a start: one end, one hook, one report."""
     builds = Builds(world, svc)
     life = await builds.start(pending_timeout_s=60)
     await builds.park(memory_mb=5)
@@ -158,9 +153,7 @@ async def test_a_crash_while_it_expires(world: World, svc: Service, side: Side, 
 async def test_a_commit_of_unknown_end_is_made_good(
     world: World, svc: Service, point: Point, fault: Fault, times: int
 ):
-    """
-    Parked once, moved once, and reported at least once under one id.
-    """
+    """Parked once, moved once, and reported at least once under one id."""
     world.expects_faults = True
     builds = Builds(world, svc)
     life = await builds.start()
@@ -187,9 +180,7 @@ async def test_a_commit_of_unknown_end_is_made_good(
 async def test_a_broken_store_ends_the_run_and_the_next_one_goes_on(
     world: World, svc: Service, point: Point
 ):
-    """
-    Exit 70; what was not committed is done again, and nobody is built twice.
-    """
+    """Exit 70; what was not committed is done again, and nobody is built twice."""
     world.expects_faults = True
     builds = Builds(world, svc, settle=0)
     life = await builds.start()

@@ -25,9 +25,7 @@ def svc() -> Service:
 
 @pytest.mark.parametrize("timeout_s", [5.0, 31.0, TIMEOUT_S])
 async def test_a_run_ends_a_task_at_its_deadline(world: World, svc: Service, timeout_s: float):
-    """
-    ERRORED(expired) within a second, its errored hook called once, and reported.
-    """
+    """ERRORED(expired) within a second, its errored hook called once, and reported."""
     builds = Builds(world, svc)
     life = await builds.start(pending_timeout_s=timeout_s)
     begun = now()
@@ -49,9 +47,7 @@ async def test_a_run_ends_a_task_at_its_deadline(world: World, svc: Service, tim
 
 
 async def test_a_second_task_with_an_earlier_deadline_is_not_late(world: World, svc: Service):
-    """
-    A pause of recovery that was made for a later deadline is cut short by an earlier one.
-    """
+    """A pause of recovery that was made for a later deadline is cut short by an earlier one."""
     builds = Builds(world, svc)
 
     @svc.rpc(on_interrupt="retry", pending_timeout="10s")
@@ -71,9 +67,7 @@ async def test_a_second_task_with_an_earlier_deadline_is_not_late(world: World, 
 
 
 async def test_a_method_has_a_timeout_of_its_own(world: World, svc: Service):
-    """
-    `pending_timeout` of the method goes before the setting.
-    """
+    """`pending_timeout` of the method goes before the setting."""
     builds = Builds(world, svc, pending_timeout="2m")
     await builds.start(pending_timeout_s=20)
     begun = world.clock.wall()
@@ -84,9 +78,7 @@ async def test_a_method_has_a_timeout_of_its_own(world: World, svc: Service):
 
 
 async def test_parked_again_behind_its_deadline_it_expires_at_once(world: World, svc: Service):
-    """
-    A last attempt that was begun in time may run; it does not get more time to wait.
-    """
+    """A last attempt that was begun in time may run; it does not get more time to wait."""
 
     @svc.rpc(on_interrupt="retry", pending_timeout="10s")
     async def slow(ctx: Context) -> None:
@@ -108,8 +100,8 @@ async def test_parked_again_behind_its_deadline_it_expires_at_once(world: World,
 
 
 async def test_the_next_start_ends_it_before_it_takes_requests(world: World, svc: Service):
-    """
-    With nobody there it stays; then it is no longer PENDING when the first request is answered.
+    """With nobody there it stays; then it is no longer PENDING when the first request is
+    answered.
     """
     builds = Builds(world, svc)
     life = await builds.start()
@@ -127,8 +119,8 @@ async def test_the_next_start_ends_it_before_it_takes_requests(world: World, svc
 
 
 async def test_two_runs_end_it_once(world: World, svc: Service):
-    """
-    Both look at the same moment: one end, one hook, one notification, one record, of each task.
+    """Both look at the same moment: one end, one hook, one notification, one record, of each
+    task.
     """
     builds = Builds(world, svc)
     await builds.start(host="a", pending_timeout_s=SHORT_S)
@@ -147,9 +139,7 @@ async def test_two_runs_end_it_once(world: World, svc: Service):
 
 
 async def test_a_retry_at_the_deadline_meets_one_end(world: World, svc: Service):
-    """
-    It runs, or it has expired: never both.
-    """
+    """It runs, or it has expired: never both."""
     builds = Builds(world, svc)
     await builds.start(host="a", pending_timeout_s=SHORT_S)
     await builds.start(host="b", pending_timeout_s=SHORT_S)
@@ -178,9 +168,7 @@ async def test_a_retry_at_the_deadline_meets_one_end(world: World, svc: Service)
 async def test_a_clock_that_is_set_neither_hurries_nor_delays(
     world: World, svc: Service, by_s: float, runs: int
 ):
-    """
-    What waits keeps its own length, also where several runs see the clock being set.
-    """
+    """What waits keeps its own length, also where several runs see the clock being set."""
     builds = Builds(world, svc)
     for number in range(runs):
         await builds.start(host=f"node-{number}", pending_timeout_s=SHORT_S)
@@ -204,8 +192,7 @@ async def test_a_clock_that_is_set_neither_hurries_nor_delays(
 async def test_a_run_that_begins_nothing_still_ends_tasks_at_their_deadline(
     world: World, svc: Service, phase: str
 ):
-    """
-    In a quiet, and in a drain; their hooks are called when it takes requests again, or by the
+    """In a quiet, and in a drain; their hooks are called when it takes requests again, or by the
     next start.
     """
     builds = Builds(world, svc)
@@ -245,9 +232,7 @@ async def test_a_run_that_begins_nothing_still_ends_tasks_at_their_deadline(
 
 
 async def test_a_run_that_starts_ends_tasks_at_their_deadline(world: World, svc: Service):
-    """
-    Its `on_start` may take longer than they wait; their hooks are called when it is ready.
-    """
+    """Its `on_start` may take longer than they wait; their hooks are called when it is ready."""
     builds = Builds(world, svc)
     life = await builds.start(pending_timeout_s=40)
     begun = now()
@@ -276,9 +261,7 @@ async def test_a_run_that_starts_ends_tasks_at_their_deadline(world: World, svc:
 async def test_a_sibling_ends_what_a_killed_run_has_parked_in_time(
     world: World, svc: Service, phase: str
 ):
-    """
-    Nobody tells it of the deadline: it looks as often as the shortest time-out.
-    """
+    """Nobody tells it of the deadline: it looks as often as the shortest time-out."""
     builds = Builds(world, svc)
     doors = Doors()
     life = await builds.start(pending_timeout_s=12)
@@ -309,9 +292,7 @@ async def test_a_sibling_ends_what_a_killed_run_has_parked_in_time(
 
 
 async def test_a_task_ends_at_its_deadline_while_a_stop_hook_runs(world: World, svc: Service):
-    """
-    To the end of the process: nobody may be there after it.
-    """
+    """To the end of the process: nobody may be there after it."""
     builds = Builds(world, svc)
 
     @svc.on_stop
@@ -327,9 +308,7 @@ async def test_a_task_ends_at_its_deadline_while_a_stop_hook_runs(world: World, 
 
 
 async def test_many_hooks_are_called_one_after_the_other(world: World, svc: Service):
-    """
-    Not so many in each period of recovery.
-    """
+    """Not so many in each period of recovery."""
     builds = Builds(world, svc)
     await builds.start(pending_timeout_s=60)
     for number in range(250):
@@ -342,9 +321,7 @@ async def test_many_hooks_are_called_one_after_the_other(world: World, svc: Serv
 
 
 async def test_a_duplicate_of_what_has_expired_is_told_so(world: World, svc: Service):
-    """
-    By the record: nothing is started for it.
-    """
+    """By the record: nothing is started for it."""
     builds = Builds(world, svc)
     await builds.start(pending_timeout_s=60)
     await builds.park(memory_mb=5)
@@ -355,8 +332,7 @@ async def test_a_duplicate_of_what_has_expired_is_told_so(world: World, svc: Ser
 
 
 async def test_no_more_than_pending_max_wait(world: World, svc: Service):
-    """
-    The next one has failed, with the limit in its text, and is counted; each that leaves makes
+    """The next one has failed, with the limit in its text, and is counted; each that leaves makes
     room for another; another service's tasks do not count.
     """
     other = Service("network")
@@ -383,8 +359,8 @@ async def test_no_more_than_pending_max_wait(world: World, svc: Service):
 
 
 async def test_a_task_that_runs_again_may_find_its_place_taken(world: World, svc: Service):
-    """
-    The limit is one of the service: another task was parked meanwhile, and this one has failed.
+    """The limit is one of the service: another task was parked meanwhile, and this one has
+    failed.
     """
     doors = Doors()
     builds = Builds(world, svc)
@@ -415,9 +391,7 @@ async def test_a_task_that_runs_again_may_find_its_place_taken(world: World, svc
 async def test_a_sweep_whose_commit_is_in_doubt_has_one_end(
     world: World, svc: Service, fault: Fault, there: bool
 ):
-    """
-    With a run there, and at a start; one hook, one record, one notification.
-    """
+    """With a run there, and at a start; one hook, one record, one notification."""
     world.expects_faults = True
     builds = Builds(world, svc)
     life = await builds.start(pending_timeout_s=SHORT_S)

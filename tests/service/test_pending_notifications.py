@@ -72,9 +72,7 @@ async def order_on_disk(world: World, verb: Verb, task_id: str = "t") -> None:
 async def test_a_stop_waits_for_what_is_being_sent(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A drain that begins before the broker has confirmed them does not send them again.
-    """
+    """A drain that begins before the broker has confirmed them does not send them again."""
     at_once, draining = PlayedTransport.publish, asyncio.Event()
 
     async def confirmed_late(transport: PlayedTransport, queue: Queue, message: Message) -> None:
@@ -96,8 +94,8 @@ async def test_a_stop_waits_for_what_is_being_sent(
 
 
 async def test_what_was_sent_is_struck_with_the_next_commit(world: World, svc: Service):
-    """
-    Or a second later, where none comes: a commit for it alone would be one more for each step.
+    """Or a second later, where none comes: a commit for it alone would be one more for each
+    step.
     """
     builds = Builds(world, svc)
     await builds.start()
@@ -116,9 +114,7 @@ async def test_what_was_sent_is_struck_with_the_next_commit(world: World, svc: S
 
 
 async def test_parking_sends_both_with_all_their_fields(world: World, svc: Service):
-    """
-    What a resolver needs to act, and of the caller's context what the setting names.
-    """
+    """What a resolver needs to act, and of the caller's context what the setting names."""
     builds = Builds(world, svc)
     await builds.start(notification_context="project_id,user_id")
     context = {"project_id": "p1", "user_id": "ann", "password": "s3cret"}
@@ -163,9 +159,7 @@ async def test_parking_sends_both_with_all_their_fields(world: World, svc: Servi
 
 
 async def test_another_topic_is_used_where_the_setting_names_it(world: World, svc: Service):
-    """
-    The name of the service stands for itself in it.
-    """
+    """The name of the service stands for itself in it."""
     builds = Builds(world, svc)
     await builds.start(notification_topic="alerts-{topic}")
     await park_cast(builds)
@@ -180,9 +174,8 @@ async def test_another_topic_is_used_where_the_setting_names_it(world: World, sv
 
 @pytest.mark.parametrize("end", ["succeeded", "failed"])
 async def test_the_end_of_a_retried_task_is_reported_at_once(world: World, svc: Service, end: str):
-    """
-    With the fields that each `task.update` has, in the commit of the end: a resolver that follows
-    the task hears what became of it.
+    """With the fields that each `task.update` has, in the commit of the end: a resolver that
+    follows the task hears what became of it.
     """
     builds = Builds(world, svc)
     life = await builds.start()
@@ -220,9 +213,7 @@ async def test_the_end_of_a_retried_task_is_reported_at_once(world: World, svc: 
 
 
 async def test_a_task_that_never_waited_ends_without_a_notification(world: World, svc: Service):
-    """
-    No row of the outbox and no message: those who never wait pay nothing.
-    """
+    """No row of the outbox and no message: those who never wait pay nothing."""
     builds = Builds(world, svc)
     await builds.start()
     builds.free = 5
@@ -234,9 +225,7 @@ async def test_a_task_that_never_waited_ends_without_a_notification(world: World
 
 
 async def test_each_notification_names_the_resource_of_an_ops_method(world: World, svc: Service):
-    """
-    It takes no lease of it; a resolver still finds the task by it, at its end, too.
-    """
+    """It takes no lease of it; a resolver still finds the task by it, at its end, too."""
     builds = Builds(world, svc)
 
     @svc.ops(resource="vm", on_interrupt="retry")
@@ -261,9 +250,7 @@ async def test_each_notification_names_the_resource_of_an_ops_method(world: Worl
 async def test_an_operator_s_end_of_a_retried_task_is_reported(
     world: World, svc: Service, how: str
 ):
-    """
-    CANCELLED, whether its handler ran or no run worked on it.
-    """
+    """CANCELLED, whether its handler ran or no run worked on it."""
     builds = Builds(world, svc, on_interrupt="error", settle=600)
     life = await builds.start()
     await builds.park()
@@ -286,9 +273,7 @@ async def test_an_operator_s_end_of_a_retried_task_is_reported(
 
 
 async def test_what_recovery_makes_of_a_retried_task_is_reported(world: World, svc: Service):
-    """
-    Its run has died in its handler, and its policy does not run it again: ERRORED.
-    """
+    """Its run has died in its handler, and its policy does not run it again: ERRORED."""
     builds = Builds(world, svc, on_interrupt="error")
     life = await builds.start()
     await builds.park()
@@ -309,9 +294,7 @@ async def test_what_recovery_makes_of_a_retried_task_is_reported(world: World, s
 async def test_a_task_that_an_operator_has_retried_ends_without_a_deadline(
     world: World, svc: Service
 ):
-    """
-    `gracekit tasks retry` of a task that was given up takes its deadline away; none is shown.
-    """
+    """`gracekit tasks retry` of a task that was given up takes its deadline away; none is shown."""
     builds = Builds(world, svc, hook=False)
     life = await builds.start()
     await builds.park()
@@ -332,8 +315,7 @@ async def test_a_task_that_an_operator_has_retried_ends_without_a_deadline(
 
 
 async def test_a_task_is_parked_while_the_broker_is_away(world: World, svc: Service):
-    """
-    Its notifications stay, and are sent when the broker is back; the trouble is logged once, and
+    """Its notifications stay, and are sent when the broker is back; the trouble is logged once, and
     so is its end.
     """
     builds = Builds(world, svc)
@@ -356,8 +338,7 @@ async def test_a_task_is_parked_while_the_broker_is_away(world: World, svc: Serv
 
 
 async def test_what_nobody_needs_any_more_is_not_sent(world: World, svc: Service):
-    """
-    Notifications end with the deadline of their task, in the outbox and in the queue; those that
+    """Notifications end with the deadline of their task, in the outbox and in the queue; those that
     could not be sent are counted.
     """
     builds = Builds(world, svc)
@@ -376,9 +357,7 @@ async def test_what_nobody_needs_any_more_is_not_sent(world: World, svc: Service
 
 
 async def test_what_nobody_reads_leaves_the_queue_in_the_end(world: World, svc: Service):
-    """
-    No queue grows without end where there is no resolver.
-    """
+    """No queue grows without end where there is no resolver."""
     builds = Builds(world, svc)
     await builds.start(pending_timeout_s=700)
     for number in range(5):
@@ -393,9 +372,7 @@ async def test_what_nobody_reads_leaves_the_queue_in_the_end(world: World, svc: 
 
 
 async def test_many_notifications_are_sent_after_a_long_absence(world: World, svc: Service):
-    """
-    Each once: more than are sent at one time.
-    """
+    """Each once: more than are sent at one time."""
     builds = Builds(world, svc)
     life = await builds.start(pending_max=1000)
     cut_off(life, times=10_000)
@@ -418,9 +395,7 @@ async def test_many_notifications_are_sent_after_a_long_absence(world: World, sv
 async def test_what_a_run_has_not_sent_is_sent_by_another(
     world: World, svc: Service, who: str, how: str
 ):
-    """
-    A living sibling takes it over, or the next start does: the same messages, each once.
-    """
+    """A living sibling takes it over, or the next start does: the same messages, each once."""
     builds = Builds(world, svc)
     life = await builds.start(host="a")
     cut_off(life)
@@ -446,8 +421,8 @@ async def test_what_a_run_has_not_sent_is_sent_by_another(
 async def test_what_an_operators_command_leaves_is_done_by_a_run(
     world: World, svc: Service, verb: Verb, there: bool
 ):
-    """
-    A living one within its next pass, or the next start: notification, hook, and the retry itself.
+    """A living one within its next pass, or the next start: notification, hook, and the retry
+    itself.
     """
     builds = Builds(world, svc)
     life = await builds.start()
@@ -475,9 +450,7 @@ async def test_what_an_operators_command_leaves_is_done_by_a_run(
 
 
 async def test_another_service_s_runs_leave_them_alone(world: World, svc: Service):
-    """
-    Each service sends its own, also where they share a store.
-    """
+    """Each service sends its own, also where they share a store."""
     builds = Builds(world, svc)
     life = await builds.start()
     cut_off(life)

@@ -34,9 +34,7 @@ def deep(levels: int) -> Any:
 
 @pytest.mark.parametrize("odd", [deep(25), "x" * 300_000], ids=["deep", "large"])
 async def test_an_odd_context_is_left_out_of_notifications(world: World, svc: Service, odd: Any):
-    """
-    The rest of that notification comes, and so do those of other tasks.
-    """
+    """The rest of that notification comes, and so do those of other tasks."""
     builds = Builds(world, svc)
     await builds.start()
     client = (await builds.client()).prepare(context={"project_id": odd, "user_id": "u"})
@@ -51,9 +49,7 @@ async def test_an_odd_context_is_left_out_of_notifications(world: World, svc: Se
 
 
 async def test_what_no_message_carries_is_dropped_and_counted(world: World, svc: Service):
-    """
-    It keeps none of the others.
-    """
+    """It keeps none of the others."""
     builds = Builds(world, svc)
     life = await builds.start()
     life.plan("publish", Fault.REFUSED, times=1000)
@@ -81,8 +77,8 @@ class BareError(NoCapacity):
 
 @pytest.mark.parametrize("is_on", [True, False])
 async def test_a_subclass_without_requested_is_one_attempt(world: World, is_on: bool):
-    """
-    Its task is parked, or fails, as that of any NoCapacity; so does one that was changed since.
+    """Its task is parked, or fails, as that of any NoCapacity; so does one that was changed
+    since.
     """
     svc, begun = Service("compute", task_api=True), list[str]()
 
@@ -112,9 +108,7 @@ async def test_a_subclass_without_requested_is_one_attempt(world: World, is_on: 
 
 
 async def test_a_callee_s_parked_is_not_the_caller_s(world: World, svc: Service):
-    """
-    A handler that lets `Parked` pass has failed, and its caller gets no other task's id.
-    """
+    """A handler that lets `Parked` pass has failed, and its caller gets no other task's id."""
 
     @svc.rpc
     async def front(ctx: Context) -> None:
@@ -132,9 +126,7 @@ async def test_a_callee_s_parked_is_not_the_caller_s(world: World, svc: Service)
 
 
 async def test_cancel_pending_looks_again_after_a_lost_commit(world: World, svc: Service):
-    """
-    A commit of unknown end is not somebody else's order: the task is cancelled all the same.
-    """
+    """A commit of unknown end is not somebody else's order: the task is cancelled all the same."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -146,9 +138,7 @@ async def test_cancel_pending_looks_again_after_a_lost_commit(world: World, svc:
 
 
 async def test_an_order_that_comes_while_parking_is_refused_counts(world: World, svc: Service):
-    """
-    It was answered as taken, so the task ends by it and does not wait.
-    """
+    """It was answered as taken, so the task ends by it and does not wait."""
     builds = Builds(world, svc)
     life = await builds.start()
     life.plan(Point.PARK, Fault.REFUSED, times=1000)
@@ -166,9 +156,7 @@ async def test_an_order_that_comes_while_parking_is_refused_counts(world: World,
 
 
 async def test_rows_of_a_run_that_was_adopted_before_are_sent(world: World, svc: Service):
-    """
-    It was taken for dead and wrote them before it noticed.
-    """
+    """It was taken for dead and wrote them before it noticed."""
     builds = Builds(world, svc)
     life = await builds.start()
     life.crash_at(Point.PARK, "after")
@@ -188,9 +176,7 @@ async def test_rows_of_a_run_that_was_adopted_before_are_sent(world: World, svc:
 
 
 async def test_a_clock_set_while_it_runs_again_leaves_its_time(world: World, svc: Service):
-    """
-    Parked a second time, it waits until the moment that the first parking meant.
-    """
+    """Parked a second time, it waits until the moment that the first parking meant."""
     builds = Builds(world, svc)
     go_on = asyncio.Event()
 
@@ -218,9 +204,7 @@ async def test_a_clock_set_while_it_runs_again_leaves_its_time(world: World, svc
 
 
 async def test_a_set_clock_drops_no_notification(world: World, svc: Service):
-    """
-    What waits for the broker is sent when it is back, as the task waits too.
-    """
+    """What waits for the broker is sent when it is back, as the task waits too."""
     builds = Builds(world, svc)
     life = await builds.start()
     life.plan("publish", Fault.REFUSED, times=1000)
@@ -236,9 +220,7 @@ async def test_a_set_clock_drops_no_notification(world: World, svc: Service):
 
 
 async def test_an_old_next_check_does_not_keep_a_retried_task(world: World, svc: Service):
-    """
-    What a row had waited for before it ran is over when its task is parked.
-    """
+    """What a row had waited for before it ran is over when its task is parked."""
     go_on = asyncio.Event()
 
     @svc.rpc(on_interrupt="retry")

@@ -41,8 +41,8 @@ async def by_control(world: World, life: Life, verb: str, task_id: str = "t") ->
 
 @pytest.mark.parametrize("verb", ORDERS)
 async def test_a_resolver_gets_a_task_out(world: World, svc: Service, verb: str):
-    """
-    Retry runs it, give up calls the errored hook, cancel ends it; each is on record and notified.
+    """Retry runs it, give up calls the errored hook, cancel ends it; each is on record and
+    notified.
     """
     builds = Builds(world, svc)
     await builds.start()
@@ -69,9 +69,7 @@ async def test_a_resolver_gets_a_task_out(world: World, svc: Service, verb: str)
 
 @pytest.mark.parametrize("verb", ["retry", "fail", "cancel", "give_up"])
 async def test_an_operator_gets_a_task_out(world: World, svc: Service, verb: str):
-    """
-    The control verbs of any run of the service do it, and are notified at once.
-    """
+    """The control verbs of any run of the service do it, and are notified at once."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -96,9 +94,7 @@ async def test_an_operator_gets_a_task_out(world: World, svc: Service, verb: str
 
 
 async def test_a_handler_takes_its_resource_s_parked_tasks_along(world: World, svc: Service):
-    """
-    `ctx.cancel_pending` cancels those of that resource alone, and says how many.
-    """
+    """`ctx.cancel_pending` cancels those of that resource alone, and says how many."""
     builds = Builds(world, svc)
     await builds.start()
     for task_id, vm in (("a", "v"), ("b", "v"), ("c", "w")):
@@ -116,9 +112,7 @@ async def test_a_handler_takes_its_resource_s_parked_tasks_along(world: World, s
 
 @pytest.mark.parametrize("odd", [None, "", "\ud800", ["v"], "x" * 256, 1.0, True])
 async def test_cancel_pending_refuses_what_is_no_id(world: World, svc: Service, odd: object):
-    """
-    It would cancel nothing, and say so as if nothing waited.
-    """
+    """It would cancel nothing, and say so as if nothing waited."""
     site = Site(world, svc)
 
     @svc.rpc(resource="vm", on_interrupt="retry")
@@ -138,9 +132,7 @@ async def test_cancel_pending_refuses_what_is_no_id(world: World, svc: Service, 
 async def test_cancel_pending_touches_neither_another_service_nor_what_runs(
     world: World, svc: Service
 ):
-    """
-    Kinds and ids of resources are one service's own; a task that runs again is at work.
-    """
+    """Kinds and ids of resources are one service's own; a task that runs again is at work."""
     other = Service("network")
     builds, others = Builds(world, svc), Builds(world, other)
     await builds.start()
@@ -237,8 +229,8 @@ TABLE = {
 async def test_an_order_of_a_resolver_in_each_state(
     world: World, svc: Service, state: str, verb: str
 ):
-    """
-    Only what is PENDING moves; else the answer says why not, or that this very order was done.
+    """Only what is PENDING moves; else the answer says why not, or that this very order was
+    done.
     """
     stages = Stages(world, svc)
     await stages.bring(state)
@@ -263,8 +255,8 @@ async def test_an_order_of_a_resolver_in_each_state(
 @pytest.mark.parametrize("verb", ["retry", "fail", "cancel", "give_up"])
 @pytest.mark.parametrize("state", ["accepted", "running", "succeeded", "cancelled"])
 async def test_give_up_is_for_parked_tasks_alone(world: World, svc: Service, state: str, verb: str):
-    """
-    By a control verb: other orders keep their meaning in other states, this one is refused there.
+    """By a control verb: other orders keep their meaning in other states, this one is refused
+    there.
     """
     stages = Stages(world, svc)
     life = await stages.bring(state)
@@ -282,9 +274,7 @@ async def test_give_up_is_for_parked_tasks_alone(world: World, svc: Service, sta
 
 
 async def test_gone_says_how_it_ended(world: World, svc: Service):
-    """
-    State, reason and words, so that a resolver that is late knows all it needs.
-    """
+    """State, reason and words, so that a resolver that is late knows all it needs."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
@@ -300,9 +290,8 @@ async def test_gone_says_how_it_ended(world: World, svc: Service):
 async def test_parked_again_it_keeps_its_deadline_and_has_the_next_version(
     world: World, svc: Service
 ):
-    """
-    A task may be parked again and again, and not longer than it might wait at first; an order that
-    was decided on an earlier picture changes nothing.
+    """A task may be parked again and again, and not longer than it might wait at first; an order
+    that was decided on an earlier picture changes nothing.
     """
     builds = Builds(world, svc)
     await builds.start()
@@ -326,9 +315,7 @@ async def test_parked_again_it_keeps_its_deadline_and_has_the_next_version(
 
 @pytest.mark.parametrize("version", [0, -1, True, 1.5, "1", None, 2**70])
 async def test_a_version_that_cannot_be_is_refused(world: World, svc: Service, version: Any):
-    """
-    A whole number from 1 is; nothing is done.
-    """
+    """A whole number from 1 is; nothing is done."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
@@ -340,9 +327,7 @@ async def test_a_version_that_cannot_be_is_refused(world: World, svc: Service, v
 
 
 async def test_a_task_id_of_nobody_is_unknown(world: World, svc: Service):
-    """
-    Also one of another service in the same store.
-    """
+    """Also one of another service in the same store."""
     other = Service("network")
     builds, others = Builds(world, svc), Builds(world, other)
     await builds.start()
@@ -360,9 +345,7 @@ async def test_a_task_id_of_nobody_is_unknown(world: World, svc: Service):
 
 @pytest.mark.parametrize("verb", ORDERS)
 async def test_the_same_order_twice_is_one(world: World, svc: Service, verb: str):
-    """
-    At one moment, or one after the other: one start, one hook, one notification, one record.
-    """
+    """At one moment, or one after the other: one start, one hook, one notification, one record."""
     doors = Doors()
     builds = Builds(world, svc)
 
@@ -390,9 +373,7 @@ async def test_the_same_order_twice_is_one(world: World, svc: Service, verb: str
 
 
 async def test_of_different_orders_at_one_moment_one_is_done(world: World, svc: Service):
-    """
-    The others are told what became of it.
-    """
+    """The others are told what became of it."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.start(host="node-2")
@@ -413,9 +394,7 @@ async def test_of_different_orders_at_one_moment_one_is_done(world: World, svc: 
 
 
 async def test_an_operator_replaces_arguments_of_a_parked_task_alone(world: World, svc: Service):
-    """
-    The record names them. A task that is not parked any more is not touched.
-    """
+    """The record names them. A task that is not parked any more is not touched."""
     builds = Builds(world, svc)
     life = await builds.start()
     await builds.park(memory_mb=5)
@@ -438,9 +417,7 @@ async def test_an_operator_replaces_arguments_of_a_parked_task_alone(world: Worl
 
 
 async def test_arguments_in_which_a_serializer_finds_the_resource_stay(world: World, svc: Service):
-    """
-    They are texts that it makes objects of, so nobody can compare the resource.
-    """
+    """They are texts that it makes objects of, so nobody can compare the resource."""
     builds = Builds(world, svc)
     builds.build.reads_early = lambda _, args: ("vm", args["vm"])
     life = await builds.start()

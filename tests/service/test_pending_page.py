@@ -42,9 +42,7 @@ def table(text: str) -> list[list[str]]:
 
 
 def test_the_settings_are_listed_with_their_defaults():
-    """
-    In the words in which a user sets them.
-    """
+    """In the words in which a user sets them."""
     said = {cells[0].strip("`"): cells[1].strip("`") for cells in table(section("Settings"))}
     settings = Settings()
 
@@ -58,17 +56,13 @@ def test_the_settings_are_listed_with_their_defaults():
 
 
 def test_responsibility_passes_in_these_words():
-    """
-    Whoever turns PENDING on must have read them.
-    """
+    """Whoever turns PENDING on must have read them."""
     words = "Responsibility passes to the resolver the moment the task is parked."
     assert words in section("States").replace("\n", " ")
 
 
 def test_the_methods_of_the_task_api_are_listed_with_their_arguments():
-    """
-    Names, order and defaults.
-    """
+    """Names, order and defaults."""
     said = {cells[0].strip("`"): cells[1] for cells in table(section("The task API"))}
     assert list(said) == [method.name for method in task_methods()]
     for method in task_methods():
@@ -83,9 +77,7 @@ def test_the_methods_of_the_task_api_are_listed_with_their_arguments():
 
 @virtual
 async def test_the_fields_of_payloads_and_answers_are_listed():
-    """
-    Of both notifications, and of a task as the task API shows it.
-    """
+    """Of both notifications, and of a task as the task API shows it."""
     svc = Service("scheduler", task_api=True, defaults={"use_pending_state": True})
 
     @svc.rpc(resource="vm")
@@ -109,9 +101,7 @@ async def test_the_fields_of_payloads_and_answers_are_listed():
 
 
 def test_what_is_missing_is_kept_up_to_the_size_that_the_page_says():
-    """
-    4 KiB as JSON.
-    """
+    """4 KiB as JSON."""
     NoCapacity("no", requested={"a": "x" * 4000})
     with pytest.raises(InvalidArgumentsError, match="at most 4096"):
         NoCapacity("no", requested={"a": "x" * 4096})
@@ -147,9 +137,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_every_program_has_a_test():
-    """
-    One that is added to the page needs one here.
-    """
+    """One that is added to the page needs one here."""
     assert sorted(PROGRAMS) == [
         "ask.py",
         "listen.py",
@@ -162,9 +150,7 @@ def test_every_program_has_a_test():
 
 @pytest.mark.process
 def test_the_life_in_memory_prints_what_the_page_says(start: Start, tmp_path: Path):
-    """
-    A reader can copy it.
-    """
+    """A reader can copy it."""
     assert start("out", "waits.py").wait(WAIT_S) == 0
 
     assert (tmp_path / "out").read_text() == OUTPUTS[0]
@@ -172,9 +158,7 @@ def test_the_life_in_memory_prints_what_the_page_says(start: Start, tmp_path: Pa
 
 @pytest.mark.process
 async def test_service_caller_listener_and_resolver_work_together(start: Start, tmp_path: Path):
-    """
-    As processes, with a restart of the service while a task waits.
-    """
+    """As processes, with a restart of the service while a task waits."""
     service = ("-m", "gracekit", "run", "scheduler:svc")
 
     def has(name: str, text: str) -> bool:
@@ -206,9 +190,7 @@ async def test_service_caller_listener_and_resolver_work_together(start: Start, 
 async def test_a_listener_of_oslo_gets_what_is_missing(
     start: Start, tmp_path: Path, rabbit_url: str
 ):
-    """
-    With the flags and the exchange that the page names.
-    """
+    """With the flags and the exchange that the page names."""
     at_broker = {"GRACEKIT_TRANSPORT_URL": rabbit_url}
     url = rabbit_url.replace("amqp://", "rabbit://")
     start("log", "-m", "gracekit", "run", "scheduler:svc", **at_broker)

@@ -23,9 +23,7 @@ from tests.testing.virtual import virtual
 async def test_a_refusal_shows_the_value_with_its_type(
     verb: str, given: dict[str, object], told: str
 ):
-    """
-    A number that was sent as a text is seen to be one.
-    """
+    """A number that was sent as a text is seen to be one."""
     async with InMemoryService(Service("scheduler", task_api=True)) as one:
         tasks = one.prepare(ops=True, namespace="gracekit.tasks", version="1.1")
         with pytest.raises(TypeError) as caught:

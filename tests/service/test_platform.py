@@ -39,9 +39,7 @@ async def begin_drain(life: Life) -> float:
 async def test_a_drain_in_which_nothing_moves_asks_for_no_time(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    Whoever set the time-out of a stop meant it for a task that hangs; the status says so.
-    """
+    """Whoever set the time-out of a stop meant it for a task that hangs; the status says so."""
     doors = Doors()
 
     @svc.rpc
@@ -65,8 +63,8 @@ async def test_a_drain_in_which_nothing_moves_asks_for_no_time(
 async def test_an_open_hold_is_no_progress_and_the_end_of_one_is(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    With nothing running, time is asked for within a second of the end of a hold, and not before.
+    """With nothing running, time is asked for within a second of the end of a hold, and not
+    before.
     """
 
     @svc.rpc
@@ -92,9 +90,7 @@ async def test_an_open_hold_is_no_progress_and_the_end_of_one_is(
 async def test_a_drain_whose_tasks_go_on_ending_asks_for_time(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    Within a second of each end, for fifteen seconds more.
-    """
+    """Within a second of each end, for fifteen seconds more."""
     doors = Doors()
 
     @svc.rpc
@@ -120,9 +116,7 @@ async def test_a_drain_whose_tasks_go_on_ending_asks_for_time(
 
 
 async def test_a_safe_point_an_answer_and_a_step_are_progress():
-    """
-    And a start is none: a drain begins nothing that it did not have to.
-    """
+    """And a start is none: a drain begins nothing that it did not have to."""
     tracker, steps = Tracker(), BoundedSteps(Telemetry())
     task = TrackedTask(request_id="a", method="copy", lane=Lane.REQUESTS)
     ops = TrackedTask(request_id="b", method="ping", lane=Lane.OPS, holds_drain=False)
@@ -150,8 +144,8 @@ async def test_a_safe_point_an_answer_and_a_step_are_progress():
 async def test_a_task_that_is_expected_to_end_in_time_is_waited_for(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    Its method's history is why: time is asked for each second, and never beyond the hard limit.
+    """Its method's history is why: time is asked for each second, and never beyond the hard
+    limit.
     """
 
     @svc.rpc
@@ -177,9 +171,7 @@ async def test_a_task_that_is_expected_to_end_in_time_is_waited_for(
 async def test_while_it_serves_its_status_says_how_much_it_has_to_do(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    A change is sent within 5 s, and nothing is sent without one; trouble stands first.
-    """
+    """A change is sent within 5 s, and nothing is sent without one; trouble stands first."""
     doors = Doors()
 
     @svc.rpc
@@ -214,9 +206,7 @@ async def test_while_it_serves_its_status_says_how_much_it_has_to_do(
 async def test_without_systemd_nobody_counts_tasks_for_it(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Counting takes time if there are very many.
-    """
+    """Counting takes time if there are very many."""
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     life = await world.start(svc)
     monkeypatch.setattr(type(life.runtime.ground.tracker), "__iter__", None)

@@ -107,9 +107,7 @@ def doors(svc: Service) -> Doors:
 
 
 async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Service, doors: Doors):
-    """
-    They show that it begins, what it waits for, how much time is left, and what it left.
-    """
+    """They show that it begins, what it waits for, how much time is left, and what it left."""
     life, seen = await scraped(world, svc, drain_timeout_s=25)
     client = await world.client(svc)
     for vm in ("a", "b", "c"):
@@ -147,8 +145,8 @@ async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Ser
 
 
 async def test_who_will_not_end_in_time_is_at_risk(world: World, svc: Service, doors: Doors):
-    """
-    The history of methods says when the last task should end, and how many after the deadline.
+    """The history of methods says when the last task should end, and how many after the
+    deadline.
     """
     life, seen = await scraped(world, svc, drain_timeout_s=25)
     client = await world.client(svc)
@@ -170,9 +168,7 @@ async def test_who_will_not_end_in_time_is_at_risk(world: World, svc: Service, d
 
 
 async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, doors: Doors):
-    """
-    Counters begin at 0 with each run, and each run shows its own start time.
-    """
+    """Counters begin at 0 with each run, and each run shows its own start time."""
     first, seen = await scraped(world, svc, drain_timeout_s=5)
     await (await world.client(svc)).cast("resize", vm="a")
     await doors.wait(1)
@@ -195,9 +191,7 @@ async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, 
 
 
 async def test_what_runs_is_shown_beside_how_much_may(world: World, svc: Service, doors: Doors):
-    """
-    Tasks that wait are in flight and do not run; a reload changes the limit that is shown.
-    """
+    """Tasks that wait are in flight and do not run; a reload changes the limit that is shown."""
     life, seen = await scraped(world, svc, max_running=2, ops_max_running=5)
     client = await world.client(svc)
     for vm in ("a", "b", "c"):
@@ -220,9 +214,7 @@ async def test_what_runs_is_shown_beside_how_much_may(world: World, svc: Service
 
 
 async def test_the_version_is_a_label(world: World, svc: Service):
-    """
-    A dashboard shows which instances run which version, by joining with it.
-    """
+    """A dashboard shows which instances run which version, by joining with it."""
     _, seen = await scraped(world, svc)
 
     assert seen.values("gracekit_build_info") == {(VERSION,): 1}
@@ -234,9 +226,7 @@ async def test_the_version_is_a_label(world: World, svc: Service):
 async def test_an_intake_whose_queues_cannot_be_read_is_not_open(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    While the broker cannot be reached the lane shows 0, although no operator has closed it.
-    """
+    """While the broker cannot be reached the lane shows 0, although no operator has closed it."""
     life, seen = await scraped(world, svc)
     await world.verb(life, "quiet")
     life.faults.delay_s = 20
@@ -250,9 +240,7 @@ async def test_an_intake_whose_queues_cannot_be_read_is_not_open(
 
 
 async def test_an_intake_that_pauses_is_open(world: World, svc: Service):
-    """
-    Neither a want of places nor too many bytes means that the queues cannot be read.
-    """
+    """Neither a want of places nor too many bytes means that the queues cannot be read."""
     doors = Doors()
 
     @svc.rpc
@@ -278,8 +266,8 @@ async def test_an_intake_that_pauses_is_open(world: World, svc: Service):
 
 
 async def test_runs_of_periodic_jobs_are_counted_by_outcome(world: World, svc: Service):
-    """
-    A job that always fails is told from one that runs well, and the last success has its time.
+    """A job that always fails is told from one that runs well, and the last success has its
+    time.
     """
 
     @svc.periodic(every=1)
@@ -306,9 +294,7 @@ async def test_runs_of_periodic_jobs_are_counted_by_outcome(world: World, svc: S
 async def test_a_periodic_job_has_no_series_among_the_tasks(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    A counter of tasks that no job ever feeds would show 0 for a job that fails all the time.
-    """
+    """A counter of tasks that no job ever feeds would show 0 for a job that fails all the time."""
 
     @svc.periodic(every=1)
     async def sweep(ctx: Context) -> None: ...
@@ -325,9 +311,7 @@ async def test_a_periodic_job_has_no_series_among_the_tasks(
 
 
 async def test_a_singleton_job_that_is_skipped_is_not_counted(world: World, svc: Service):
-    """
-    A process that never gets the lease has run the job neither well nor badly.
-    """
+    """A process that never gets the lease has run the job neither well nor badly."""
 
     @svc.periodic(every=1, singleton=True)
     async def sweep(ctx: Context) -> None:
@@ -345,9 +329,7 @@ async def test_a_singleton_job_that_is_skipped_is_not_counted(world: World, svc:
 
 
 async def test_hostile_requests_make_no_label(world: World, svc: Service, doors: Doors):
-    """
-    Neither the name of a method nor an id becomes one, however many are tried.
-    """
+    """Neither the name of a method nor an id becomes one, however many are tried."""
     _, seen = await scraped(world, svc)
     client = await world.client(svc)
     for n in range(1100):
@@ -374,8 +356,7 @@ async def test_hostile_requests_make_no_label(world: World, svc: Service, doors:
 async def test_what_waits_in_the_queues_is_counted_when_somebody_asks(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    A broker only every 15 s. Where it cannot be asked there is no sample, and the status is
+    """A broker only every 15 s. Where it cannot be asked there is no sample, and the status is
     answered all the same.
     """
     life, seen = await scraped(world, svc)
@@ -410,9 +391,7 @@ async def test_what_waits_in_the_queues_is_counted_when_somebody_asks(
 
 
 async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, doors: Doors):
-    """
-    It has its help, type and labels, in the text format and, if requested, in OpenMetrics.
-    """
+    """It has its help, type and labels, in the text format and, if requested, in OpenMetrics."""
     life, _ = await scraped(world, svc)
     runtime = life.runtime
     counted = RunMetrics(runtime.label_words)
@@ -458,9 +437,7 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
 
 
 async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Service):
-    """
-    What has not changed is not written again, in either format, and what has changed is.
-    """
+    """What has not changed is not written again, in either format, and what has changed is."""
     life, _ = await scraped(world, svc)
     counted = RunMetrics(life.runtime.label_words)
     kept, readings = Exposition(counted), life.runtime.readings()
@@ -486,9 +463,7 @@ async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Servi
 
 
 async def test_the_registry_of_the_application_stays_its_own(world: World, svc: Service):
-    """
-    gracekit's metrics are not in the library's global registry, nor the reverse.
-    """
+    """gracekit's metrics are not in the library's global registry, nor the reverse."""
     before = {family.name for family in REGISTRY.collect()}
 
     _, seen = await scraped(world, svc)
@@ -499,9 +474,7 @@ async def test_the_registry_of_the_application_stays_its_own(world: World, svc: 
 
 
 async def test_a_slow_commit_is_seen(world: World, svc: Service, doors: Doors):
-    """
-    It is in the histogram, and in the longest of the last seconds, which health checks use.
-    """
+    """It is in the histogram, and in the longest of the last seconds, which health checks use."""
     life, seen = await scraped(world, svc)
     before = seen.values("gracekit_store_commit_seconds_bucket")
     life.faults.delay_s = 3.0
@@ -518,9 +491,7 @@ async def test_a_slow_commit_is_seen(world: World, svc: Service, doors: Doors):
 @pytest.mark.looptime(False)
 @pytest.mark.process
 def test_a_missing_package_is_named_with_its_remedy():
-    """
-    This is for a request of metrics without `prometheus-client`.
-    """
+    """This is for a request of metrics without `prometheus-client`."""
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from gracekit import ConfigError\n"

@@ -59,9 +59,7 @@ async def pause_intake(world: World, svc: Service, doors: Doors) -> Life:
 async def test_a_service_that_cannot_read_for_five_seconds_is_not_ready_and_says_why(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    Its state tells it, its operators are told once; once it reads again it is ready.
-    """
+    """Its state tells it, its operators are told once; once it reads again it is ready."""
     life = await pause_intake(world, svc, doors)
     life.plan("consume", Fault.REFUSED, times=40)
     doors.open("work")
@@ -84,9 +82,7 @@ async def test_a_service_that_cannot_read_for_five_seconds_is_not_ready_and_says
 
 
 async def test_a_lane_without_places_is_ready(world: World, svc: Service, doors: Doors):
-    """
-    Pausing for want of places is no failure to read.
-    """
+    """Pausing for want of places is no failure to read."""
     life = await pause_intake(world, svc, doors)
     await asyncio.sleep(60)
 
@@ -97,8 +93,8 @@ async def test_a_lane_without_places_is_ready(world: World, svc: Service, doors:
 async def test_systemd_s_watchdog_is_fed_while_the_store_is_slow(
     world: World, svc: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    It watches the loop, which turns: a disk that hangs for a minute is no reason to be killed.
+    """It watches the loop, which turns: a disk that hangs for a minute is no reason to be
+    killed.
     """
     systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     systemd.setblocking(False)
@@ -124,8 +120,7 @@ async def test_systemd_s_watchdog_is_fed_while_the_store_is_slow(
 async def test_systemd_s_watchdog_is_not_fed_before_the_service_is_ready(
     world: World, svc: Service, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    The first message sets it off, and a hook that blocks the loop in a start is no reason to be
+    """The first message sets it off, and a hook that blocks the loop in a start is no reason to be
     killed.
     """
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")
@@ -144,8 +139,8 @@ async def test_systemd_s_watchdog_is_not_fed_before_the_service_is_ready(
 async def test_systemd_s_watchdog_is_fed_until_the_end_of_a_drain(
     world: World, svc: Service, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A slow `on_stop` and a disk that hangs in the last steps are no reasons to be killed either.
+    """A slow `on_stop` and a disk that hangs in the last steps are no reasons to be killed
+    either.
     """
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")
     systemd.listen()
@@ -180,8 +175,8 @@ async def test_systemd_s_watchdog_is_fed_at_half_of_its_time_and_at_each_beat(
     beat_s: float,
     every_s: float,
 ):
-    """
-    The shorter of both, whatever a beat is set to; a time that can be kept is nothing to warn of.
+    """The shorter of both, whatever a beat is set to; a time that can be kept is nothing to warn
+    of.
     """
     monkeypatch.setenv("WATCHDOG_USEC", str(int(allowed_s * 1_000_000)))
     systemd.listen()
@@ -202,8 +197,8 @@ async def test_a_watchdog_that_allows_too_little_time_is_warned_of_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
     allowed_s: float,
 ):
-    """
-    gracekit feeds it ten times a second and no more often; the log says what systemd asks for.
+    """gracekit feeds it ten times a second and no more often; the log says what systemd asks
+    for.
     """
     monkeypatch.setenv("WATCHDOG_USEC", str(round(allowed_s * 1_000_000)))
     systemd.listen()
@@ -219,9 +214,7 @@ async def test_a_watchdog_that_allows_too_little_time_is_warned_of_at_the_start(
 async def test_a_long_start_asks_systemd_for_more_time_until_it_is_ready(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    Every five seconds, whether the store is slow or a hook; what it waits for is shown.
-    """
+    """Every five seconds, whether the store is slow or a hook; what it waits for is shown."""
 
     @svc.on_start
     async def warm_up() -> None:
@@ -244,9 +237,7 @@ async def test_a_long_start_asks_systemd_for_more_time_until_it_is_ready(
 async def test_a_start_asks_for_time_long_before_its_progress_would_be_logged(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    systemd's own time for a start is 90 seconds, and `progress_every` may be longer.
-    """
+    """systemd's own time for a start is 90 seconds, and `progress_every` may be longer."""
 
     @svc.on_start
     async def warm_up() -> None:
@@ -262,9 +253,7 @@ async def test_a_start_asks_for_time_long_before_its_progress_would_be_logged(
 async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    systemd would take it for ready, and start units that wait for it.
-    """
+    """systemd would take it for ready, and start units that wait for it."""
 
     @svc.on_start
     async def warm_up() -> None:
@@ -291,9 +280,7 @@ async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
 async def test_a_reload_that_fails_in_any_way_ends_and_is_logged(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    systemd waits for READY after RELOADING; the parser of a settings file may raise anything.
-    """
+    """systemd waits for READY after RELOADING; the parser of a settings file may raise anything."""
 
     def read() -> Settings:
         raise RecursionError("nested too deeply")
@@ -316,9 +303,7 @@ async def test_a_reload_that_fails_in_any_way_ends_and_is_logged(
 async def test_a_start_that_is_cut_or_fails_asks_systemd_for_no_more_time(
     world: World, svc: Service, systemd: Systemd
 ):
-    """
-    A stop that comes meanwhile begins a drain, which asks for its own.
-    """
+    """A stop that comes meanwhile begins a drain, which asks for its own."""
 
     @svc.on_start
     async def warm_up() -> None:
@@ -345,9 +330,7 @@ async def test_a_start_that_is_cut_or_fails_asks_systemd_for_no_more_time(
 async def test_a_service_that_starts_or_stops_is_not_ready(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    Ready means that new requests are taken.
-    """
+    """Ready means that new requests are taken."""
     life = await world.start(svc)
     client = await world.client(svc)
     await client.cast("work")
@@ -363,9 +346,8 @@ async def test_a_service_that_starts_or_stops_is_not_ready(
 
 
 async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service):
-    """
-    Its lock proves that it lives. Its phase is on record at once, and for listings a sign of life
-    of the last 15 s.
+    """Its lock proves that it lives. Its phase is on record at once, and for listings a sign of
+    life of the last 15 s.
     """
     life = await world.start(svc)
     await asyncio.sleep(60)
@@ -386,9 +368,7 @@ async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service
 async def test_an_idle_service_wakes_up_once_a_second(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Its beats, its looks, its passes of recovery and its tidying begin at the same moments.
-    """
+    """Its beats, its looks, its passes of recovery and its tidying begin at the same moments."""
     shares = itertools.cycle([0.87, 1.09])
     monkeypatch.setattr(world.clock, "jitter", lambda seconds: seconds * next(shares))
     await world.start(svc)
@@ -418,9 +398,7 @@ async def test_an_idle_service_wakes_up_once_a_second(
 async def test_work_beside_requests_goes_on_after_a_fault(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
 ):
-    """
-    What nobody foresaw ends one round of it, is logged, and the next round comes.
-    """
+    """What nobody foresaw ends one round of it, is logged, and the next round comes."""
     rounds = []
     world.expects_faults = True
 

@@ -17,9 +17,7 @@ PAGE = Page("reconciliation.md").text
 
 
 def test_the_table_lists_every_argument_of_a_kind():
-    """
-    With the defaults that the page says.
-    """
+    """With the defaults that the page says."""
     (table,) = re.findall(r"^\| `name` \|.*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     parameters = list(inspect.signature(Service.kind).parameters.values())[1:]
@@ -32,9 +30,7 @@ def test_the_table_lists_every_argument_of_a_kind():
 
 
 def test_the_numbers_of_the_page_are_the_defaults():
-    """
-    Of the settings, and of a page of `find`.
-    """
+    """Of the settings, and of a page of `find`."""
     settings = Settings()
     wait_s = settings.startup_reconciliation_wait_seconds
 
@@ -47,9 +43,7 @@ def test_the_numbers_of_the_page_are_the_defaults():
 
 @pytest.mark.process
 def test_the_program_of_the_page_prints_what_the_page_says(tmp_path: Path):
-    """
-    A reader can copy it.
-    """
+    """A reader can copy it."""
     page = Page("reconciliation.md")
     page.write_to(tmp_path)
 
@@ -57,9 +51,7 @@ def test_the_program_of_the_page_prints_what_the_page_says(tmp_path: Path):
 
 
 def test_the_table_of_outcomes_lists_all():
-    """
-    With the words that --json shows.
-    """
+    """With the words that --json shows."""
     (table,) = re.findall(r"^\| outcome \|.*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
 
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [

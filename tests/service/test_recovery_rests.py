@@ -35,9 +35,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Reconciler]:
 async def test_recovery_rests_while_nothing_is_due(
     world: World, svc: Service, looks: list[Reconciler], enabled: bool
 ):
-    """
-    Also where nothing is settled unasked.
-    """
+    """Also where nothing is settled unasked."""
     shares = Shares(world, svc)
     shares.add("a")
     await world.start(svc, startup_reconciliation_enabled=enabled)
@@ -50,9 +48,7 @@ async def test_recovery_rests_while_nothing_is_due(
 async def test_recovery_rests_in_a_quiet(
     world: World, svc: Service, looks: list[Reconciler], with_kinds: bool
 ):
-    """
-    It may last for hours, and nothing can be done in it.
-    """
+    """It may last for hours, and nothing can be done in it."""
     if with_kinds:
         Shares(world, svc)
     life = await world.start(svc)
@@ -68,9 +64,7 @@ async def test_recovery_rests_in_a_quiet(
 async def test_recovery_rests_while_a_rule_acts(
     world: World, svc: Service, looks: list[Reconciler], lives: int
 ):
-    """
-    In its own run, and in a sibling that looks every five seconds whether the pass is over.
-    """
+    """In its own run, and in a sibling that looks every five seconds whether the pass is over."""
     shares = Shares(world, svc)
     shares.add("a", status="deleting")
     shares.deletes = lambda _id, _n: asyncio.sleep(500)
@@ -84,9 +78,7 @@ async def test_recovery_rests_while_a_rule_acts(
 async def test_recovery_rests_while_a_resource_waits(
     world: World, svc: Service, looks: list[Reconciler]
 ):
-    """
-    It is asked again when its time has come.
-    """
+    """It is asked again when its time has come."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("a")
     shares.answers = lambda _id, _n: OSError("away")

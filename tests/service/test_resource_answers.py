@@ -18,9 +18,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_settled_writes_its_status_and_facts(world: World, svc: Service):
-    """
-    Under the token of the lease; an incident says what was written, and nothing waits.
-    """
+    """Under the token of the lease; an incident says what was written, and nothing waits."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, _n: Settled("available", exports=["x", "y"], size=3)
@@ -51,9 +49,7 @@ async def test_settled_writes_its_status_and_facts(world: World, svc: Service):
 async def test_what_is_not_there_or_in_error_or_cannot_be_asked_has_failed(
     world: World, svc: Service, answer: Any, reason: str
 ):
-    """
-    At once, with a warning that names resource, both statuses and the reason.
-    """
+    """At once, with a warning that names resource, both statuses and the reason."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, _n: answer
@@ -85,9 +81,7 @@ async def test_what_is_not_there_or_in_error_or_cannot_be_asked_has_failed(
 async def test_an_unknown_truth_is_asked_again_and_fails_in_the_end(
     world: World, svc: Service, answer: Any, said: str
 ):
-    """
-    With pauses that grow, in all for `max_wait`; then its failed status is written.
-    """
+    """With pauses that grow, in all for `max_wait`; then its failed status is written."""
     shares = Shares(world, svc, max_wait="5m")
     shares.add("a")
     shares.answers = lambda _id, _n: answer()
@@ -117,9 +111,7 @@ async def test_an_unknown_truth_is_asked_again_and_fails_in_the_end(
 async def test_a_delete_that_returns_something_has_deleted_nothing(
     world: World, svc: Service, answer: Any
 ):
-    """
-    It may mean that the deletion goes on: the delete is done again, until it returns nothing.
-    """
+    """It may mean that the deletion goes on: the delete is done again, until it returns nothing."""
     shares = Shares(world, svc)
     shares.add("a", status="deleting")
     shares.deletes = lambda _id, n: answer if n < 4 else None
@@ -137,9 +129,7 @@ async def test_a_delete_that_returns_something_has_deleted_nothing(
 
 
 async def test_a_delete_that_returns_something_for_too_long_has_failed(world: World, svc: Service):
-    """
-    After `max_wait` in all, with what it has returned as the reason.
-    """
+    """After `max_wait` in all, with what it has returned as the reason."""
     shares = Shares(world, svc, max_wait="5m")
     shares.add("a", status="deleting")
     shares.deletes = lambda _id, _n: False
@@ -154,9 +144,7 @@ async def test_a_delete_that_returns_something_for_too_long_has_failed(world: Wo
 
 
 async def test_wait_says_when_it_is_asked_again(world: World, svc: Service):
-    """
-    Also for longer than the pause of a failure, and never beyond `max_wait`.
-    """
+    """Also for longer than the pause of a failure, and never beyond `max_wait`."""
     shares = Shares(world, svc, max_wait="10m")
     shares.add("a", "b")
     shares.answers = lambda name, _n: Wait("4m") if name == "a" else Wait("1d")
@@ -171,9 +159,7 @@ async def test_wait_says_when_it_is_asked_again(world: World, svc: Service):
 
 @pytest.mark.parametrize("how", ["drain", "crash"])
 async def test_waits_go_on_across_runs(world: World, svc: Service, how: str):
-    """
-    `max_wait` counts from the first question, whichever run has put it.
-    """
+    """`max_wait` counts from the first question, whichever run has put it."""
     shares = Shares(world, svc, max_wait="5m")
     shares.add("a")
     shares.answers = lambda _id, _n: OSError("away")
@@ -192,9 +178,7 @@ async def test_waits_go_on_across_runs(world: World, svc: Service, how: str):
 
 
 async def test_what_waits_and_has_moved_on_is_not_asked_again(world: World, svc: Service):
-    """
-    Its row goes, and a note says so; in another status it is a new case.
-    """
+    """Its row goes, and a note says so; in another status it is a new case."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("gone", "other")
     shares.answers = lambda _id, _n: Wait("1m")
@@ -214,9 +198,7 @@ async def test_what_waits_and_has_moved_on_is_not_asked_again(world: World, svc:
 
 
 async def test_a_pass_by_hand_asks_at_once_what_waits(world: World, svc: Service):
-    """
-    A periodic one does not: it says when it will be.
-    """
+    """A periodic one does not: it says when it will be."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("a")
     shares.answers = lambda _id, n: Wait("1h") if n == 1 else Settled("available")
@@ -228,9 +210,7 @@ async def test_a_pass_by_hand_asks_at_once_what_waits(world: World, svc: Service
 
 
 async def test_a_settled_record_is_not_asked_about_again(world: World, svc: Service):
-    """
-    It has moved on between the page and the lease: nothing was lost, and that is counted.
-    """
+    """It has moved on between the page and the lease: nothing was lost, and that is counted."""
     shares = Shares(world, svc)
     shares.add("a", "b")
 
@@ -263,9 +243,7 @@ async def test_a_settled_record_is_not_asked_about_again(world: World, svc: Serv
 async def test_a_delete_has_its_end_at_once(
     world: World, svc: Service, end: Any, written: str, reason: str
 ):
-    """
-    It returns, raises, or takes longer than `max_wait`: delete again is an operator's word.
-    """
+    """It returns, raises, or takes longer than `max_wait`: delete again is an operator's word."""
     shares = Shares(world, svc, max_wait="2m")
     shares.add("a", status="deleting")
     shares.deletes = lambda _id, _n: end() if callable(end) else end
@@ -280,9 +258,7 @@ async def test_a_delete_has_its_end_at_once(
 
 
 async def test_a_mark_asks_nobody(world: World, svc: Service):
-    """
-    `find` has shown the status; it is written over at once.
-    """
+    """`find` has shown the status; it is written over at once."""
     shares = Shares(world, svc)
     shares.add("a", status="restoring")
     life = await world.start(svc)
@@ -301,9 +277,7 @@ async def test_a_mark_asks_nobody(world: World, svc: Service):
 
 
 async def test_a_write_that_says_false_has_moved_on(world: World, svc: Service):
-    """
-    The record is the truth: nothing waits, and nothing was settled.
-    """
+    """The record is the truth: nothing waits, and nothing was settled."""
     shares = Shares(world, svc)
     shares.add("a")
 
@@ -325,9 +299,7 @@ async def test_a_write_that_says_false_has_moved_on(world: World, svc: Service):
 async def test_a_write_that_says_false_is_believed_where_the_record_cannot_be_read(
     world: World, svc: Service
 ):
-    """
-    Nobody knows whether its status is unchanged, so the log does not say that it is.
-    """
+    """Nobody knows whether its status is unchanged, so the log does not say that it is."""
     shares = Shares(world, svc)
     shares.add("a")
 
@@ -346,8 +318,8 @@ async def test_a_write_that_says_false_is_believed_where_the_record_cannot_be_re
 
 
 async def test_a_record_that_refuses_our_token_has_a_reason(world: World, svc: Service):
-    """
-    The store was lost, and tokens began at 1 again: nothing can be written, and each pass says so.
+    """The store was lost, and tokens began at 1 again: nothing can be written, and each pass
+    says so.
     """
     shares = Shares(world, svc)
     shares.add("a", token=7)
@@ -366,9 +338,7 @@ async def test_a_record_that_refuses_our_token_has_a_reason(world: World, svc: S
 
 
 async def test_write_gets_what_was_found(world: World, svc: Service):
-    """
-    With another status in the record by now, it says False.
-    """
+    """With another status in the record by now, it says False."""
     shares = Shares(world, svc)
     shares.add("a")
 
@@ -394,9 +364,7 @@ async def test_write_gets_what_was_found(world: World, svc: Service):
 async def test_a_write_that_raises_or_says_nothing_is_done_again(
     world: World, svc: Service, answer: Any, said: str
 ):
-    """
-    Whether it has written is not known: the rule is asked again.
-    """
+    """Whether it has written is not known: the rule is asked again."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.writes = lambda _found, _status: answer
@@ -413,9 +381,7 @@ async def test_a_write_that_raises_or_says_nothing_is_done_again(
 
 
 async def test_a_write_that_never_succeeds_does_not_go_round_in_a_loop(world: World, svc: Service):
-    """
-    No status can be given up here: it is tried again at growing pauses, at most a minute.
-    """
+    """No status can be given up here: it is tried again at growing pauses, at most a minute."""
     shares = Shares(world, svc, max_wait="1m")
     shares.add("a")
     shares.writes = lambda _found, _status: OSError("read-only")
@@ -426,9 +392,7 @@ async def test_a_write_that_never_succeeds_does_not_go_round_in_a_loop(world: Wo
 
 
 async def test_who_has_lost_the_lease_does_not_write(world: World, svc: Service):
-    """
-    Counted as stale; whoever has the lease now goes on.
-    """
+    """Counted as stale; whoever has the lease now goes on."""
     shares = Shares(world, svc)
     shares.add("a")
 
@@ -451,9 +415,7 @@ async def test_who_has_lost_the_lease_does_not_write(world: World, svc: Service)
 
 
 async def test_a_write_is_refused_by_a_newer_token(world: World, svc: Service):
-    """
-    The application compares: a rule that went on after losing its lease changes nothing.
-    """
+    """The application compares: a rule that went on after losing its lease changes nothing."""
     shares = Shares(world, svc)
     shares.add("a", token=7)
     life = await world.start(svc)

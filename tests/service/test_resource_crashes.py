@@ -36,9 +36,7 @@ SIDES: list[tuple[Point, Side]] = [
 async def test_a_crash_at_any_step_leads_to_one_end(
     world: World, svc: Service, point: Point, side: Side
 ):
-    """
-    The next run asks about the same resource again; it is written once.
-    """
+    """The next run asks about the same resource again; it is written once."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.add("d", status="deleting")
@@ -62,9 +60,7 @@ async def test_a_crash_at_any_step_leads_to_one_end(
 
 
 async def test_a_crash_in_a_rule_is_on_record_and_settles_first(world: World, svc: Service):
-    """
-    Its last request to the backend may be under way: the wait of a start is left to it.
-    """
+    """Its last request to the backend may be under way: the wait of a start is left to it."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, n: hang() if n == 1 else Settled("available")
@@ -89,8 +85,8 @@ async def test_a_crash_in_a_rule_is_on_record_and_settles_first(world: World, sv
 
 @pytest.mark.parametrize("rule", ["probe", "delete"])
 async def test_a_rule_that_kills_its_process_is_given_up(world: World, svc: Service, rule: str):
-    """
-    After `max_attempts` crashes that it met alone; the others are settled, and none is blamed.
+    """After `max_attempts` crashes that it met alone; the others are settled, and none is
+    blamed.
     """
     shares = Shares(world, svc)
     others = [f"s{n}" for n in range(5)]
@@ -143,9 +139,7 @@ async def with_a_suspect_that_waits(world: World, svc: Service, shares: Shares) 
 
 
 async def test_a_suspect_that_has_not_begun_may_be_let_go_twice(world: World, svc: Service):
-    """
-    A drain that insists pauses recovery again, perhaps before the wait has ended.
-    """
+    """A drain that insists pauses recovery again, perhaps before the wait has ended."""
     life = await with_a_suspect_that_waits(world, svc, Shares(world, svc))
     reconciler = life.runtime.wired.reconciler  # type: ignore[union-attr]  # it lives
 
@@ -158,9 +152,7 @@ async def test_a_suspect_that_has_not_begun_may_be_let_go_twice(world: World, sv
 
 
 async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: World, svc: Service):
-    """
-    Its turn to be alone, which it waits for, never comes.
-    """
+    """Its turn to be alone, which it waits for, never comes."""
     shares = Shares(world, svc)
     life = await with_a_suspect_that_waits(world, svc, shares)
     begun = now()
@@ -175,9 +167,7 @@ async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: Wor
 
 
 async def test_a_lost_answer_of_the_store_is_made_good(world: World, svc: Service):
-    """
-    A commit of unknown end is no second end, and its lease is given back.
-    """
+    """A commit of unknown end is no second end, and its lease is given back."""
     world.expects_faults = True
     for fault in (Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.REFUSED):
         for point in (Point.RULE, Point.RESOURCE_SETTLED, Point.FINDING):
@@ -200,9 +190,7 @@ async def test_a_lost_answer_of_the_store_is_made_good(world: World, svc: Servic
 
 
 async def test_a_stop_in_a_rule_gives_its_resource_back(world: World, svc: Service):
-    """
-    A drain that is forced does not wait for the rule: the next start asks again.
-    """
+    """A drain that is forced does not wait for the rule: the next start asks again."""
     world.expects_faults = True
     shares = Shares(world, svc)
     shares.add("a")
@@ -225,9 +213,7 @@ async def test_a_stop_in_a_rule_gives_its_resource_back(world: World, svc: Servi
 async def test_a_clock_that_is_set_neither_hurries_nor_delays(
     world: World, svc: Service, jump_s: float
 ):
-    """
-    What waits keeps its own length. The application's `since` is its own, and is not moved.
-    """
+    """What waits keeps its own length. The application's `since` is its own, and is not moved."""
     shares = Shares(world, svc, max_wait="10m")
     shares.add("a", age_s=None)
     shares.answers = lambda _id, n: Wait("5m") if n == 1 else Settled("available")
@@ -246,9 +232,7 @@ async def test_a_clock_that_is_set_neither_hurries_nor_delays(
 async def test_passes_go_on_at_their_interval_when_the_clock_is_set(
     world: World, svc: Service, jump_s: float
 ):
-    """
-    Back and forth: within a run the interval is counted by the time that passes.
-    """
+    """Back and forth: within a run the interval is counted by the time that passes."""
     Shares(world, svc)
     life = await world.start(svc, reconciliation_interval_s=300)
     await first_pass(life)
@@ -261,9 +245,7 @@ async def test_passes_go_on_at_their_interval_when_the_clock_is_set(
 
 
 async def test_what_was_first_seen_keeps_its_age_when_the_clock_is_set(world: World, svc: Service):
-    """
-    Without `since`, the row of the store says since when; it moves with the clock.
-    """
+    """Without `since`, the row of the store says since when; it moves with the clock."""
     shares = Shares(world, svc, stuck_after="10m")
     life = await world.start(svc, reconciliation_interval_s=60)
     await first_pass(life)
@@ -280,8 +262,8 @@ async def test_what_was_first_seen_keeps_its_age_when_the_clock_is_set(world: Wo
 
 
 async def test_findings_have_no_row_when_nothing_waits(world: World, svc: Service):
-    """
-    What was found and is settled, left or young leaves none; only its first sight, if it has to.
+    """What was found and is settled, left or young leaves none; only its first sight, if it has
+    to.
     """
     shares = Shares(world, svc)
     shares.add("a")
@@ -305,9 +287,7 @@ async def test_findings_have_no_row_when_nothing_waits(world: World, svc: Servic
 async def test_a_young_resource_of_a_killed_rule_is_asked_again_by_a_pass_by_hand(
     world: World, svc: Service
 ):
-    """
-    The hand is not refused because its last process has died, once that has settled.
-    """
+    """The hand is not refused because its last process has died, once that has settled."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("a")
     shares.answers = lambda _id, n: hang() if n == 1 else Settled("available")

@@ -66,17 +66,13 @@ pytestmark = pytest.mark.looptime
     ],
 )
 def test_a_wrong_found_is_refused(fields: dict[str, Any], sentence: str):
-    """
-    Where it is made, so that the traceback shows the line.
-    """
+    """Where it is made, so that the traceback shows the line."""
     with pytest.raises(InvalidArgumentsError, match=sentence):
         Found(**{"id": "a", "status": "creating", **fields})
 
 
 def test_ids_and_times_may_have_several_types():
-    """
-    Numbers and UUIDs are ids as text; a datetime with a zone is seconds.
-    """
+    """Numbers and UUIDs are ids as text; a datetime with a zone is seconds."""
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert Found(7, "creating").id == "7"
     assert Found(UUID(int=1), "creating").id == str(UUID(int=1))
@@ -88,9 +84,7 @@ def test_ids_and_times_may_have_several_types():
 
 @pytest.mark.parametrize("reason", [3, None, b"gone", ValueError("gone")])
 def test_the_reason_of_a_failure_is_text(reason: Any):
-    """
-    It stands in records and logs.
-    """
+    """It stands in records and logs."""
     for answer in (Absent, Broken):
         said = f"the reason of {answer.__name__} is text, and not"
         with pytest.raises(InvalidArgumentsError, match=said):
@@ -99,9 +93,7 @@ def test_the_reason_of_a_failure_is_text(reason: Any):
 
 @pytest.mark.parametrize("wrong", [b"a", ["a"], ""])
 def test_the_id_of_a_needed_resource_is_checked_where_it_is_named(svc: Service, wrong: Any):
-    """
-    `server.of(...)` takes what `Found` takes, and None for nothing.
-    """
+    """`server.of(...)` takes what `Found` takes, and None for nothing."""
     server = svc.kind("server")
 
     assert server.of(None) is None
@@ -137,9 +129,7 @@ def test_the_id_of_a_needed_resource_is_checked_where_it_is_named(svc: Service, 
 async def test_a_find_that_repeats_or_returns_nonsense_ends_the_pass_of_its_kind(
     world: World, svc: Service, page: Any, sentence: str
 ):
-    """
-    It does not go round for ever, and the sentence says what is wrong.
-    """
+    """It does not go round for ever, and the sentence says what is wrong."""
     shares = Shares(world, svc)
     shares.finds = lambda _n: page(shares.pages[-1][0])
     shares.rows = {name: _row() for name in "ab"}
@@ -157,8 +147,8 @@ def _row() -> Any:
 
 
 async def test_a_find_that_forgets_ids_loses_nothing(world: World, svc: Service):
-    """
-    What a page does not show is found by a later pass; what was found and is gone is not touched.
+    """What a page does not show is found by a later pass; what was found and is gone is not
+    touched.
     """
     shares = Shares(world, svc)
     shares.add("a", "b")
@@ -174,9 +164,7 @@ async def test_a_find_that_forgets_ids_loses_nothing(world: World, svc: Service)
 
 
 async def test_10000_needs_and_strange_ids_are_fine(world: World, svc: Service):
-    """
-    Colons, line breaks, quotes and other alphabets in ids; needs that nobody has heard of.
-    """
+    """Colons, line breaks, quotes and other alphabets in ids; needs that nobody has heard of."""
     server = Shares(world, svc, "server")
     shares = Shares(world, svc, after=server.kind)
     strange = ["a:b:c", "a\nb", "'; DROP TABLE finding --", "ü\u2603", " ", "x" * LONGEST_RESOURCE]
@@ -194,9 +182,7 @@ async def test_10000_needs_and_strange_ids_are_fine(world: World, svc: Service):
 
 
 async def test_facts_may_be_anything_and_secrets_are_not_told(world: World, svc: Service):
-    """
-    `write` gets them as they are; events and results tell numbers, and how much the rest is.
-    """
+    """`write` gets them as they are; events and results tell numbers, and how much the rest is."""
     shares = Shares(world, svc)
     shares.add("a")
     facts = {"password": "s3cret-password", "size": 3, "where": object(), "none": None}
@@ -216,9 +202,7 @@ async def test_facts_may_be_anything_and_secrets_are_not_told(world: World, svc:
 
 
 async def test_plain_hooks_run_in_threads(world: World, svc: Service):
-    """
-    `find`, `write`, probe and delete: none blocks the loop.
-    """
+    """`find`, `write`, probe and delete: none blocks the loop."""
     kind = svc.kind("share")
     records = {"a": "creating", "d": "deleting"}
     threads: set[int] = set()
@@ -252,9 +236,7 @@ async def test_plain_hooks_run_in_threads(world: World, svc: Service):
 
 
 async def test_hooks_may_be_methods_of_an_included_object(world: World, svc: Service):
-    """
-    Beside its rpc methods; each is called on that object.
-    """
+    """Beside its rpc methods; each is called on that object."""
     kind = svc.kind("share")
 
     class Manager:
@@ -293,9 +275,7 @@ async def test_hooks_may_be_methods_of_an_included_object(world: World, svc: Ser
 
 
 async def test_a_context_of_a_rule_says_what_it_is(world: World, svc: Service):
-    """
-    The token, no request: what only requests can do is refused with a sentence.
-    """
+    """The token, no request: what only requests can do is refused with a sentence."""
     shares = Shares(world, svc)
     shares.add("a")
     seen: list[Any] = []
@@ -322,9 +302,7 @@ async def test_a_context_of_a_rule_says_what_it_is(world: World, svc: Service):
 async def test_what_only_a_request_has_is_refused_in_a_rule_with_a_sentence(
     world: World, svc: Service
 ):
-    """
-    Its caller's context and safe points; `get` and `in` find the mapping empty.
-    """
+    """Its caller's context and safe points; `get` and `in` find the mapping empty."""
     shares = Shares(world, svc)
     shares.add("a")
     said: dict[str, str] = {}

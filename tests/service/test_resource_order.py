@@ -26,9 +26,7 @@ async def in_order(seen: list[str], name: str) -> Settled:
 
 
 async def test_kinds_are_settled_behind_those_that_they_come_after(world: World, svc: Service):
-    """
-    Kinds that do not depend on each other are settled side by side.
-    """
+    """Kinds that do not depend on each other are settled side by side."""
     seen: list[str] = []
     server = Shares(world, svc, "server")
     share = Shares(world, svc, "share", after=server.kind)
@@ -50,8 +48,8 @@ async def test_kinds_are_settled_behind_those_that_they_come_after(world: World,
 async def test_what_needs_a_failed_resource_is_failed_without_a_question(
     world: World, svc: Service
 ):
-    """
-    Also where it needs one that was found in a failed status; what needs another one is asked.
+    """Also where it needs one that was found in a failed status; what needs another one is
+    asked.
     """
     server = Shares(world, svc, "share_server")
     share = Shares(world, svc, after=server.kind)
@@ -85,9 +83,8 @@ async def test_what_needs_a_failed_resource_is_failed_without_a_question(
 
 
 async def test_what_has_its_end_is_not_left(world: World, svc: Service):
-    """
-    `find` shows the failed ones for what needs them: they wait for nothing, and their number would
-    look like that of stuck records. What has an unknown status is left.
+    """`find` shows the failed ones for what needs them: they wait for nothing, and their number
+    would look like that of stuck records. What has an unknown status is left.
     """
     server = Shares(world, svc, "share_server")
     share = Shares(world, svc, after=server.kind)
@@ -107,9 +104,7 @@ async def test_what_has_its_end_is_not_left(world: World, svc: Service):
 
 
 async def test_what_needs_an_unsettled_resource_waits_for_it(world: World, svc: Service):
-    """
-    It is left, and settled in the pass after the need has come to its end.
-    """
+    """It is left, and settled in the pass after the need has come to its end."""
     server = Shares(world, svc, "share_server")
     share = Shares(world, svc, after=server.kind)
     server.add("srv-7")
@@ -132,9 +127,8 @@ async def test_what_needs_an_unsettled_resource_waits_for_it(world: World, svc: 
 async def test_the_need_of_a_kind_that_is_not_before_leaves_that_record_alone(
     world: World, svc: Service
 ):
-    """
-    That kind may be settled later. The reason says what to write, and so does the log, once a pass;
-    the records behind it are settled.
+    """That kind may be settled later. The reason says what to write, and so does the log, once a
+    pass; the records behind it are settled.
     """
     server = Shares(world, svc, "server")
     share = Shares(world, svc)
@@ -159,9 +153,8 @@ async def test_the_need_of_a_kind_that_is_not_before_leaves_that_record_alone(
 
 
 async def test_a_delete_may_be_called_although_what_it_needs_has_failed(world: World, svc: Service):
-    """
-    A share whose server is gone is deleted all the same, if its rule says so; while the server is
-    not settled it waits.
+    """A share whose server is gone is deleted all the same, if its rule says so; while the server
+    is not settled it waits.
     """
     server = Shares(world, svc, "server")
     share = Shares(world, svc, bare=True, after=server.kind)
@@ -186,9 +179,7 @@ async def test_a_delete_may_be_called_although_what_it_needs_has_failed(world: W
 async def test_a_kind_that_cannot_be_read_stops_those_behind_it(
     world: World, svc: Service, what: str
 ):
-    """
-    They are not begun in this pass; others go on, and the next pass makes it all again.
-    """
+    """They are not begun in this pass; others go on, and the next pass makes it all again."""
     server = Shares(world, svc, "server")
     share = Shares(world, svc, after=server.kind)
     other = Shares(world, svc, "other")
@@ -212,8 +203,7 @@ async def test_a_kind_that_cannot_be_read_stops_those_behind_it(
 
 
 async def test_a_broken_pass_is_made_again_after_pauses_that_grow(world: World, svc: Service):
-    """
-    Up to the interval: a database that is down is not asked in a loop. What is found when it is
+    """Up to the interval: a database that is down is not asked in a loop. What is found when it is
     back is settled as by a first pass.
     """
     shares = Shares(world, svc, stuck_after="1h")
@@ -238,9 +228,7 @@ async def test_a_broken_pass_is_made_again_after_pauses_that_grow(world: World, 
 async def test_1200_resources_are_read_in_pages_and_settled_16_at_a_time(
     world: World, svc: Service
 ):
-    """
-    Each is asked about once, and each page begins behind the last id of the one before.
-    """
+    """Each is asked about once, and each page begins behind the last id of the one before."""
     shares = Shares(world, svc)
     shares.add(*(f"s{n:04}" for n in range(1200)))
 
@@ -266,9 +254,7 @@ async def test_1200_resources_are_read_in_pages_and_settled_16_at_a_time(
 async def test_what_a_short_page_does_not_show_is_looked_for_in_the_whole_one(
     world: World, svc: Service
 ):
-    """
-    Where much before it is left alone, or `find` returns fewer than it could.
-    """
+    """Where much before it is left alone, or `find` returns fewer than it could."""
     shares = Shares(world, svc)
     shares.add(*(f"busy-{n:03}" for n in range(100)), busy=True)
     shares.add(*(f"sh-{n:03}" for n in range(100)))
@@ -284,9 +270,7 @@ async def test_what_a_short_page_does_not_show_is_looked_for_in_the_whole_one(
 
 
 async def test_what_the_whole_page_does_not_show_has_moved_on(world: World, svc: Service):
-    """
-    No backend is asked about it.
-    """
+    """No backend is asked about it."""
     shares = Shares(world, svc)
     shares.add("sh-1", "sh-2")
 
@@ -305,9 +289,7 @@ async def test_what_the_whole_page_does_not_show_has_moved_on(world: World, svc:
 
 @pytest.mark.parametrize("number", [1, 3])
 async def test_reconcile_at_once_is_the_number(world: World, svc: Service, number: int):
-    """
-    Of resources of one kind that are settled at one time.
-    """
+    """Of resources of one kind that are settled at one time."""
     shares = Shares(world, svc)
     shares.add(*"abcdefgh")
 
@@ -322,9 +304,7 @@ async def test_reconcile_at_once_is_the_number(world: World, svc: Service, numbe
 
 
 async def test_one_rule_that_raises_harms_its_resource_alone(world: World, svc: Service):
-    """
-    The others of its page are settled.
-    """
+    """The others of its page are settled."""
     shares = Shares(world, svc)
     shares.add("a", "b", "c")
     shares.answers = lambda name, _n: ValueError("?") if name == "b" else Settled("available")
@@ -375,9 +355,7 @@ async def _peak_kib(world: World, number: int) -> float:
 
 @pytest.mark.timeout(scale(120, 1200))
 async def test_memory_does_not_grow_with_the_number_of_resources(world: World):
-    """
-    A pass holds a page of each kind and what acts, however many resources there are.
-    """
+    """A pass holds a page of each kind and what acts, however many resources there are."""
     few = await _peak_kib(world, FEW)
     many = await _peak_kib(world, MANY)
 

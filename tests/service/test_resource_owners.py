@@ -39,9 +39,7 @@ class Works:
 
 
 async def test_what_is_busy_or_left_by_rule_is_not_touched(world: World, svc: Service):
-    """
-    It is looked at again in the next pass; the reason is the rule's own.
-    """
+    """It is looked at again in the next pass; the reason is the rule's own."""
     shares = Shares(world, svc)
     shares.add("b", busy=True)
     shares.add("m", status="migrating")
@@ -56,9 +54,7 @@ async def test_what_is_busy_or_left_by_rule_is_not_touched(world: World, svc: Se
 
 
 async def test_what_has_no_rule_is_told_once_a_pass(world: World, svc: Service):
-    """
-    With the number of each status; it is touched by nobody.
-    """
+    """With the number of each status; it is touched by nobody."""
     shares = Shares(world, svc)
     shares.add(*(f"s{n:04}" for n in range(700)), status="ensuring")
     shares.add("x", status="weird")
@@ -75,9 +71,7 @@ async def test_what_has_no_rule_is_told_once_a_pass(world: World, svc: Service):
 
 
 async def test_what_a_handler_works_on_is_left_however_old_it_is(world: World, svc: Service):
-    """
-    In the same run, in a sibling, and in one that drains: slow is not stuck.
-    """
+    """In the same run, in a sibling, and in one that drains: slow is not stuck."""
     shares = Shares(world, svc, stuck_after=1)
     works = Works(svc)
     first = await world.start(svc, instance="i1", drain_timeout_s=5000, reconciliation_interval_s=0)
@@ -100,9 +94,7 @@ async def test_what_a_handler_works_on_is_left_however_old_it_is(world: World, s
 
 
 async def test_what_an_accepted_request_names_is_left(world: World, svc: Service):
-    """
-    It may wait for a slot for hours.
-    """
+    """It may wait for a slot for hours."""
     shares = Shares(world, svc)
     works = Works(svc)
     first = await world.start(svc, instance="i1", max_running=1)
@@ -121,8 +113,8 @@ async def test_what_an_accepted_request_names_is_left(world: World, svc: Service
 
 @pytest.mark.parametrize("how", ["crash", "drain"])
 async def test_the_probe_of_an_unfinished_task_decides_first(world: World, svc: Service, how: str):
-    """
-    As long as it says Wait, the resource is left; then the rule is asked, under a higher token.
+    """As long as it says Wait, the resource is left; then the rule is asked, under a higher
+    token.
     """
     shares = Shares(world, svc)
     works = Works(svc, on_interrupt="probe", settle=3, max_wait="1d")
@@ -147,8 +139,8 @@ async def test_the_probe_of_an_unfinished_task_decides_first(world: World, svc: 
 
 
 async def test_what_an_unclean_end_left_settles_first(world: World, svc: Service):
-    """
-    A killed handler's last request may be under way: for `settle` nobody touches its resource.
+    """A killed handler's last request may be under way: for `settle` nobody touches its
+    resource.
     """
     shares = Shares(world, svc)
     works = Works(svc, settle=60)  # an interrupted one is an error
@@ -171,9 +163,7 @@ async def test_what_an_unclean_end_left_settles_first(world: World, svc: Service
 
 
 async def test_a_request_waits_while_a_rule_acts_on_its_resource(world: World, svc: Service):
-    """
-    Its handler begins when the rule has ended, with a higher token.
-    """
+    """Its handler begins when the rule has ended, with a higher token."""
     shares = Shares(world, svc)
     held = Doors()
 
@@ -203,9 +193,7 @@ async def test_a_request_waits_while_a_rule_acts_on_its_resource(world: World, s
 
 
 async def test_a_periodic_pass_touches_only_what_is_stuck(world: World, svc: Service):
-    """
-    With `since`: `stuck_after` since then.
-    """
+    """With `since`: `stuck_after` since then."""
     shares = Shares(world, svc, stuck_after="1m")
     life = await world.start(svc, reconciliation_interval_s=30)
     await first_pass(life)
@@ -218,9 +206,7 @@ async def test_a_periodic_pass_touches_only_what_is_stuck(world: World, svc: Ser
 
 
 async def test_without_since_it_is_stuck_after_it_was_first_seen(world: World, svc: Service):
-    """
-    The first sight is on record, also across a restart; another status begins anew.
-    """
+    """The first sight is on record, also across a restart; another status begins anew."""
     shares = Shares(world, svc, stuck_after="5m")
     shares.kind.mark(extending="extending_error")
     life = await world.start(svc, reconciliation_interval_s=30)
@@ -239,9 +225,7 @@ async def test_without_since_it_is_stuck_after_it_was_first_seen(world: World, s
 
 
 async def test_without_since_the_first_pass_settles_at_once(world: World, svc: Service):
-    """
-    What is found after a start has waited since before it.
-    """
+    """What is found after a start has waited since before it."""
     shares = Shares(world, svc)
     shares.add("a", age_s=None)
 
@@ -251,9 +235,7 @@ async def test_without_since_the_first_pass_settles_at_once(world: World, svc: S
 
 
 async def test_drift_is_settled_and_what_is_at_work_is_not(world: World, svc: Service):
-    """
-    Fifty records changed by hand while the service runs, beside fifty slow ones.
-    """
+    """Fifty records changed by hand while the service runs, beside fifty slow ones."""
     shares = Shares(world, svc, stuck_after="2m")
     works = Works(svc)
     slow = [f"slow{n}" for n in range(50)]
@@ -280,9 +262,7 @@ async def test_drift_is_settled_and_what_is_at_work_is_not(world: World, svc: Se
 async def test_what_stood_in_the_queue_is_taken_before_anything_is_judged(
     world: World, svc: Service, number: int
 ):
-    """
-    The application wrote `creating`, then sent; a start that finds both runs the requests.
-    """
+    """The application wrote `creating`, then sent; a start that finds both runs the requests."""
     shares = Shares(world, svc)
     built: list[str] = []
 
@@ -309,9 +289,7 @@ async def test_what_stood_in_the_queue_is_taken_before_anything_is_judged(
 
 
 async def test_a_queue_that_is_not_read_within_an_hour_is_reported(world: World, svc: Service):
-    """
-    Once; the pass goes on to wait.
-    """
+    """Once; the pass goes on to wait."""
     shares = Shares(world, svc)
     shares.add("a")
     works = Works(svc)
@@ -333,8 +311,8 @@ async def test_a_queue_that_is_not_read_within_an_hour_is_reported(world: World,
 
 
 async def test_each_queue_is_read_to_its_own_mark(world: World, svc: Service):
-    """
-    What comes by the shared queue meanwhile does not stand for what waits in the host's own one.
+    """What comes by the shared queue meanwhile does not stand for what waits in the host's own
+    one.
     """
     shares = Shares(world, svc)
 

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_what_waits_is_failed_when_its_need_fails(world: World, svc: Service):
-    """
-    It is not its time to be asked, and its backend is not asked any more.
-    """
+    """It is not its time to be asked, and its backend is not asked any more."""
     server = Shares(world, svc, "share_server")
     share = Shares(world, svc, after=server.kind, max_wait="10h")
     share.add("sh-7", needs=(server.kind.of("srv-7"),))
@@ -37,9 +35,7 @@ async def test_what_waits_is_failed_when_its_need_fails(world: World, svc: Servi
 async def test_a_clock_that_is_set_moves_a_finding_once_however_many_runs_there_are(
     world: World, svc: Service, jump_s: float
 ):
-    """
-    Each run of the host sees the jump; a wait is neither given up nor prolonged by it.
-    """
+    """Each run of the host sees the jump; a wait is neither given up nor prolonged by it."""
     shares = Shares(world, svc, max_wait="10m")
     shares.add("a", age_s=None)
     shares.answers = lambda _id, n: Wait("2m") if n < 4 else Settled("available")
@@ -58,9 +54,7 @@ async def test_a_clock_that_is_set_moves_a_finding_once_however_many_runs_there_
 async def test_a_kind_that_stays_broken_keeps_no_other_in_its_first_pass(
     world: World, svc: Service
 ):
-    """
-    Once it was read, a kind leaves what has had its status for less than `stuck_after`.
-    """
+    """Once it was read, a kind leaves what has had its status for less than `stuck_after`."""
     good = Shares(world, svc, "good", stuck_after="1h")
     bad = Shares(world, svc, "bad")
     bad.finds = lambda _n: OSError("away")
@@ -76,8 +70,8 @@ async def test_a_kind_that_stays_broken_keeps_no_other_in_its_first_pass(
 async def test_a_rule_that_a_fault_ends_leaves_its_resource_free(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Whatever raises beside the rule: lease and row are given back, and the next pass settles it.
+    """Whatever raises beside the rule: lease and row are given back, and the next pass settles
+    it.
     """
     shares = Shares(world, svc)
     shares.add("a")
@@ -103,8 +97,8 @@ async def test_a_rule_that_a_fault_ends_leaves_its_resource_free(
 async def test_a_request_is_not_refused_for_a_task_that_somebody_settles(
     world: World, svc: Service
 ):
-    """
-    Only one that nobody settles keeps a resource from requests, where nothing is settled unasked.
+    """Only one that nobody settles keeps a resource from requests, where nothing is settled
+    unasked.
     """
     begun = asyncio.Event()
 
@@ -131,9 +125,7 @@ async def test_a_request_is_not_refused_for_a_task_that_somebody_settles(
 
 
 async def test_a_dry_run_ends_with_a_drain(world: World, svc: Service):
-    """
-    It finds nothing more once the service takes no requests.
-    """
+    """It finds nothing more once the service takes no requests."""
     shares = Shares(world, svc)
     shares.add(*(f"s{n:04}" for n in range(1200)))
     looks: list[int] = []
@@ -155,9 +147,7 @@ async def test_a_dry_run_ends_with_a_drain(world: World, svc: Service):
 async def test_what_a_sibling_asks_about_in_the_middle_of_a_pass_is_not_taken_for_gone(
     world: World, svc: Service
 ):
-    """
-    The pass has found it while the rule of the sibling was at work, which has no end yet.
-    """
+    """The pass has found it while the rule of the sibling was at work, which has no end yet."""
     shares = Shares(world, svc, max_wait="10h")
     shares.add("a", "b")
     doors = Doors()
@@ -188,9 +178,8 @@ async def test_what_a_sibling_asks_about_in_the_middle_of_a_pass_is_not_taken_fo
 
 
 async def test_a_kind_that_cannot_be_listed_is_on_record_until_it_can(world: World, svc: Service):
-    """
-    With the reason of the last pass and the time of the first one; what comes after it, too. Only
-    its beginning is an incident, and a sibling still makes the pass that is due.
+    """With the reason of the last pass and the time of the first one; what comes after it, too.
+    Only its beginning is an incident, and a sibling still makes the pass that is due.
     """
     shares, later = Shares(world, svc), Shares(world, svc, "later", after=["share"])
     other = Shares(world, svc, "other")
@@ -222,8 +211,8 @@ async def test_a_kind_that_cannot_be_listed_is_on_record_until_it_can(world: Wor
 
 
 async def test_a_pass_by_hand_that_breaks_is_for_its_operator_to_read(world: World, svc: Service):
-    """
-    On record it would stay until the next pass, which may be minutes away; a good one ends it.
+    """On record it would stay until the next pass, which may be minutes away; a good one ends
+    it.
     """
     shares = Shares(world, svc)
     life = await world.start(svc)
@@ -239,9 +228,7 @@ async def test_a_pass_by_hand_that_breaks_is_for_its_operator_to_read(world: Wor
 async def test_a_broken_pass_of_a_sibling_is_not_taken_for_the_one_that_is_due(
     world: World, svc: Service
 ):
-    """
-    It is on record, but what it could not list is still to be settled by whoever can.
-    """
+    """It is on record, but what it could not list is still to be settled by whoever can."""
     shares = Shares(world, svc)
     shares.finds = lambda n: OSError("away") if n == 1 else None
     shares.add("a", age_s=60)
@@ -254,8 +241,7 @@ async def test_a_broken_pass_of_a_sibling_is_not_taken_for_the_one_that_is_due(
 
 
 async def test_what_waits_of_a_removed_kind_is_named_and_dropped_by_hand(world: World):
-    """
-    It would wait for ever, as no pass reads its kind. A dry run drops nothing, and neither does
+    """It would wait for ever, as no pass reads its kind. A dry run drops nothing, and neither does
     what asks again between passes: a newer version beside this one may have the kind.
     """
     old, new = Service("compute"), Service("compute")
@@ -287,9 +273,7 @@ async def test_what_waits_of_a_removed_kind_is_named_and_dropped_by_hand(world: 
 
 
 async def test_a_service_without_kinds_drops_what_waits_of_its_former_ones(world: World):
-    """
-    It makes no pass by itself, so nothing else would.
-    """
+    """It makes no pass by itself, so nothing else would."""
     old = Service("compute")
     shares = Shares(world, old, max_wait="10h")
     shares.add("a")
@@ -303,8 +287,7 @@ async def test_a_service_without_kinds_drops_what_waits_of_its_former_ones(world
 
 
 async def test_a_second_host_without_kinds_hides_nothing_of_the_first(world: World, svc: Service):
-    """
-    What waits there has its rule, and what is broken stays named. If no run of the host is on
+    """What waits there has its rule, and what is broken stays named. If no run of the host is on
     record, it is not known which kinds it declares.
     """
     bad, shares = Shares(world, svc, "bad"), Shares(world, svc, max_wait="10h")
@@ -324,9 +307,7 @@ async def test_a_second_host_without_kinds_hides_nothing_of_the_first(world: Wor
 
 
 async def test_the_incident_of_a_record_that_has_moved_on_names_it(world: World, svc: Service):
-    """
-    The line of `gracekit incidents` shows the detail alone.
-    """
+    """The line of `gracekit incidents` shows the detail alone."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, _n: Wait("1m")

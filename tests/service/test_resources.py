@@ -45,9 +45,7 @@ async def resume(world: World, life: Life) -> None:
 
 
 async def test_the_first_pass_begins_after_the_wait(world: World, svc: Service):
-    """
-    Not before `startup_reconciliation_wait_seconds` after ready, and soon then.
-    """
+    """Not before `startup_reconciliation_wait_seconds` after ready, and soon then."""
     shares = Shares(world, svc)
     shares.add("a")
     life = await world.start(svc, startup_reconciliation_wait_seconds=40)
@@ -61,9 +59,7 @@ async def test_the_first_pass_begins_after_the_wait(world: World, svc: Service):
 
 
 async def test_later_passes_come_at_their_interval(world: World, svc: Service):
-    """
-    Counted from the end of the pass before.
-    """
+    """Counted from the end of the pass before."""
     shares = Shares(world, svc)
     life = await world.start(svc, reconciliation_interval_s=300)
     await first_pass(life)
@@ -76,9 +72,7 @@ async def test_later_passes_come_at_their_interval(world: World, svc: Service):
 
 
 async def test_a_pass_by_hand_does_not_take_the_place_of_the_start_s(world: World, svc: Service):
-    """
-    It came too early for the resource of a killed process, and no later pass is due.
-    """
+    """It came too early for the resource of a killed process, and no later pass is due."""
     shares = Shares(world, svc)
 
     @svc.rpc(resource="share")
@@ -99,8 +93,8 @@ async def test_a_pass_by_hand_does_not_take_the_place_of_the_start_s(world: Worl
 
 
 async def test_a_pass_by_hand_does_not_hide_the_one_that_was_due(world: World, svc: Service):
-    """
-    A sibling that looks only afterwards still sees that the due pass was made, and makes no other.
+    """A sibling that looks only afterwards still sees that the due pass was made, and makes no
+    other.
     """
     Shares(world, svc)
     lives = [await world.start(svc, reconciliation_interval_s=0, instance=f"i{n}") for n in (0, 1)]
@@ -118,9 +112,7 @@ async def test_a_pass_by_hand_does_not_hide_the_one_that_was_due(world: World, s
 
 
 async def test_an_interval_of_0_means_at_starts_alone(world: World, svc: Service):
-    """
-    What turns up later waits for the next start.
-    """
+    """What turns up later waits for the next start."""
     shares = Shares(world, svc)
     life = await world.start(svc, reconciliation_interval_s=0)
     await first_pass(life)
@@ -135,9 +127,7 @@ async def test_an_interval_of_0_means_at_starts_alone(world: World, svc: Service
 
 
 async def test_each_start_makes_a_pass_and_touches_what_is_old_enough(world: World, svc: Service):
-    """
-    A first pass does not wait for `stuck_after`; a later one does.
-    """
+    """A first pass does not wait for `stuck_after`; a later one does."""
     shares = Shares(world, svc)
     shares.add("a", age_s=1)
     life = await world.start(svc)
@@ -151,9 +141,7 @@ async def test_each_start_makes_a_pass_and_touches_what_is_old_enough(world: Wor
 
 
 async def test_a_drain_waits_for_what_acts_and_begins_nothing(world: World, svc: Service):
-    """
-    The next start makes the pass again and settles the rest.
-    """
+    """The next start makes the pass again and settles the rest."""
     shares = Shares(world, svc)
     shares.add("a", "b")
     held = Held(shares)
@@ -175,9 +163,7 @@ async def test_a_drain_waits_for_what_acts_and_begins_nothing(world: World, svc:
 
 
 async def test_a_drain_ends_the_wait_for_the_queues(world: World, svc: Service):
-    """
-    A pass that only waits does not keep the process.
-    """
+    """A pass that only waits does not keep the process."""
     shares = Shares(world, svc)
     shares.add("a")
     life = await world.start(svc)
@@ -191,9 +177,7 @@ async def test_a_drain_ends_the_wait_for_the_queues(world: World, svc: Service):
 
 
 async def test_nothing_begins_in_a_quiet_and_the_pass_is_made_after_it(world: World, svc: Service):
-    """
-    Also where the quiet came in the middle of one.
-    """
+    """Also where the quiet came in the middle of one."""
     shares = Shares(world, svc)
     shares.add("a", "b", "c")
     held = Held(shares)
@@ -217,9 +201,7 @@ async def test_nothing_begins_in_a_quiet_and_the_pass_is_made_after_it(world: Wo
 
 
 async def test_what_waits_is_not_asked_again_in_a_quiet(world: World, svc: Service):
-    """
-    Its time may come meanwhile: it is asked when the service takes requests again.
-    """
+    """Its time may come meanwhile: it is asked when the service takes requests again."""
     shares = Shares(world, svc, max_wait="1d")
     shares.add("a")
     shares.answers = lambda _id, n: OSError("away") if n == 1 else Settled("available")
@@ -235,9 +217,7 @@ async def test_what_waits_is_not_asked_again_in_a_quiet(world: World, svc: Servi
 
 @pytest.mark.parametrize("lives", [2, 3])
 async def test_one_run_settles_the_resources_of_its_host(world: World, svc: Service, lives: int):
-    """
-    The others see that it is done, and make no pass of their own.
-    """
+    """The others see that it is done, and make no pass of their own."""
     shares = Shares(world, svc)
     shares.add(*(f"s{n}" for n in range(100)))
     runs = [await world.start(svc, instance=f"i{n}") for n in range(lives)]
@@ -252,9 +232,7 @@ async def test_one_run_settles_the_resources_of_its_host(world: World, svc: Serv
 
 
 async def test_each_host_settles_its_own(world: World, svc: Service):
-    """
-    `find` returns those of its host, and each host has a pass.
-    """
+    """`find` returns those of its host, and each host has a pass."""
     Shares(world, svc)
     runs = [await world.start(svc, host=f"node-{n}") for n in (1, 2)]
     for run in runs:
@@ -265,9 +243,7 @@ async def test_each_host_settles_its_own(world: World, svc: Service):
 
 
 async def test_a_pass_whose_run_was_killed_is_made_by_its_sibling(world: World, svc: Service):
-    """
-    The sibling proves the death, takes the lease over, and settles the rest, each once.
-    """
+    """The sibling proves the death, takes the lease over, and settles the rest, each once."""
     shares = Shares(world, svc)
     shares.add("a", "b")
     held = Held(shares)
@@ -284,9 +260,7 @@ async def test_a_pass_whose_run_was_killed_is_made_by_its_sibling(world: World, 
 
 
 async def test_where_nothing_is_settled_unasked_a_pass_by_hand_does_it(world: World, svc: Service):
-    """
-    With startup_reconciliation_enabled=false no rule is called, at starts or later.
-    """
+    """With startup_reconciliation_enabled=false no rule is called, at starts or later."""
     shares = Shares(world, svc)
     shares.add("a")
     life = await world.start(svc, startup_reconciliation_enabled=False)
@@ -304,9 +278,7 @@ async def test_where_nothing_is_settled_unasked_a_pass_by_hand_does_it(world: Wo
 
 
 async def test_a_pass_by_hand_is_refused_while_a_sibling_makes_one(world: World, svc: Service):
-    """
-    The message names the run.
-    """
+    """The message names the run."""
     shares = Shares(world, svc)
     shares.add("a")
     held = Held(shares)
@@ -320,9 +292,7 @@ async def test_a_pass_by_hand_is_refused_while_a_sibling_makes_one(world: World,
 
 
 async def test_a_pass_by_hand_waits_for_the_one_under_way(world: World, svc: Service):
-    """
-    It is a pass of its own.
-    """
+    """It is a pass of its own."""
     shares = Shares(world, svc)
     shares.add("a")
     held = Held(shares)
@@ -337,9 +307,7 @@ async def test_a_pass_by_hand_waits_for_the_one_under_way(world: World, svc: Ser
 
 
 async def test_passes_are_told(world: World, svc: Service):
-    """
-    Events at its beginning, in its course and at its end; the store has the last one.
-    """
+    """Events at its beginning, in its course and at its end; the store has the last one."""
     shares = Shares(world, svc)
     shares.add("a", "b")
     shares.add("m", status="migrating")
@@ -363,9 +331,7 @@ async def test_passes_are_told(world: World, svc: Service):
 
 
 async def test_a_service_without_kinds_does_nothing_of_all_this(world: World, svc: Service):
-    """
-    No pass, no row.
-    """
+    """No pass, no row."""
     life = await world.start(svc)
     await asyncio.sleep(1200)
 
@@ -375,9 +341,7 @@ async def test_a_service_without_kinds_does_nothing_of_all_this(world: World, sv
 
 @pytest.mark.parametrize("point", [Point.TAKE_LEASE, Point.FINDING])
 async def test_a_store_that_refuses_once_puts_a_pass_off(world: World, svc: Service, point: Point):
-    """
-    It is made again some seconds later.
-    """
+    """It is made again some seconds later."""
     world.expects_faults = True
     shares = Shares(world, svc)
     shares.add("a")

@@ -28,9 +28,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service):
-    """
-    Drained, handed over, killed, and a stop begun but not ended: by evidence, not by a clock.
-    """
+    """Drained, handed over, killed, and a stop begun but not ended: by evidence, not by a clock."""
 
     @svc.rpc
     async def work(ctx: Context, seconds: float) -> None:
@@ -71,9 +69,7 @@ class EarlierView(StoreView):
 async def test_a_run_that_ends_after_its_row_was_read_is_shown_by_its_stop_record(
     world: World, svc: Service
 ):
-    """
-    It is found dead then, while what was read has no stop record.
-    """
+    """It is found dead then, while what was read has no stop record."""
     life, other = await world.start(svc), await world.start(svc, instance="b")
     view = EarlierView(other.engine, other.process, None, world.clock)
     life.ask_to_stop()
@@ -89,9 +85,7 @@ async def test_a_run_that_ends_after_its_row_was_read_is_shown_by_its_stop_recor
 
 
 async def test_as_many_of_the_last_ends_are_shown_as_asked_for(world: World, svc: Service):
-    """
-    The default is enough to see what has just happened, but not a bad night.
-    """
+    """The default is enough to see what has just happened, but not a bad night."""
     for _ in range(7):
         await (await world.start(svc)).drain()
     living = await world.start(svc)
@@ -105,8 +99,8 @@ async def test_as_many_of_the_last_ends_are_shown_as_asked_for(world: World, svc
 
 
 async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: World, svc: Service):
-    """
-    Whether a stop was asked for is not known then; what ends after the restore is judged as ever.
+    """Whether a stop was asked for is not known then; what ends after the restore is judged as
+    ever.
     """
     stopping, _ = await start_with_work(world, svc)
     stopping.ask_to_stop()
@@ -126,8 +120,8 @@ async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: Wo
 
 
 async def test_wall_time_that_steps_back_costs_a_delay_at_most(world: World, svc: Service):
-    """
-    Liveness and ownership ask no clock: an hour back, and the task is still settled in the end.
+    """Liveness and ownership ask no clock: an hour back, and the task is still settled in the
+    end.
     """
     job = Job(world, svc, on_interrupt="retry", settle=5)
     life, call = await job.begin()
@@ -139,9 +133,7 @@ async def test_wall_time_that_steps_back_costs_a_delay_at_most(world: World, svc
 
 
 async def test_a_clock_set_back_while_a_task_settles_lengthens_nothing(world: World, svc: Service):
-    """
-    What is left of a settle time, of the task and of its lease, is at most its own length.
-    """
+    """What is left of a settle time, of the task and of its lease, is at most its own length."""
     job = Job(world, svc, on_interrupt="retry", settle=20)
     life, call = await job.begin()
     await life.crash()
@@ -158,9 +150,7 @@ async def test_a_clock_set_back_while_a_task_settles_lengthens_nothing(world: Wo
 async def test_a_wait_of_a_probe_is_counted_by_time_that_passes(
     world: World, svc: Service, shift_s: float
 ):
-    """
-    A wall clock that is set meanwhile neither ends the wait nor prolongs it.
-    """
+    """A wall clock that is set meanwhile neither ends the wait nor prolongs it."""
     job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
     job.with_probe()
     job.probe_answers = lambda n: Wait(20) if n < 3 else Done("it was done")
@@ -180,9 +170,7 @@ async def test_a_wait_of_a_probe_is_counted_by_time_that_passes(
 async def test_a_clock_set_forward_does_not_end_the_wait_in_the_next_run(
     world: World, svc: Service, probe_s: int
 ):
-    """
-    What the clock was set forward by is not counted as waited, not even by a later run.
-    """
+    """What the clock was set forward by is not counted as waited, not even by a later run."""
     job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
     job.with_probe()
 
@@ -205,9 +193,7 @@ async def test_a_clock_set_forward_does_not_end_the_wait_in_the_next_run(
 
 
 async def test_a_clock_set_meanwhile_changes_no_wait_for_a_hold(world: World, svc: Service):
-    """
-    A hold keeps its host as long as it was to, whichever way the wall clock is set.
-    """
+    """A hold keeps its host as long as it was to, whichever way the wall clock is set."""
 
     @svc.rpc
     async def prepare_host(ctx: Context, vm: str) -> None:
@@ -227,9 +213,7 @@ async def test_a_clock_set_meanwhile_changes_no_wait_for_a_hold(world: World, sv
 async def test_retention_removes_only_after_this_run_has_served_long_enough(
     world: World, svc: Service
 ):
-    """
-    A restart after a long pause must not forget ids whose duplicates are still in the queue.
-    """
+    """A restart after a long pause must not forget ids whose duplicates are still in the queue."""
 
     @svc.rpc
     async def work(ctx: Context) -> int:
@@ -249,9 +233,7 @@ async def test_retention_removes_only_after_this_run_has_served_long_enough(
 
 
 async def test_retention_counts_the_time_of_runs_that_were_short(world: World, svc: Service):
-    """
-    A service that restarts every five minutes removes what is old, in its third life at last.
-    """
+    """A service that restarts every five minutes removes what is old, in its third life at last."""
 
     @svc.rpc
     async def work(ctx: Context) -> int:
@@ -273,9 +255,7 @@ async def test_retention_counts_the_time_of_runs_that_were_short(world: World, s
 
 
 async def test_a_run_that_left_a_record_of_its_failure_has_failed(world: World, svc: Service):
-    """
-    It began a stop and ended it, only not in order: that is no stop that ran out of time.
-    """
+    """It began a stop and ended it, only not in order: that is no stop that ran out of time."""
 
     @svc.on_start
     async def broken() -> None:
@@ -293,9 +273,7 @@ async def test_a_run_that_left_a_record_of_its_failure_has_failed(world: World, 
 async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_the_next(
     world: World, svc: Service
 ):
-    """
-    The same task takes again and has it: what was in doubt before is in doubt no more.
-    """
+    """The same task takes again and has it: what was in doubt before is in doubt no more."""
     life = await world.start(svc)
     leases = life.runtime.wired.reconciler._leases
     life.plan(Point.TAKE_LEASE, Fault.LOST_BEFORE)
@@ -309,8 +287,8 @@ async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_th
 
 
 async def test_who_acted_is_on_record_whatever_bytes_the_reason_has(world: World, svc: Service):
-    """
-    An argument that is no UTF-8 is written as its bytes: otherwise an operator leaves no trace.
+    """An argument that is no UTF-8 is written as its bytes: otherwise an operator leaves no
+    trace.
     """
     doors = Doors()
 

@@ -81,8 +81,7 @@ def failing() -> Service:
 async def test_no_secret_of_a_hook_that_fails_reaches_a_log(
     world: World, failing: Service, caplog: pytest.LogCaptureFixture
 ):
-    """
-    What probes, errored hooks and interrupted handlers say is told without what was sent, and
+    """What probes, errored hooks and interrupted handlers say is told without what was sent, and
     the tracebacks of hooks too.
     """
     caplog.set_level(logging.DEBUG)
@@ -126,9 +125,7 @@ ODD = {
 async def test_no_secret_reaches_a_log_or_an_event(
     world: World, svc: Service, caplog: pytest.LogCaptureFixture
 ):
-    """
-    On every way through: served, failed, refused, repeated, lost, handed over, recovered.
-    """
+    """On every way through: served, failed, refused, repeated, lost, handed over, recovered."""
     caplog.set_level(logging.DEBUG)
     life = await world.start(svc, drain_timeout_s=1)
     client = (await world.client(svc)).prepare(context={"user": CANARY, "auth_token": CANARY})
@@ -161,8 +158,8 @@ async def test_no_secret_reaches_a_log_or_an_event(
 async def test_callers_are_shown_of_a_failure_what_the_setting_says(
     world: World, svc: Service, details: str
 ):
-    """
-    All of it, class and message, or nothing; the record keeps all, and a refusal says its rule.
+    """All of it, class and message, or nothing; the record keeps all, and a refusal says its
+    rule.
     """
     await world.start(svc, error_details=details)
     client = (await world.client(svc)).prepare(context={"user": CANARY}, request_id="r1")
@@ -230,9 +227,7 @@ def own_classes() -> Service:
 async def test_no_class_of_gracekit_brings_a_withheld_text_out(
     world: World, own_classes: Service, method: str, shown: type[Exception]
 ):
-    """
-    Who ended the task decides, not the class: applications raise and pass on ours too.
-    """
+    """Who ended the task decides, not the class: applications raise and pass on ours too."""
     await world.start(own_classes, error_details="none")
     client = await world.client(own_classes)
 
@@ -254,9 +249,7 @@ async def test_no_class_of_gracekit_brings_a_withheld_text_out(
 async def test_an_operators_reason_is_withheld(
     world: World, own_classes: Service, verb: str, shown: type[Exception], words: str
 ):
-    """
-    What gracekit itself has ended keeps its class, which says how to go on.
-    """
+    """What gracekit itself has ended keeps its class, which says how to go on."""
     life = await world.start(own_classes, error_details="none")
     client = (await world.client(own_classes)).prepare(request_id="r")
     call = asyncio.ensure_future(client.call("waits", token="x"))

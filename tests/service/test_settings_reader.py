@@ -28,9 +28,7 @@ def well_again() -> Iterator[threading.Event]:
 async def test_a_reader_that_is_stuck_refuses_later_ones_until_it_ends(
     well_again: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    No second thread gets stuck, and what the first one reads at last is not taken.
-    """
+    """No second thread gets stuck, and what the first one reads at last is not taken."""
     calls: list[int] = []
 
     def read() -> Settings:

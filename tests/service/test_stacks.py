@@ -13,8 +13,8 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_frames_begin_with_the_code_of_the_application(world: World, svc: Service):
-    """
-    A handler's, a job's and a block's that a handler tracks: no frame of gracekit is above them.
+    """A handler's, a job's and a block's that a handler tracks: no frame of gracekit is above
+    them.
     """
     doors = Doors()
 

@@ -41,9 +41,7 @@ async def pairs_read_at_once(cursor: str | None) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "at once"])
 async def test_a_second_loop_over_steps_is_refused(world: World, svc: Service, at_once: bool):
-    """
-    A task has one cursor: a second loop would pass its items over, without a word.
-    """
+    """A task has one cursor: a second loop would pass its items over, without a word."""
     done: list[int] = []
 
     @svc.rpc
@@ -69,9 +67,7 @@ async def test_a_second_loop_over_steps_is_refused(world: World, svc: Service, a
 async def test_a_safe_point_by_hand_before_a_loop_over_a_sequence_is_refused(
     world: World, svc: Service
 ):
-    """
-    The loop would begin behind that cursor, as if it were an index.
-    """
+    """The loop would begin behind that cursor, as if it were an index."""
 
     @svc.rpc
     async def copy(ctx: Context) -> None:
@@ -87,9 +83,7 @@ async def test_a_safe_point_by_hand_before_a_loop_over_a_sequence_is_refused(
 
 
 async def test_a_loop_over_steps_that_was_left_may_be_begun_again(world: World, svc: Service):
-    """
-    It goes on behind its last safe point.
-    """
+    """It goes on behind its last safe point."""
     done: list[int] = []
 
     @svc.rpc
@@ -113,9 +107,7 @@ async def test_a_loop_over_steps_that_was_left_may_be_begun_again(world: World, 
 async def test_a_callable_is_asked_for_what_is_behind_the_cursor(
     world: World, svc: Service, source: Any
 ):
-    """
-    After a stop at a safe point no item comes twice, and none is left out.
-    """
+    """After a stop at a safe point no item comes twice, and none is left out."""
     done: list[str] = []
     second = asyncio.Event()
 
@@ -142,9 +134,7 @@ async def test_a_callable_is_asked_for_what_is_behind_the_cursor(
 
 @pytest.mark.parametrize("source", [pairs_behind, names_behind])
 async def test_a_plain_handler_loops_over_a_callable_too(world: World, svc: Service, source: Any):
-    """
-    In its thread it gets the same items.
-    """
+    """In its thread it gets the same items."""
 
     @svc.rpc
     def copy(ctx: Context) -> list[str]:
@@ -158,9 +148,7 @@ async def test_a_plain_handler_loops_over_a_callable_too(world: World, svc: Serv
 
 @pytest.mark.parametrize("source", [iter(NAMES), (name for name in NAMES), "ada", 5])
 async def test_what_could_not_be_resumed_is_refused(world: World, svc: Service, source: Any):
-    """
-    The error says what to pass in its place.
-    """
+    """The error says what to pass in its place."""
 
     @svc.rpc
     async def copy(ctx: Context) -> str:
@@ -178,9 +166,7 @@ async def test_what_could_not_be_resumed_is_refused(world: World, svc: Service, 
     "data", ["x" * 300_000, [[n] for n in range(50_000)]], ids=["text", "lists"]
 )
 async def test_a_large_cursor_is_refused_and_stores_nothing(world: World, svc: Service, data: Any):
-    """
-    It would be written at each safe point.
-    """
+    """It would be written at each safe point."""
 
     @svc.rpc(on_interrupt="retry")
     async def work(ctx: Context) -> None:

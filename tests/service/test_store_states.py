@@ -32,8 +32,8 @@ def svc(doors: Doors) -> Service:
 async def test_a_service_without_its_store_is_not_ready_and_says_so_once(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    What a handler has returned meanwhile is recorded when the store is back, and then answered.
+    """What a handler has returned meanwhile is recorded when the store is back, and then
+    answered.
     """
     world.expects_faults = True
     life = await world.start(svc)
@@ -63,9 +63,7 @@ async def test_a_service_without_its_store_is_not_ready_and_says_so_once(
 async def test_a_run_that_is_fenced_stops_its_handlers_at_once_and_fails(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    Its tasks belong to other runs; nothing that it might still write of them is taken.
-    """
+    """Its tasks belong to other runs; nothing that it might still write of them is taken."""
     world.expects_faults = True
     life = await world.start(svc)
     client = await world.client(svc)
@@ -88,9 +86,7 @@ async def test_a_run_that_is_fenced_stops_its_handlers_at_once_and_fails(
 async def test_a_drain_without_its_store_ends_in_time_and_fails(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    The rows stay as they are for the next start, and the exit says that this was no order.
-    """
+    """The rows stay as they are for the next start, and the exit says that this was no order."""
     world.expects_faults = True
     life = await world.start(svc)
     client = await world.client(svc)
@@ -110,9 +106,7 @@ async def test_a_drain_without_its_store_ends_in_time_and_fails(
 async def test_a_request_that_comes_without_a_store_is_accepted_when_it_is_back(
     world: World, svc: Service, doors: Doors
 ):
-    """
-    It goes back to its queue at most twice a second, and nothing of it is lost.
-    """
+    """It goes back to its queue at most twice a second, and nothing of it is lost."""
     world.expects_faults = True
     life = await world.start(svc)
     client = await world.client(svc)

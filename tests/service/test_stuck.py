@@ -33,8 +33,8 @@ async def reasons(world: World, life: Life, *others: Life) -> dict[str, str | No
 
 
 async def test_a_task_is_stuck_after_three_times_its_p95(world: World, svc: Service):
-    """
-    The time counts from its last safe point, or its start; tasks with progress are not listed.
+    """The time counts from its last safe point, or its start; tasks with progress are not
+    listed.
     """
 
     @svc.rpc
@@ -62,9 +62,7 @@ async def test_a_task_is_stuck_after_three_times_its_p95(world: World, svc: Serv
 
 
 async def test_the_last_safe_point_of_a_stuck_task_is_told(world: World, svc: Service):
-    """
-    The reason says how long ago the last safe point was.
-    """
+    """The reason says how long ago the last safe point was."""
     doors = Doors()
 
     @svc.rpc
@@ -88,9 +86,7 @@ async def test_the_last_safe_point_of_a_stuck_task_is_told(world: World, svc: Se
 
 
 async def test_without_history_ten_minutes_are_the_measure(world: World, svc: Service):
-    """
-    If too few attempts of a method have ended, only the time decides.
-    """
+    """If too few attempts of a method have ended, only the time decides."""
     doors = Doors()
 
     @svc.rpc
@@ -109,9 +105,7 @@ async def test_without_history_ten_minutes_are_the_measure(world: World, svc: Se
 
 
 async def test_a_task_in_line_says_whom_it_waits_for(world: World, svc: Service):
-    """
-    The holder of a lease is named, in the same process and in another one of the store.
-    """
+    """The holder of a lease is named, in the same process and in another one of the store."""
     doors = Doors()
 
     @svc.rpc(resource="vm")
@@ -154,8 +148,8 @@ async def test_a_task_in_line_says_whom_it_waits_for(world: World, svc: Service)
 async def test_after_a_crash_the_list_says_for_how_long_no_task_gets_the_lease(
     world: World, svc: Service
 ):
-    """
-    The task that was cut waits, although no process works on it; a new request stands behind it.
+    """The task that was cut waits, although no process works on it; a new request stands behind
+    it.
     """
     doors = Doors()
 
@@ -182,9 +176,7 @@ async def test_after_a_crash_the_list_says_for_how_long_no_task_gets_the_lease(
 
 
 async def test_the_next_of_a_resource_names_the_task_that_has_it(world: World, svc: Service):
-    """
-    Within one process the task's own run knows which one holds the resource.
-    """
+    """Within one process the task's own run knows which one holds the resource."""
     doors = Doors()
 
     @svc.rpc(resource="vm")
@@ -209,9 +201,7 @@ async def test_the_next_of_a_resource_names_the_task_that_has_it(world: World, s
 
 
 async def test_an_outcome_that_the_store_does_not_take_is_told(world: World, svc: Service):
-    """
-    Its handler has returned, and the task waits for the store.
-    """
+    """Its handler has returned, and the task waits for the store."""
     doors = Doors()
 
     @svc.rpc
@@ -230,9 +220,7 @@ async def test_an_outcome_that_the_store_does_not_take_is_told(world: World, svc
 
 
 async def test_a_handed_over_task_that_nobody_takes_is_listed(world: World, svc: Service):
-    """
-    Ten minutes after its hand-over, however long it ran before.
-    """
+    """Ten minutes after its hand-over, however long it ran before."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="retry")

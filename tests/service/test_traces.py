@@ -183,9 +183,7 @@ async def read_topic(world: World, svc: Service) -> Inbox:
 async def test_the_active_trace_goes_out_in_headers_and_body(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    Both get the active trace, or else that of the context; the given context is not changed.
-    """
+    """Both get the active trace, or else that of the context; the given context is not changed."""
     inbox = await read_topic(world, svc)
     context = {"user_id": "joe", "traceparent": OTHERS, "tracestate": "old=1"}
     view = (await world.client(svc)).prepare(context=context)
@@ -207,9 +205,7 @@ async def test_the_active_trace_goes_out_in_headers_and_body(
 
 
 async def test_where_nothing_is_active_nothing_is_added(world: World, svc: Service):
-    """
-    A message of a program that does not use OpenTelemetry is as it always was.
-    """
+    """A message of a program that does not use OpenTelemetry is as it always was."""
     inbox = await read_topic(world, svc)
 
     await (await world.client(svc)).cast("work")
@@ -226,9 +222,7 @@ async def test_where_nothing_is_active_nothing_is_added(world: World, svc: Servi
 async def test_a_handler_runs_in_a_child_of_its_callers_span(
     world: World, svc: Service, recorder: Recorder, method: str, answer: str
 ):
-    """
-    Coroutine, thread, and a method without a row.
-    """
+    """Coroutine, thread, and a method without a row."""
     await world.start(svc)
     client = await world.client(svc)
 
@@ -247,9 +241,7 @@ async def test_a_handler_runs_in_a_child_of_its_callers_span(
 async def test_a_span_has_the_current_names_and_no_secret(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    Neither arguments nor context nor what the handler said of them.
-    """
+    """Neither arguments nor context nor what the handler said of them."""
     await world.start(svc)
     client = (await world.client(svc)).prepare(context={"token": CANARY})
 
@@ -285,9 +277,7 @@ async def test_a_span_has_the_current_names_and_no_secret(
 async def test_work_whose_result_is_left_out_is_no_error(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    It was done; only its caller has a failure.
-    """
+    """It was done; only its caller has a failure."""
 
     @svc.rpc
     async def odd(ctx: Context) -> object:
@@ -305,9 +295,7 @@ async def test_work_whose_result_is_left_out_is_no_error(
 async def test_a_refused_request_has_no_span_at_its_service(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    So no name from the wire ever becomes one.
-    """
+    """So no name from the wire ever becomes one."""
     await world.start(svc)
 
     with pytest.raises(NoSuchMethodError):
@@ -332,8 +320,8 @@ async def deliver(
 
 
 async def test_headers_stand_over_the_body(world: World, svc: Service):
-    """
-    The message's sender knows better than what a context was copied from; the row keeps theirs.
+    """The message's sender knows better than what a context was copied from; the row keeps
+    theirs.
     """
     await world.start(svc)
 
@@ -349,9 +337,7 @@ async def test_headers_stand_over_the_body(world: World, svc: Service):
 
 
 async def test_the_body_serves_where_headers_say_nothing(world: World, svc: Service):
-    """
-    An oslo client sends its trace in the context alone.
-    """
+    """An oslo client sends its trace in the context alone."""
     await world.start(svc)
 
     seen = await deliver(world, svc, {"traceparent": OTHERS, "baggage": "k=v"}, {"x-junk": "1"})
@@ -362,9 +348,7 @@ async def test_the_body_serves_where_headers_say_nothing(world: World, svc: Serv
 async def test_ill_formed_keys_change_nothing(
     world: World, svc: Service, caplog: pytest.LogCaptureFixture
 ):
-    """
-    The request is served, and its text reaches no log.
-    """
+    """The request is served, and its text reaches no log."""
     await world.start(svc)
     junk = {"traceparent": CANARY, "tracestate": CANARY, "baggage": f"{CANARY}\n\x1b[31m"}
 
@@ -375,9 +359,7 @@ async def test_ill_formed_keys_change_nothing(
 
 
 async def test_a_trace_is_passed_on_where_nobody_records(world: World):
-    """
-    A service without OpenTelemetry's SDK is no hole in its callers' traces.
-    """
+    """A service without OpenTelemetry's SDK is no hole in its callers' traces."""
     svc, near = Service("compute"), Service("near")
 
     @svc.rpc
@@ -400,9 +382,7 @@ async def test_a_trace_is_passed_on_where_nobody_records(world: World):
 async def test_an_untraced_request_is_not_in_the_trace_of_the_start(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    A program may open its service inside a span; the requests that come are not its work.
-    """
+    """A program may open its service inside a span; the requests that come are not its work."""
     with recorder.start_as_current_span("start") as start:
         await world.start(svc)
     client = await world.client(svc)
@@ -418,9 +398,7 @@ async def test_an_untraced_request_is_not_in_the_trace_of_the_start(
 async def test_a_job_is_not_in_the_trace_of_the_start_either(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    It runs for as long as the service does, and that span ended long ago.
-    """
+    """It runs for as long as the service does, and that span ended long ago."""
     seen: list[str] = []
 
     @svc.periodic(every=5)
@@ -454,9 +432,7 @@ def check_own_trace(recorder: Recorder, again: Span, last: Span) -> None:
 async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    The old one may have ended days ago; the link leads there, and the baggage is still meant.
-    """
+    """The old one may have ended days ago; the link leads there, and the baggage is still meant."""
     life = await world.start(svc)
     client = await world.client(svc)
     with recorder.start_as_current_span("caller"), inside(baggage.set_baggage("k", "v")):
@@ -476,9 +452,7 @@ async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
 
 
 async def test_a_handed_over_task_has_one_too(world: World, svc: Service, recorder: Recorder):
-    """
-    It is linked to the attempt that was cut, whose span says how; that is no error.
-    """
+    """It is linked to the attempt that was cut, whose span says how; that is no error."""
     life = await world.start(svc)
     client = await world.client(svc)
     with recorder.start_as_current_span("caller"):
@@ -499,9 +473,7 @@ async def test_a_handed_over_task_has_one_too(world: World, svc: Service, record
 async def test_an_untraced_task_from_the_record_has_no_link(
     world: World, svc: Service, recorder: Recorder
 ):
-    """
-    There is nothing to link to.
-    """
+    """There is nothing to link to."""
     life = await world.start(svc)
     client = await world.client(svc)
     client._tracing = Tracing()

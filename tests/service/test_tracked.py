@@ -74,9 +74,7 @@ def works_in(life: Life) -> list[str]:
 
 
 async def test_a_thread_keeps_its_task_open(world: World, svc: Service, threads: Threads):
-    """
-    The handler has returned: its slot is free, its resource is not, and the caller waits.
-    """
+    """The handler has returned: its slot is free, its resource is not, and the caller waits."""
 
     def build(vm: str) -> None:
         threads.wait()
@@ -106,9 +104,7 @@ async def test_a_thread_keeps_its_task_open(world: World, svc: Service, threads:
 
 
 async def test_a_drain_waits_for_a_tracked_thread(world: World, svc: Service, threads: Threads):
-    """
-    Its caller is answered in the drain.
-    """
+    """Its caller is answered in the drain."""
 
     @svc.rpc
     def create(ctx: Context) -> str:
@@ -131,8 +127,8 @@ async def test_a_drain_waits_for_a_tracked_thread(world: World, svc: Service, th
 async def test_a_thread_that_outlives_the_deadline_is_unclean(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    It could read that it should stop; the lease stays with the process, and the task is listed.
+    """It could read that it should stop; the lease stays with the process, and the task is
+    listed.
     """
     told: list[bool] = []
 
@@ -160,9 +156,7 @@ async def test_a_thread_that_outlives_the_deadline_is_unclean(
 async def test_what_a_thread_raises_makes_the_task_failed(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    Also if the handler has ended before, and nothing looks at the future.
-    """
+    """Also if the handler has ended before, and nothing looks at the future."""
 
     def build() -> None:
         threads.wait()
@@ -186,9 +180,7 @@ async def test_what_a_thread_raises_makes_the_task_failed(
 async def test_a_thread_without_capacity_parks_the_task(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    As if the handler had raised it.
-    """
+    """As if the handler had raised it."""
 
     def build() -> None:
         raise NoCapacity("no host", requested={"VCPU": 1})
@@ -214,8 +206,8 @@ async def test_a_cancel_reaches_the_thread_and_the_caller_at_once(
     told: type[Exception],
     ends: str,
 ):
-    """
-    A method's timeout and an operator's order: the thread reads it, and the task ends with it.
+    """A method's timeout and an operator's order: the thread reads it, and the task ends with
+    it.
     """
 
     def build() -> None:
@@ -243,8 +235,8 @@ async def test_a_cancel_reaches_the_thread_and_the_caller_at_once(
 async def test_a_thread_by_itself_holds_the_drain_and_not_its_task(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    keep_open=False: the caller is answered when the handler ends, and the thread stays listed.
+    """keep_open=False: the caller is answered when the handler ends, and the thread stays
+    listed.
     """
     asked: list[bool] = []
 
@@ -274,9 +266,7 @@ async def test_a_thread_by_itself_holds_the_drain_and_not_its_task(
 
 
 async def test_a_block_in_an_asyncio_task_keeps_the_task_open(world: World, svc: Service):
-    """
-    And is cancelled at the deadline of a drain, as a handler is.
-    """
+    """And is cancelled at the deadline of a drain, as a handler is."""
     tasks = []
 
     @svc.rpc(on_interrupt="retry")
@@ -301,9 +291,7 @@ async def test_a_block_in_an_asyncio_task_keeps_the_task_open(world: World, svc:
 
 
 async def test_a_block_that_the_application_cancels_is_no_failure(world: World, svc: Service):
-    """
-    As a handler ends a reporter that it has begun.
-    """
+    """As a handler ends a reporter that it has begun."""
     tasks = []
 
     @svc.rpc
@@ -324,9 +312,7 @@ async def test_a_block_that_the_application_cancels_is_no_failure(world: World, 
 async def test_a_block_of_the_handler_itself_raises_into_it(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    What the handler catches is no failure, in a coroutine and in a thread.
-    """
+    """What the handler catches is no failure, in a coroutine and in a thread."""
 
     def fail() -> None:
         raise ValueError
@@ -354,9 +340,7 @@ async def test_a_block_of_the_handler_itself_raises_into_it(
 
 
 async def test_a_call_that_the_executor_refuses_leaves_nothing(world: World, svc: Service):
-    """
-    The error is the handler's, and the task ends with it.
-    """
+    """The error is the handler's, and the task ends with it."""
 
     @svc.rpc
     async def create(ctx: Context) -> str:
@@ -374,9 +358,7 @@ async def test_a_call_that_the_executor_refuses_leaves_nothing(world: World, svc
 async def test_a_task_whose_work_never_began_is_failed(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    The executor has cancelled it, or could not call it: nothing was done.
-    """
+    """The executor has cancelled it, or could not call it: nothing was done."""
     begun = threading.Event()
 
     def hold() -> None:
@@ -414,9 +396,7 @@ async def test_a_task_whose_work_never_began_is_failed(
 async def test_a_call_does_not_begin_after_its_task_was_cancelled(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    It waited for a thread of its pool all the time.
-    """
+    """It waited for a thread of its pool all the time."""
     ran: list[str] = []
     pool = ThreadPoolExecutor(1)
 
@@ -437,9 +417,7 @@ async def test_a_call_does_not_begin_after_its_task_was_cancelled(
 async def test_the_error_of_work_counts_beside_a_stop_at_a_safe_point(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    The handler would begin again from its cursor, and nobody would hear of the error.
-    """
+    """The handler would begin again from its cursor, and nobody would hear of the error."""
 
     def build() -> None:
         threads.wait()
@@ -465,9 +443,7 @@ async def test_the_error_of_work_counts_beside_a_stop_at_a_safe_point(
 
 
 async def test_work_that_is_cut_is_no_stop_at_a_safe_point(world: World, svc: Service):
-    """
-    The handler has stopped at one, and what goes on is cancelled at the deadline.
-    """
+    """The handler has stopped at one, and what goes on is cancelled at the deadline."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc
@@ -490,9 +466,7 @@ async def test_work_that_is_cut_is_no_stop_at_a_safe_point(world: World, svc: Se
 async def test_a_block_may_end_elsewhere_than_it_began(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    Entered by the handler and left by a thread, it keeps the task open, and its error counts.
-    """
+    """Entered by the handler and left by a thread, it keeps the task open, and its error counts."""
 
     @svc.rpc
     async def create(ctx: Context) -> str:
@@ -517,9 +491,7 @@ async def test_a_block_may_end_elsewhere_than_it_began(
 
 
 async def test_a_block_that_never_ends_is_unclean(world: World, svc: Service):
-    """
-    As a thread that does not.
-    """
+    """As a thread that does not."""
     blocks = []
 
     @svc.rpc
@@ -539,9 +511,7 @@ async def test_a_block_that_never_ends_is_unclean(world: World, svc: Service):
 async def test_a_block_in_a_thread_has_its_context_as_the_current_one(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    A thread of the application has none before.
-    """
+    """A thread of the application has none before."""
     seen: list[object] = []
 
     @svc.rpc
@@ -562,9 +532,7 @@ async def test_a_block_in_a_thread_has_its_context_as_the_current_one(
 async def test_a_coroutine_function_is_no_call_for_a_thread(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    The error says how to track it.
-    """
+    """The error says how to track it."""
 
     async def build() -> None: ...
 
@@ -580,9 +548,7 @@ async def test_a_coroutine_function_is_no_call_for_a_thread(
 async def test_a_safe_point_in_a_tracked_thread_stops_the_task_there(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    The next start begins the handler again, from that cursor.
-    """
+    """The next start begins the handler again, from that cursor."""
 
     def build(ctx: Context) -> None:
         for part in ctx.steps(range(5)):
@@ -612,9 +578,7 @@ async def test_a_safe_point_in_a_tracked_thread_stops_the_task_there(
 async def test_a_crash_in_a_tracked_thread_is_one_of_its_task(
     world: World, svc: Service, threads: Threads
 ):
-    """
-    The row is RUNNING until the thread has ended, so `on_interrupt` decides.
-    """
+    """The row is RUNNING until the thread has ended, so `on_interrupt` decides."""
 
     @svc.rpc
     async def create(ctx: Context) -> None:
@@ -632,8 +596,8 @@ async def test_a_crash_in_a_tracked_thread_is_one_of_its_task(
 async def test_a_handler_may_block_the_loop_until_its_tracked_threads_have_ended(
     world: World, svc: Service
 ):
-    """
-    A pool that is closed in a coroutine does so, and the end of its threads does not wait for that.
+    """A pool that is closed in a coroutine does so, and the end of its threads does not wait for
+    that.
     """
 
     @svc.rpc
@@ -656,9 +620,7 @@ async def begin(kept: list[asyncio.Task[None]], *works: Callable[[], Awaitable[N
 
 
 async def test_nothing_is_kept_of_a_request_that_has_left_work(world: World, svc: Service):
-    """
-    Otherwise no suspect could be alone in this process any more.
-    """
+    """Otherwise no suspect could be alone in this process any more."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc(on_interrupt="requeue")
@@ -676,9 +638,7 @@ async def test_nothing_is_kept_of_a_request_that_has_left_work(world: World, svc
 
 
 async def test_a_block_that_begins_as_another_ends_keeps_the_task_open(world: World, svc: Service):
-    """
-    Also in the moment in which a cancellation by the application is taken back.
-    """
+    """Also in the moment in which a cancellation by the application is taken back."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc(resource="vm")
@@ -711,9 +671,7 @@ async def test_a_block_that_begins_as_another_ends_keeps_the_task_open(world: Wo
 async def test_a_block_that_begins_after_the_cancel_of_its_task_is_cancelled(
     world: World, svc: Service
 ):
-    """
-    While another one cleans up after it.
-    """
+    """While another one cleans up after it."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc(timeout="5s")
@@ -740,9 +698,7 @@ async def test_a_block_that_begins_after_the_cancel_of_its_task_is_cancelled(
 
 
 async def test_a_failed_handler_stays_failed_whatever_its_work_does(world: World, svc: Service):
-    """
-    A safe point of the work in a drain takes nothing back.
-    """
+    """A safe point of the work in a drain takes nothing back."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc(on_interrupt="retry")
@@ -764,9 +720,7 @@ async def test_a_failed_handler_stays_failed_whatever_its_work_does(world: World
 
 
 async def test_the_end_of_a_block_that_is_cut_is_a_line(world: World, svc: Service):
-    """
-    As that of one that ends by itself.
-    """
+    """As that of one that ends by itself."""
     kept: list[asyncio.Task[None]] = []
 
     @svc.rpc
@@ -784,9 +738,7 @@ async def test_the_end_of_a_block_that_is_cut_is_a_line(world: World, svc: Servi
 
 
 async def test_a_submit_that_is_a_coroutine_function_is_refused(world: World, svc: Service):
-    """
-    Its thread may never begin, if what awaits it is cancelled; the error says what to write.
-    """
+    """Its thread may never begin, if what awaits it is cancelled; the error says what to write."""
 
     @svc.rpc
     async def create(ctx: Context) -> None:
@@ -799,9 +751,7 @@ async def test_a_submit_that_is_a_coroutine_function_is_refused(world: World, sv
 
 
 async def test_a_call_that_was_given_up_does_not_run(world: World, svc: Service):
-    """
-    Its task has FAILED without it: a thread that comes to it later gets the same error.
-    """
+    """Its task has FAILED without it: a thread that comes to it later gets the same error."""
     given: list[Callable[[], object]] = []
     ran: list[str] = []
 

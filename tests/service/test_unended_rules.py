@@ -71,8 +71,7 @@ async def settle_soon(life: Life, **options: Any) -> PassReport:
 async def test_a_delete_that_does_not_end_holds_up_its_resource_alone(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    The pass waits for its limit, reports it as waiting, settles the others and ends; the lease
+    """The pass waits for its limit, reports it as waiting, settles the others and ends; the lease
     stays with the rule.
     """
     shares = Shares(world, svc, max_wait=LIMIT_S)
@@ -97,9 +96,7 @@ async def test_a_delete_that_does_not_end_holds_up_its_resource_alone(
 async def test_what_it_does_at_last_is_recorded_as_ever(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    A delete that returns behind its limit has failed: written, told, and its lease is free.
-    """
+    """A delete that returns behind its limit has failed: written, told, and its lease is free."""
     shares = Shares(world, svc, max_wait=LIMIT_S)
     shares.add("a", status="deleting")
     shares.deletes = lambda name, _n: stubborn.hang(name)
@@ -122,9 +119,7 @@ async def test_what_it_does_at_last_is_recorded_as_ever(
 async def test_a_write_that_does_not_end_keeps_its_resource_too(
     world: World, svc: Service, stubborn: Stubborn, end: bool | None
 ):
-    """
-    Its late True settles the resource; without an answer the rule is asked again soon.
-    """
+    """Its late True settles the resource; without an answer the rule is asked again soon."""
     shares = Shares(world, svc)
     shares.add("a", "b")
     hangs = ["a"]
@@ -159,9 +154,7 @@ async def test_a_write_that_does_not_end_keeps_its_resource_too(
 async def test_later_passes_leave_such_a_resource_and_say_for_how_long(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    Periodic ones, by hand and dry ones, also those of another run; it is called once.
-    """
+    """Periodic ones, by hand and dry ones, also those of another run; it is called once."""
     shares = Shares(world, svc, max_wait=LIMIT_S)
     shares.add("a", status="deleting")
     shares.deletes = lambda name, _n: stubborn.hang(name)
@@ -182,9 +175,7 @@ async def test_later_passes_leave_such_a_resource_and_say_for_how_long(
 async def test_a_request_waits_for_a_rule_that_does_not_end(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    Two never act on a resource at once.
-    """
+    """Two never act on a resource at once."""
     begun: list[str] = []
 
     @svc.rpc(resource="share")
@@ -209,8 +200,7 @@ async def test_a_request_waits_for_a_rule_that_does_not_end(
 async def test_a_drain_waits_for_it_to_its_deadline_and_keeps_its_lease(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    As for any work that does not end: its resource is free when this process is dead, and the
+    """As for any work that does not end: its resource is free when this process is dead, and the
     next start deletes it again.
     """
     shares = Shares(world, svc, max_wait=LIMIT_S)
@@ -232,8 +222,8 @@ async def test_a_drain_waits_for_it_to_its_deadline_and_keeps_its_lease(
 
 
 async def test_a_stop_does_not_wait_for_it(world: World, svc: Service, stubborn: Stubborn):
-    """
-    Nothing of it is left when recovery has stopped; its lease is free with the end of the process.
+    """Nothing of it is left when recovery has stopped; its lease is free with the end of the
+    process.
     """
     shares = Shares(world, svc, max_wait=LIMIT_S)
     shares.add("a", status="deleting")
@@ -250,9 +240,7 @@ async def test_a_stop_does_not_wait_for_it(world: World, svc: Service, stubborn:
 
 
 async def test_a_stop_ends_a_rule_that_is_asked_again(world: World, svc: Service):
-    """
-    It does not wait until the limit of that rule.
-    """
+    """It does not wait until the limit of that rule."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.answers = lambda _id, n: Wait(1) if n == 1 else hang()
@@ -268,8 +256,7 @@ async def test_a_stop_ends_a_rule_that_is_asked_again(world: World, svc: Service
 async def test_a_rule_that_hangs_keeps_the_row_that_its_last_try_could_not_give_back(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    The commit of its end fails, and it begins again in a pass that has found it before: the row
+    """The commit of its end fails, and it begins again in a pass that has found it before: the row
     that was owed for its first end is that of the second try now.
     """
     first, doors = Stubborn(), Doors()
@@ -315,9 +302,7 @@ async def test_a_rule_that_hangs_keeps_the_row_that_its_last_try_could_not_give_
 async def test_a_rule_that_is_called_between_passes_holds_nothing_up_either(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    The rule is asked again as its time has come, and its write hangs: passes go on.
-    """
+    """The rule is asked again as its time has come, and its write hangs: passes go on."""
     shares = Shares(world, svc)
     shares.add("a")
 
@@ -341,9 +326,7 @@ async def test_a_rule_that_is_called_between_passes_holds_nothing_up_either(
 async def test_many_rules_that_do_not_end_leave_threads_for_others(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    With half as many of them as there are threads, no further rule begins.
-    """
+    """With half as many of them as there are threads, no further rule begins."""
     shares = Shares(world, svc, max_wait=LIMIT_S)
     shares.add(*(f"s{n}" for n in range(9)), status="deleting")
     shares.deletes = lambda name, _n: stubborn.hang(name)
@@ -365,9 +348,7 @@ async def test_many_rules_that_do_not_end_leave_threads_for_others(
 async def test_what_ends_in_the_middle_of_a_pass_is_not_taken_for_gone(
     world: World, svc: Service, stubborn: Stubborn
 ):
-    """
-    The pass has found it while its rule was at work, and asks about it again.
-    """
+    """The pass has found it while its rule was at work, and asks about it again."""
     shares = Shares(world, svc)
     shares.add("a")
     shares.writes = lambda found, _status: stubborn.hang(found.id)
@@ -434,8 +415,7 @@ def of_plain(shares: Shares, **functions: Any) -> Shares:
 async def test_plain_deletes_that_hang_leave_half_of_the_threads(
     world: World, svc: Service, blocked: Blocked
 ):
-    """
-    However many begin together. The others are left: none has failed that was never called, and
+    """However many begin together. The others are left: none has failed that was never called, and
     the plain `find` of another kind has a thread.
     """
     shares = of_plain(Shares(world, svc, bare=True, max_wait=LIMIT_S), delete=blocked.hang)
@@ -458,9 +438,7 @@ async def test_plain_deletes_that_hang_leave_half_of_the_threads(
 async def test_a_drain_does_not_begin_what_waits_for_a_thread(
     world: World, svc: Service, blocked: Blocked
 ):
-    """
-    While others are at work that hang: their limit is far, and the drain's comes first.
-    """
+    """While others are at work that hang: their limit is far, and the drain's comes first."""
     shares = of_plain(Shares(world, svc, bare=True, max_wait="1h"), delete=blocked.hang)
     shares.add(*(f"s{n}" for n in range(9)), status="deleting")
     life = await world.start(svc, threads=4, reconcile_at_once=16, drain_timeout_s=30)
@@ -476,9 +454,7 @@ async def test_a_drain_does_not_begin_what_waits_for_a_thread(
 
 
 async def test_plain_writes_that_hang_count_too(world: World, svc: Service, blocked: Blocked):
-    """
-    Whatever the rule is, it ends in a `write`.
-    """
+    """Whatever the rule is, it ends in a `write`."""
     kind = svc.kind("share")
     rows = [Found(f"s{n}", "restoring") for n in range(9)]
 
@@ -499,9 +475,7 @@ async def test_plain_writes_that_hang_count_too(world: World, svc: Service, bloc
 async def test_more_plain_rules_than_half_of_the_threads_wait_for_each_other(
     world: World, svc: Service
 ):
-    """
-    Those that end in time hold nothing up: one pass settles all of them.
-    """
+    """Those that end in time hold nothing up: one pass settles all of them."""
     at_work: list[str] = []
     most: list[int] = []
 
@@ -524,9 +498,7 @@ async def test_more_plain_rules_than_half_of_the_threads_wait_for_each_other(
 async def test_a_delete_that_has_no_thread_is_put_off_and_has_not_failed(
     world: World, svc: Service, blocked: Blocked
 ):
-    """
-    Probes hang in all threads. It was never called, so nothing is known of its resource.
-    """
+    """Probes hang in all threads. It was never called, so nothing is known of its resource."""
     deleted: list[str] = []
     shares = of_plain(
         Shares(world, svc, bare=True, max_wait=LIMIT_S),
@@ -549,9 +521,7 @@ async def test_a_delete_that_has_no_thread_is_put_off_and_has_not_failed(
 async def test_a_probe_that_has_no_thread_is_not_given_up(
     world: World, svc: Service, blocked: Blocked
 ):
-    """
-    `max_wait` is for backends that do not answer, and this one was not asked.
-    """
+    """`max_wait` is for backends that do not answer, and this one was not asked."""
 
     def probe(ctx: Context, found: Found) -> Settled:
         if found.id == "a":

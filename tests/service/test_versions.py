@@ -67,8 +67,7 @@ async def leave_begun(world: World, name: str, **options: Any) -> None:
 
 
 async def test_a_method_that_nobody_serves_any_more_ends_though_siblings_live(world: World):
-    """
-    Two workers know that neither has it: when the run that had it is not expected back any more,
+    """Two workers know that neither has it: when the run that had it is not expected back any more,
     its row ends, and its resource is free for others.
     """
     await leave_begun(world, "removed", resource="vm", on_interrupt="retry", settle=0)
@@ -86,9 +85,7 @@ async def test_a_method_that_nobody_serves_any_more_ends_though_siblings_live(wo
 async def test_a_run_that_beats_no_more_keeps_nothing_for_itself(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Nobody can prove that it is dead, but rows and leases must not wait for it for ever.
-    """
+    """Nobody can prove that it is dead, but rows and leases must not wait for it for ever."""
     silent = await world.start(version("work", "removed"), instance="silent")
     await leave_begun(world, "removed", resource="vm", on_interrupt="retry", settle=0)
     await silent.crash()
@@ -116,9 +113,7 @@ def _prove_nothing_of(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_row_goes_to_the_sibling_whose_version_serves_it(world: World):
-    """
-    Whoever claims it first; one that does not serve it puts it down again.
-    """
+    """Whoever claims it first; one that does not serve it puts it down again."""
     old = await world.start(version("other"), instance="old")
     await world.start(version("other", "added", on_interrupt="retry"), instance="new")
     await leave_begun(world, "added", on_interrupt="retry", settle=0)
@@ -128,8 +123,8 @@ async def test_a_row_goes_to_the_sibling_whose_version_serves_it(world: World):
 
 
 async def test_rows_whose_arguments_no_longer_fit_end_as_if_their_method_were_gone(world: World):
-    """
-    They are not called with arguments that they do not take; a sibling that takes them gets them.
+    """They are not called with arguments that they do not take; a sibling that takes them gets
+    them.
     """
     await leave_begun(world, "work", on_interrupt="retry", settle=0)
     done: list[str] = []
@@ -142,9 +137,7 @@ async def test_rows_whose_arguments_no_longer_fit_end_as_if_their_method_were_go
 
 
 async def test_arguments_that_a_sibling_takes_are_left_to_it(world: World):
-    """
-    In a rolling upgrade the older version finishes what it can.
-    """
+    """In a rolling upgrade the older version finishes what it can."""
     await world.start(widened("work", on_interrupt="retry"), instance="new")
     await world.start(version("work", on_interrupt="retry"), instance="old")
     await leave_begun(world, "work", on_interrupt="retry", settle=0)
@@ -166,8 +159,8 @@ async def test_arguments_that_a_sibling_takes_are_left_to_it(world: World):
 async def test_a_changed_policy_is_the_new_one_but_a_rerun_needs_both(
     world: World, then: Any, now: Any, end: tuple[str, str | None]
 ):
-    """
-    The version that recovers knows best; only to run again blindly, the one that began must agree.
+    """The version that recovers knows best; only to run again blindly, the one that began must
+    agree.
     """
     svc = Service("compute")
     starts, asked = [], []
@@ -197,9 +190,7 @@ async def test_a_changed_policy_is_the_new_one_but_a_rerun_needs_both(
 
 @pytest.mark.parametrize("change", ["name", "arguments"])
 async def test_what_a_sibling_serves_goes_back_for_it(world: World, change: str):
-    """
-    Of casts that only the newer version can serve none is refused, whoever takes it first.
-    """
+    """Of casts that only the newer version can serve none is refused, whoever takes it first."""
     old = version("work") if change == "name" else version("work", "added")
     new = version("work", "added") if change == "name" else widened("added")
     args = {"vm": "v"} if change == "name" else {"vm": "v", "dest": "d"}
@@ -215,9 +206,7 @@ async def test_what_a_sibling_serves_goes_back_for_it(world: World, change: str)
 
 
 async def test_what_waits_to_go_back_does_not_keep_others_from_being_read(world: World):
-    """
-    Its bytes do not count while it waits, however large it is.
-    """
+    """Its bytes do not count while it waits, however large it is."""
     new = await world.start(version("work", "added"), instance="new")
     await world.verb(new, "quiet")
     old = await world.start(version("work"), instance="old", prefetch_bytes=1000)
@@ -231,9 +220,7 @@ async def test_what_waits_to_go_back_does_not_keep_others_from_being_read(world:
 
 
 async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: World):
-    """
-    In a rolling upgrade it is starting again; neither delivery nor row is ended meanwhile.
-    """
+    """In a rolling upgrade it is starting again; neither delivery nor row is ended meanwhile."""
     new = version("work", "added", on_interrupt="retry", settle=0)
     second = await world.start(new, instance="b")
     await leave_begun(world, "added", on_interrupt="retry", settle=0)
@@ -251,9 +238,7 @@ async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: Wo
 async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at_once(
     world: World,
 ):
-    """
-    Its instance has a run, so no run that served the method is expected back.
-    """
+    """Its instance has a run, so no run that served the method is expected back."""
     former = await world.start(version("work", "removed"), instance="a")
     await former.drain()
     await world.start(version("work"), instance="a")
@@ -267,8 +252,8 @@ async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at
 
 @pytest.mark.parametrize("back", [False, True], ids=["gone for good", "back as the new version"])
 async def test_casts_of_a_removed_method_are_kept_in_the_dead_letters(world: World, back: bool):
-    """
-    No caller waits for the answer to a cast, so its body is kept, whenever in the upgrade it came.
+    """No caller waits for the answer to a cast, so its body is kept, whenever in the upgrade it
+    came.
     """
     former = await world.start(version("work", "removed"), instance="a")
     client = await world.client(version("work", "removed"))
@@ -292,9 +277,7 @@ async def test_casts_of_a_removed_method_are_kept_in_the_dead_letters(world: Wor
 
 
 async def test_what_no_sibling_serves_is_refused_at_once(world: World):
-    """
-    A wrong name or wrong arguments are told to their caller, as without siblings.
-    """
+    """A wrong name or wrong arguments are told to their caller, as without siblings."""
     svc = version("work")
     await world.start(svc, instance="a")
     await world.start(svc, instance="b")
@@ -309,9 +292,7 @@ async def test_what_no_sibling_serves_is_refused_at_once(world: World):
 
 
 async def test_what_a_sibling_serves_and_never_takes_is_refused_in_the_end(world: World):
-    """
-    A sibling that stands still does not keep a message going round: its body is kept.
-    """
+    """A sibling that stands still does not keep a message going round: its body is kept."""
     new = await world.start(version("work", "added"), instance="new", max_accepted=1, max_running=1)
     await world.start(version("work"), instance="old")
     client = await world.client(new.runtime.service)
@@ -326,8 +307,8 @@ async def test_what_a_sibling_serves_and_never_takes_is_refused_in_the_end(world
 async def test_a_message_goes_back_less_often_than_a_quorum_queue_delivers_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    RabbitMQ 4 gives a message up after 20 deliveries, and other trouble may need some of them.
+    """RabbitMQ 4 gives a message up after 20 deliveries, and other trouble may need some of
+    them.
     """
     went_back = []
     pause_s = Detour.pause_s
@@ -350,9 +331,7 @@ async def test_a_message_goes_back_less_often_than_a_quorum_queue_delivers_it(
 
 
 async def test_requests_that_go_back_for_a_sibling_are_logged_once_a_minute(world: World):
-    """
-    Meanwhile they are in no list: the line says which method waits for whom, and until when.
-    """
+    """Meanwhile they are in no list: the line says which method waits for whom, and until when."""
     new = await world.start(version("work", "added", "more"), instance="new", max_accepted=1)
     old = await world.start(version("work"), instance="old")
     client = await world.client(new.runtime.service)
@@ -374,9 +353,7 @@ async def test_requests_that_go_back_for_a_sibling_are_logged_once_a_minute(worl
 
 
 async def test_a_directed_request_goes_back_only_for_its_own_host(world: World):
-    """
-    No other host reads that queue.
-    """
+    """No other host reads that queue."""
     await world.start(version("work"), host="node-1")
     await world.start(version("work", "added"), host="node-2")
     client = await world.client(version("work", "added"))

@@ -67,9 +67,7 @@ PARKED = {
 @pytest.mark.timeout(scale(600, 7200))
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, tmp_path: Path):
-    """
-    Every invariant holds in every seed; every step of a task and every kind of fault occurs.
-    """
+    """Every invariant holds in every seed; every step of a task and every kind of fault occurs."""
     seeds = f"{block * SEEDS_A_BLOCK}-{(block + 1) * SEEDS_A_BLOCK - 1}"
     print(_play(seeds, "--table", "--json", str(tmp_path / "met.json")))
     met = json.loads((tmp_path / "met.json").read_text())
@@ -92,9 +90,7 @@ def _edges() -> set[tuple[str, str]]:
 
 @pytest.mark.process
 def test_the_same_seed_gives_the_same_trace():
-    """
-    In other processes, with other hashes of strings, and after other seeds.
-    """
+    """In other processes, with other hashes of strings, and after other seeds."""
     alone = {_digests("7", hash_seed)["7"] for hash_seed in ("0", "1", "random")}
     after_others = _digests("3-8", "random")
 
@@ -123,9 +119,7 @@ def _play(*arguments: str, **environment: str) -> str:
 @pytest.mark.process
 @pytest.mark.parametrize("patch", PLANTED, ids=lambda patch: patch.stem)
 def test_a_planted_bug_can_still_be_planted(patch: Path, tmp_path: Path):
-    """
-    A patch that no longer fits its module would prove nothing: mend it with the module.
-    """
+    """A patch that no longer fits its module would prove nothing: mend it with the module."""
     _plant(patch, tmp_path)
 
 
@@ -133,9 +127,7 @@ def test_a_planted_bug_can_still_be_planted(patch: Path, tmp_path: Path):
 @pytest.mark.timeout(scale(1200, 7200))
 @pytest.mark.parametrize("patch", SOUGHT, ids=lambda patch: patch.stem)
 def test_a_planted_bug_is_found(patch: Path, tmp_path: Path):
-    """
-    A production module with this bug breaks a promise, by name, in one of the first seeds.
-    """
+    """A production module with this bug breaks a promise, by name, in one of the first seeds."""
     _plant(patch, tmp_path)
     shutil.copytree(ROOT / "tests" / "simulation", tmp_path / "tests" / "simulation")
 

@@ -151,9 +151,7 @@ class TestMemory(EngineSuite):
 
 
 async def test_commit_returns_the_rows_of_each_statement(engine):
-    """
-    Each statement's rows come back in its place, typed as SQLite holds them.
-    """
+    """Each statement's rows come back in its place, typed as SQLite holds them."""
     batch = Batch(Point.ACCEPT)
     first = batch.add("INSERT INTO kv VALUES (1, ?), (2, ?)", b"\0x", 1.5, expect=2)
     second = batch.ask("SELECT key, value FROM kv ORDER BY key", expect=2)
@@ -168,9 +166,7 @@ async def test_commit_returns_the_rows_of_each_statement(engine):
 
 
 async def test_insert_tells_the_row_id_or_conflicts(engine):
-    """
-    One row or none of the batch: an INSERT that found its row there is a conflict.
-    """
+    """One row or none of the batch: an INSERT that found its row there is a conflict."""
     sql = "INSERT INTO kv VALUES (?, 0) ON CONFLICT DO NOTHING"
     batch, again = Batch(Point.ACCEPT), Batch(Point.ACCEPT)
     index = batch.insert(sql, 7)
@@ -199,9 +195,7 @@ async def test_insert_tells_the_row_id_or_conflicts(engine):
     ids=["constraint", "table", "syntax", "too-few", "type", "surrogate", "too-large"],
 )
 async def test_refused_statement_undoes_its_batch_alone(engine, sql, params):
-    """
-    What SQLite refuses is a StoreError to its own waiter, and the engine goes on.
-    """
+    """What SQLite refuses is a StoreError to its own waiter, and the engine goes on."""
     await engine.commit(put(1))
     bad = put(3)
     bad.add(sql, *params)
@@ -216,9 +210,7 @@ async def test_refused_statement_undoes_its_batch_alone(engine, sql, params):
 
 
 async def test_query_refuses_to_write(engine):
-    """
-    Reading is reading: a write by way of `query` is refused and breaks nothing.
-    """
+    """Reading is reading: a write by way of `query` is refused and breaks nothing."""
     with pytest.raises(StoreError, match=r"readonly|read-only"):
         await engine.query("INSERT INTO kv VALUES (1, 1)")
     with pytest.raises(StoreError, match="no such table"):
@@ -230,9 +222,7 @@ async def test_query_refuses_to_write(engine):
 
 
 async def test_full_disk_breaks_the_store_for_good(make):
-    """
-    A full disk fails the batch, breaks the engine once and for all, and keeps what was there.
-    """
+    """A full disk fails the batch, breaks the engine once and for all, and keeps what was there."""
     engine = make(max_page_count=20)
     told: list[StoreStatus] = []
     engine.on_status(told.append)
@@ -255,9 +245,7 @@ async def test_full_disk_breaks_the_store_for_good(make):
 
 
 async def test_newer_schema_is_refused_and_names_both_versions(tmp_path):
-    """
-    An old process must not write rows that it does not understand.
-    """
+    """An old process must not write rows that it does not understand."""
     connection = apsw.Connection(":memory:")
     second = "ALTER TABLE kv ADD COLUMN extra"
     for make in (
@@ -273,9 +261,7 @@ async def test_newer_schema_is_refused_and_names_both_versions(tmp_path):
 
 
 async def test_missing_migrations_are_applied_to_an_older_database(database):
-    """
-    Rows survive an upgrade, and only what is missing is applied.
-    """
+    """Rows survive an upgrade, and only what is missing is applied."""
     old = SqliteEngine(database, [SCHEMA], process=Process())
     await old.start()
     await old.commit(put(1))
@@ -301,8 +287,8 @@ async def old(database) -> Path:
 
 
 async def test_a_migration_that_older_runs_cannot_go_on_beside_waits_for_their_end(database, old):
-    """
-    A start is refused, names them, and leaves the store as it was; they go on, and may start again.
+    """A start is refused, names them, and leaves the store as it was; they go on, and may start
+    again.
     """
     migrations = [SCHEMA, f"{ALONE} v goes.\nALTER TABLE kv ADD COLUMN extra ANY"]
     living = LifeLock(old / instance_lock_name("a shop", "api-1"))
@@ -330,8 +316,7 @@ GROWS = "CREATE TABLE big AS SELECT randomblob(1000000) AS data"
 
 
 async def test_a_migration_that_fills_the_disk_leaves_it_as_it_was(database, old):
-    """
-    The error says that it needs room; without it the WAL would keep what it had taken, and the
+    """The error says that it needs room; without it the WAL would keep what it had taken, and the
     older version could not start either.
     """
     full = f"{GROWS}; PRAGMA max_page_count = 20; CREATE TABLE more AS SELECT * FROM big"
@@ -351,9 +336,8 @@ async def test_a_migration_that_fills_the_disk_leaves_it_as_it_was(database, old
 
 
 async def test_a_migration_whose_file_would_not_fit_is_undone(database, old, monkeypatch):
-    """
-    Its WAL is on the disk by then, but could not be moved to the file: each write would fail, and
-    the older version could not start any more.
+    """Its WAL is on the disk by then, but could not be moved to the file: each write would fail,
+    and the older version could not start any more.
     """
     before, full = os.statvfs(database), types.SimpleNamespace(f_bavail=0, f_frsize=4096)
     new = SqliteEngine(database, [SCHEMA, GROWS], process=Process())
@@ -372,9 +356,7 @@ async def test_a_migration_whose_file_would_not_fit_is_undone(database, old, mon
 
 
 async def test_a_refused_migration_holds_nobody_up(database, old):
-    """
-    Older runs go on, so nothing is written, nor waited for, on the way to the refusal.
-    """
+    """Older runs go on, so nothing is written, nor waited for, on the way to the refusal."""
     living = LifeLock(old / instance_lock_name("shop", "api-1"))
     assert living.acquire()
     run = SqliteEngine(database, [SCHEMA], process=Process())
@@ -392,8 +374,8 @@ async def test_a_refused_migration_holds_nobody_up(database, old):
 
 
 async def test_a_migration_leaves_a_small_wal(database, old):
-    """
-    It would be as large as what was written, and doctor would look for a reader that keeps it so.
+    """It would be as large as what was written, and doctor would look for a reader that keeps it
+    so.
     """
     new = SqliteEngine(database, [SCHEMA, GROWS], process=Process())
     await new.start()
@@ -403,9 +385,7 @@ async def test_a_migration_leaves_a_small_wal(database, old):
 
 
 async def test_other_migrations_are_made_beside_living_runs(database, old):
-    """
-    So processes that share a store can be restarted one after the other.
-    """
+    """So processes that share a store can be restarted one after the other."""
     living = LifeLock(old / instance_lock_name("shop", "api-1"))
     assert living.acquire()
 
@@ -418,9 +398,7 @@ async def test_other_migrations_are_made_beside_living_runs(database, old):
 
 
 async def test_failed_migration_leaves_the_database_as_it_was(database):
-    """
-    A migration is applied whole or not at all, together with its number.
-    """
+    """A migration is applied whole or not at all, together with its number."""
     broken = SqliteEngine(
         database, [SCHEMA, "CREATE TABLE a (b); CREATE TABLE kv (x)"], process=Process()
     )
@@ -434,9 +412,7 @@ async def test_failed_migration_leaves_the_database_as_it_was(database):
 
 
 def test_migrations_are_sorted_by_number(tmp_path, monkeypatch):
-    """
-    `10` comes after `2`, and a gap is refused.
-    """
+    """`10` comes after `2`, and a gap is refused."""
     package = tmp_path / "some_migrations"
     package.mkdir()
     for number in range(1, 11):
@@ -455,9 +431,7 @@ def test_migrations_are_sorted_by_number(tmp_path, monkeypatch):
 
 
 async def test_memory_commit_is_done_when_submit_returns():
-    """
-    A simulation sees no moment between a submit and its commit.
-    """
+    """A simulation sees no moment between a submit and its commit."""
     engine = MemoryEngine([SCHEMA], process=Process())
     await engine.start()
 
@@ -467,8 +441,8 @@ async def test_memory_commit_is_done_when_submit_returns():
 
 @pytest.mark.parametrize(("phase", "left"), [("before", []), ("after", [1])])
 async def test_simulated_crash_leaves_what_a_real_one_would(phase, left):
-    """
-    A crash before COMMIT leaves nothing, one after it everything, for the next engine to find.
+    """A crash before COMMIT leaves nothing, one after it everything, for the next engine to
+    find.
     """
     disk = apsw.Connection(":memory:")
     dying = MemoryEngine([SCHEMA], process=CrashingProcess(phase), connection=disk)
@@ -501,9 +475,7 @@ async def held(database):
 
 
 async def test_stop_that_joins_the_last_group_closes_the_file(held, database):
-    """
-    Nobody is left to empty the WAL later, and `stop` waits for it.
-    """
+    """Nobody is left to empty the WAL later, and `stop` waits for it."""
     engine, process = held
     last = engine.submit(put(1))
     stopping = asyncio.create_task(engine.stop())
@@ -520,9 +492,7 @@ async def test_stop_that_joins_the_last_group_closes_the_file(held, database):
 
 
 async def test_everything_that_waits_shares_one_commit(held):
-    """
-    A hundred batches that came during a commit cost one more, not a hundred.
-    """
+    """A hundred batches that came during a commit cost one more, not a hundred."""
     engine, process = held
     futures = [engine.submit(put(key)) for key in range(1, 101)]
 
@@ -534,9 +504,7 @@ async def test_everything_that_waits_shares_one_commit(held):
 
 
 async def test_conflict_in_a_group_rolls_back_alone(held):
-    """
-    The others of its group are committed, before and behind it, in one commit.
-    """
+    """The others of its group are committed, before and behind it, in one commit."""
     engine, process = held
     futures = [
         engine.submit(put(1)),
@@ -555,8 +523,8 @@ async def test_conflict_in_a_group_rolls_back_alone(held):
 
 
 async def test_sum_of_a_group_is_written_once_and_without_who_was_rolled_back(held):
-    """
-    The statement would fail if it were executed twice; the account holds at the group's commit.
+    """The statement would fail if it were executed twice; the account holds at the group's
+    commit.
     """
     engine, process = held
     batches = [put(1), swap(1, "no", "yes"), put(2), put(3)]
@@ -574,9 +542,9 @@ async def test_sum_of_a_group_is_written_once_and_without_who_was_rolled_back(he
 
 @pytest.mark.parametrize(("setting", "durable"), [("FULL", 2), ("NORMAL", 1)])
 def test_one_durable_batch_makes_its_whole_group_durable(connection, setting, durable):
-    """
-    What was reported durable, as all is that does not say otherwise, is synced by the commit that
-    it is in, whatever came before it or travels with it; the rest costs no sync when it is alone.
+    """What was reported durable, as all is that does not say otherwise, is synced by the commit
+    that it is in, whatever came before it or travels with it; the rest costs no sync when it is
+    alone.
     """
     levels = []
 
@@ -598,9 +566,7 @@ def test_one_durable_batch_makes_its_whole_group_durable(connection, setting, du
 
 @pytest.mark.parametrize("final", [False, True])
 def test_commit_that_fails_is_unknown_to_all_that_were_in_it(connection, final):
-    """
-    Each gets an error of its own; only a disk that failed ends the store, and then for good.
-    """
+    """Each gets an error of its own; only a disk that failed ends the store, and then for good."""
     broken: list[StoreBrokenError] = []
     group = GroupCommit(connection, Process(), synchronous="FULL", on_broken=broken.append)
     failures = iter([apsw.IOError("the disk is gone") if final else apsw.BusyError("locked")])
@@ -624,9 +590,7 @@ def test_commit_that_fails_is_unknown_to_all_that_were_in_it(connection, final):
 
 
 async def test_lone_batch_waits_for_no_companion(database):
-    """
-    Batches that come one by one are committed one by one, without a timer between.
-    """
+    """Batches that come one by one are committed one by one, without a timer between."""
     process = RecordingProcess()
     engine = SqliteEngine(database, [SCHEMA], process=process)
     await engine.start()
@@ -640,9 +604,7 @@ async def test_lone_batch_waits_for_no_companion(database):
 
 
 async def test_full_disk_fails_the_whole_group(database):
-    """
-    No batch of a group is reported committed when the disk failed one of them.
-    """
+    """No batch of a group is reported committed when the disk failed one of them."""
     process = RecordingProcess(hold=True)
     engine = SqliteEngine(database, [SCHEMA], process=process, max_page_count=20)
     await engine.start()
@@ -660,9 +622,7 @@ async def test_full_disk_fails_the_whole_group(database):
 
 
 async def test_thread_that_waited_too_long_learns_that_it_is_unknown(held):
-    """
-    A timed-out commit is not a failed one: it may still happen, and here does.
-    """
+    """A timed-out commit is not a failed one: it may still happen, and here does."""
     engine, process = held
 
     with pytest.raises(UnknownCommitError, match="may still be"):
@@ -674,9 +634,7 @@ async def test_thread_that_waited_too_long_learns_that_it_is_unknown(held):
 
 
 async def test_unexpected_exception_does_not_end_the_writer(database):
-    """
-    Whatever is raised around a commit is unknown to its waiters, and the thread goes on.
-    """
+    """Whatever is raised around a commit is unknown to its waiters, and the thread goes on."""
     engine = SqliteEngine(database, [SCHEMA], process=CrashingProcess("after"))
     await engine.start()
 
@@ -689,9 +647,7 @@ async def test_unexpected_exception_does_not_end_the_writer(database):
 
 
 def test_closed_loop_does_not_end_the_writer(database):
-    """
-    A commit whose waiter's loop is gone holds all the same, and threads are still served.
-    """
+    """A commit whose waiter's loop is gone holds all the same, and threads are still served."""
     process = RecordingProcess(hold=True)
     engine = SqliteEngine(database, [SCHEMA], process=process)
 
@@ -711,9 +667,7 @@ def test_closed_loop_does_not_end_the_writer(database):
 
 
 async def test_a_mark_stays_the_same_until_something_is_committed(make, monkeypatch):
-    """
-    What was read at one mark is still true at an equal one.
-    """
+    """What was read at one mark is still true at an equal one."""
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     engine = make()
     await engine.start()
@@ -728,9 +682,7 @@ async def test_a_mark_stays_the_same_until_something_is_committed(make, monkeypa
 
 
 async def test_the_commit_of_another_process_changes_the_mark(tmp_path, monkeypatch):
-    """
-    It is seen in the file, not in this engine.
-    """
+    """It is seen in the file, not in this engine."""
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     path = tmp_path / "store.db"
     engine, other = (SqliteEngine(path, (SCHEMA,), process=Process()) for _ in range(2))
@@ -746,9 +698,7 @@ async def test_the_commit_of_another_process_changes_the_mark(tmp_path, monkeypa
 
 
 async def test_there_is_no_mark_while_a_commit_is_under_way(tmp_path, monkeypatch):
-    """
-    Its bytes may be in the file long before it can be read, so the file does not change then.
-    """
+    """Its bytes may be in the file long before it can be read, so the file does not change then."""
     monkeypatch.setattr(files, "_SAME_TIME_S", 0.0)
     gate = RecordingProcess(hold=True)
     engine = SqliteEngine(tmp_path / "store.db", (SCHEMA,), process=gate)
@@ -766,9 +716,7 @@ async def test_there_is_no_mark_while_a_commit_is_under_way(tmp_path, monkeypatc
 
 
 def test_there_is_no_mark_as_long_as_a_later_write_may_have_the_same_time(tmp_path):
-    """
-    The kernel's clock for files stands still for milliseconds.
-    """
+    """The kernel's clock for files stands still for milliseconds."""
     now = [0.0]
     path = tmp_path / "store.db"
     path.write_bytes(b"a")

@@ -105,9 +105,7 @@ def engine(database) -> SqliteEngine:
 
 
 async def test_new_files_are_private_and_in_wal_mode(engine, database):
-    """
-    Requests hold secrets: nothing beside the database can be read by others.
-    """
+    """Requests hold secrets: nothing beside the database can be read by others."""
     old = os.umask(0)
     try:
         await engine.start()
@@ -123,9 +121,7 @@ async def test_new_files_are_private_and_in_wal_mode(engine, database):
 
 
 async def test_stop_empties_the_wal(engine, database):
-    """
-    After the last process left, the database is one file again.
-    """
+    """After the last process left, the database is one file again."""
     await engine.start()
     await engine.commit(insert("a", 1))
 
@@ -135,8 +131,8 @@ async def test_stop_empties_the_wal(engine, database):
 
 
 async def test_stop_waits_a_bounded_time_for_who_still_reads(engine, database):
-    """
-    A reader in another program keeps the WAL from being emptied, and `stop` from nothing else.
+    """A reader in another program keeps the WAL from being emptied, and `stop` from nothing
+    else.
     """
     await engine.start()
     await engine.commit(insert("a", 1))
@@ -151,9 +147,7 @@ async def test_stop_waits_a_bounded_time_for_who_still_reads(engine, database):
 
 @pytest.mark.parametrize(("synchronous", "level"), [("FULL", 2), ("NORMAL", 1)])
 def test_writer_syncs_as_it_was_told(tmp_path, synchronous, level):
-    """
-    Both settings open a file, and each is asked back from it.
-    """
+    """Both settings open a file, and each is asked back from it."""
     path = prepare_file(tmp_path / "store.db")
     connection = connect_writer(path, synchronous=synchronous, busy_timeout_s=1)
     assert connection.execute("PRAGMA synchronous").get == level
@@ -161,9 +155,7 @@ def test_writer_syncs_as_it_was_told(tmp_path, synchronous, level):
 
 
 async def test_stopped_engine_can_be_started_again(engine):
-    """
-    A second life of the same engine finds the rows of the first.
-    """
+    """A second life of the same engine finds the rows of the first."""
     for number in (1, 2):
         await engine.start()
         await engine.commit(insert("a", number))
@@ -232,9 +224,7 @@ def file_for_directory(path: Path) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_unsafe_place_is_refused_with_its_remedy(tmp_path, prepare, remedy):
-    """
-    Start refuses what others could read, change or replace, and says what to do.
-    """
+    """Start refuses what others could read, change or replace, and says what to do."""
     path = tmp_path / "place" / "store.db"
     path.parent.mkdir()
     prepare(path)
@@ -256,9 +246,7 @@ async def test_unsafe_place_is_refused_with_its_remedy(tmp_path, prepare, remedy
     ],
 )
 async def test_a_file_system_that_hosts_share_is_refused(engine, monkeypatch, kind, name):
-    """
-    By the number that the kernel gives it, which is all that is played here.
-    """
+    """By the number that the kernel gives it, which is all that is played here."""
     monkeypatch.setattr(process_module, "_file_system", lambda path: kind)
 
     with pytest.raises(ConfigError, match=f"is on {name}, .* give the store a path on a local"):
@@ -267,9 +255,7 @@ async def test_a_file_system_that_hosts_share_is_refused(engine, monkeypatch, ki
 
 @pytest.mark.parametrize("path", ["/proc/x.db", "/proc/no/where/x.db", "/sys/x.db"])
 async def test_a_place_where_no_file_can_be_is_not_to_be_made(path):
-    """
-    Nobody is told to make a directory in a file system of the kernel, or one that is there.
-    """
+    """Nobody is told to make a directory in a file system of the kernel, or one that is there."""
     with pytest.raises(ConfigError, match="no files can be kept") as refused:
         await SqliteEngine(Path(path), [SCHEMA], process=Process()).start()
 
@@ -280,9 +266,7 @@ async def test_a_place_where_no_file_can_be_is_not_to_be_made(path):
 @pytest.mark.process
 @pytest.mark.parametrize("beside", ["", "-wal"])
 def test_a_file_that_is_a_mount_point_is_refused(tmp_path, beside):
-    """
-    Mounted by itself it has another -wal than by its own directory: two logs of one database.
-    """
+    """Mounted by itself it has another -wal than by its own directory: two logs of one database."""
     own, place = tmp_path / "own", tmp_path / "a place"
     for directory in (own, place):
         directory.mkdir(mode=0o700)
@@ -311,9 +295,7 @@ def test_a_file_that_is_a_mount_point_is_refused(tmp_path, beside):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 async def test_file_of_another_user_is_refused(engine, database):
-    """
-    A planted database is not adopted.
-    """
+    """A planted database is not adopted."""
     database.touch(mode=0o600)
     os.chown(database, 12345, 12345)
 
@@ -323,9 +305,7 @@ async def test_file_of_another_user_is_refused(engine, database):
 
 @pytest.mark.process
 async def test_read_only_file_system_is_refused(engine, database):
-    """
-    A store that cannot be written is a configuration error at start, not a surprise later.
-    """
+    """A store that cannot be written is a configuration error at start, not a surprise later."""
     await engine.start()
     await engine.stop()
     place = str(database.parent)
@@ -341,9 +321,7 @@ async def test_read_only_file_system_is_refused(engine, database):
 
 
 def test_library_with_the_wal_race_is_refused():
-    """
-    SQLite before 3.51.3 can corrupt a shared WAL, so it is not used at all.
-    """
+    """SQLite before 3.51.3 can corrupt a shared WAL, so it is not used at all."""
     check_library("3.51.3")
     check_library(apsw.sqlite_lib_version())
     with pytest.raises(ConfigError, match=r"SQLite 3\.50\.4 .*apsw>=3\.51\.3"):
@@ -352,9 +330,8 @@ def test_library_with_the_wal_race_is_refused():
 
 @pytest.mark.process
 async def test_lock_of_another_program_is_waited_for_a_bounded_time(engine, database):
-    """
-    A foreign transaction refuses commits and starts, names the cause, and breaks nothing. A process
-    that cannot start for it leaves with the code of what cannot be reached.
+    """A foreign transaction refuses commits and starts, names the cause, and breaks nothing. A
+    process that cannot start for it leaves with the code of what cannot be reached.
     """
     impatient = SqliteEngine(database, [SCHEMA], process=Process(), busy_timeout_s=0.1)
     await impatient.start()
@@ -400,9 +377,7 @@ class LockedHandler:
 
 
 async def test_each_job_waits_for_a_lock_from_its_own_submission():
-    """
-    One that was submitted while others were tried is not begun only after their time.
-    """
+    """One that was submitted while others were tried is not begun only after their time."""
     handler = LockedHandler()
     times = CommitTimes(lambda: handler.now)
     handler.worker = Worker("locked", lambda: handler, times, patience_s=10)
@@ -420,9 +395,7 @@ async def test_each_job_waits_for_a_lock_from_its_own_submission():
 
 @pytest.mark.process
 def test_failed_commit_is_unknown_and_breaks_the_store(database):
-    """
-    An error of COMMIT itself says nothing about the rows; only reading them again does.
-    """
+    """An error of COMMIT itself says nothing about the rows; only reading them again does."""
     output = run_script(
         """
 import resource
@@ -448,9 +421,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 async def test_corrupt_page_breaks_the_store(engine, database):
-    """
-    A damaged database is final for the process, found by a commit or by a query.
-    """
+    """A damaged database is final for the process, found by a commit or by a query."""
     await engine.start()
     for number in range(50):
         await engine.commit(insert("a", number, b"x" * 1000))
@@ -493,9 +464,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 async def test_three_processes_write_at_once_and_none_starves(engine, database):
-    """
-    Processes that start together create, migrate and write one database; each gets its turn.
-    """
+    """Processes that start together create, migrate and write one database; each gets its turn."""
     processes = [start_script(COMMIT_A_HUNDRED, database, owner) for owner in "abc"]
     longest = [float(process.communicate(timeout=90)[0]) for process in processes]
 
@@ -523,9 +492,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 async def test_every_reported_commit_survives_kill_9(engine, database):
-    """
-    What a killed process reported is there; of the rest, at most whole batches.
-    """
+    """What a killed process reported is there; of the rest, at most whole batches."""
     for after in (1, 30, 200):
         process = start_script(COMMIT_FOR_EVER, database)
         lines = [process.stdout.readline() for _ in range(after)]
@@ -551,9 +518,7 @@ async def test_every_reported_commit_survives_kill_9(engine, database):
 
 @pytest.mark.process
 def test_forked_child_is_refused(database):
-    """
-    A child of fork has no threads and no locks; it must not seem to have a store.
-    """
+    """A child of fork has no threads and no locks; it must not seem to have a store."""
     output = run_script(
         """
 async def main():
@@ -608,8 +573,7 @@ thread.join()
 
 @pytest.mark.process
 async def test_turns_of_two_databases_are_no_deadlock(tmp_path):
-    """
-    Each process holds one turn and wants the other's from a second thread: the kernel calls
+    """Each process holds one turn and wants the other's from a second thread: the kernel calls
     that a deadlock, but it passes.
     """
     first, second = WriterLock(tmp_path / "first"), WriterLock(tmp_path / "second")
@@ -631,9 +595,7 @@ async def test_turns_of_two_databases_are_no_deadlock(tmp_path):
 
 
 def test_a_statement_is_planned_once_whatever_is_bound_to_it(tmp_path: Path):
-    """
-    SQLite looks at the value of a LIMIT, and would prepare the statement anew for each.
-    """
+    """SQLite looks at the value of a LIMIT, and would prepare the statement anew for each."""
     path = tmp_path / "store.db"
     writer = connect_writer(prepare_file(path), synchronous="FULL", busy_timeout_s=1)
     writer.execute(SCHEMA)

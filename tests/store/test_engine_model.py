@@ -126,18 +126,14 @@ async def check(engine: Engine, groups) -> None:
 @settings(max_examples=150, deadline=None)
 @given(GROUPS)
 def test_memory_engine_equals_the_model(groups):
-    """
-    Every outcome and every state in memory is the model's.
-    """
+    """Every outcome and every state in memory is the model's."""
     asyncio.run(check(MemoryEngine([SCHEMA], process=Process()), groups))
 
 
 @settings(max_examples=40, deadline=None)
 @given(GROUPS)
 def test_sqlite_engine_equals_the_model(groups):
-    """
-    Every outcome and every state of the file is the model's, whatever shares a commit.
-    """
+    """Every outcome and every state of the file is the model's, whatever shares a commit."""
     with tempfile.TemporaryDirectory() as place:
         engine = SqliteEngine(Path(place) / "store.db", [SCHEMA], process=Process())
         asyncio.run(check(engine, groups))

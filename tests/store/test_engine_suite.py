@@ -285,15 +285,11 @@ async def failing(make: type[MemoryEngine]) -> set[str]:
 
 @pytest.mark.parametrize("make", [MemoryEngine, RemoteEngine])
 async def test_an_engine_that_keeps_its_promises_passes(make):
-    """
-    Or a failure would say nothing about the engine.
-    """
+    """Or a failure would say nothing about the engine."""
     assert await failing(make) == set()
 
 
 @pytest.mark.parametrize("make", FAULTS, ids=lambda kind: kind.__name__)
 async def test_a_faulty_engine_fails_where_it_must(make):
-    """
-    Each fault is found by the tests of the promise that it breaks.
-    """
+    """Each fault is found by the tests of the promise that it breaks."""
     assert await failing(make) == FAULTS[make]

@@ -77,9 +77,7 @@ def give(path: Path, uid: int) -> None:
 
 @needs_root
 def test_a_directory_of_somebody_else_is_refused(database: Path):
-    """
-    Its owner could take the store away, and put another one in its place.
-    """
+    """Its owner could take the store away, and put another one in its place."""
     give(database.parent, STRANGER)
 
     with pytest.raises(ConfigError, match=rf"belongs to uid {STRANGER}.* sudo -u '#{STRANGER}'"):
@@ -91,9 +89,7 @@ def test_a_directory_of_somebody_else_is_refused(database: Path):
 @needs_root
 @pytest.mark.parametrize("owner", [0, OTHER], ids=["root's", "our own"])
 def test_directories_of_root_and_our_own_will_do(tmp_path: Path, owner: int):
-    """
-    A volume of a container mostly belongs to root, and to a group of ours that may write.
-    """
+    """A volume of a container mostly belongs to root, and to a group of ours that may write."""
     place = tmp_path / "place"
     place.mkdir()
     os.chown(place, owner, OTHER)
@@ -107,8 +103,8 @@ def test_directories_of_root_and_our_own_will_do(tmp_path: Path, owner: int):
 def test_a_link_put_there_since_the_check_changes_no_other_file(
     database: Path, link: Callable[[Path, Path], None]
 ):
-    """
-    Bits of a group are taken back from what the check has passed, not from what a name leads to.
+    """Bits of a group are taken back from what the check has passed, not from what a name leads
+    to.
     """
     other = database.with_name("other")
     other.touch()
@@ -122,9 +118,7 @@ def test_a_link_put_there_since_the_check_changes_no_other_file(
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
 def test_a_directory_that_everybody_may_write_is_refused(database: Path, mode: int):
-    """
-    Also a sticky one, as /tmp: whoever is first to make the -wal there owns it and reads it.
-    """
+    """Also a sticky one, as /tmp: whoever is first to make the -wal there owns it and reads it."""
     database.parent.chmod(mode)
 
     with pytest.raises(ConfigError, match="can be written by everyone") as caught:
@@ -136,9 +130,7 @@ def test_a_directory_that_everybody_may_write_is_refused(database: Path, mode: i
 @needs_root
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
 def test_a_log_of_somebody_else_that_came_since_is_refused(database: Path, suffix: str):
-    """
-    SQLite takes a -wal that is there, whoever made it, and would write every request into it.
-    """
+    """SQLite takes a -wal that is there, whoever made it, and would write every request into it."""
     real = prepare_file(database)
     log = real.with_name(real.name + suffix)
     log.touch(mode=0o600)
@@ -175,9 +167,7 @@ def a_linked_writer_lock(path: Path) -> None:
 def test_a_turn_that_came_since_is_judged_when_it_is_open(
     database: Path, spoil: Callable[[Path], None], said: str
 ):
-    """
-    What the descriptor shows cannot be exchanged any more; the lock of a stranger stops all.
-    """
+    """What the descriptor shows cannot be exchanged any more; the lock of a stranger stops all."""
     real = prepare_file(database)
     spoil(real.with_name(real.name + "-writer"))
 
@@ -187,9 +177,7 @@ def test_a_turn_that_came_since_is_judged_when_it_is_open(
 
 @needs_root
 def test_root_is_told_to_run_as_the_owner_of_a_file(database: Path):
-    """
-    A chown by root would lock the service out of its own store.
-    """
+    """A chown by root would lock the service out of its own store."""
     database.touch(mode=0o600)
     give(database, STRANGER)
 
@@ -201,9 +189,7 @@ def test_root_is_told_to_run_as_the_owner_of_a_file(database: Path):
 @pytest.mark.process
 @needs_root
 def test_who_is_not_root_may_also_have_a_file_given_to_them(database: Path):
-    """
-    Both ways out are named, the second with who can do it.
-    """
+    """Both ways out are named, the second with who can do it."""
     database.touch(mode=0o600)
     give(database, STRANGER)
     give(database.parent, OTHER)
@@ -217,9 +203,7 @@ def test_who_is_not_root_may_also_have_a_file_given_to_them(database: Path):
 @pytest.mark.process
 @needs_root
 def test_a_directory_that_cannot_be_reached_is_refused_with_a_sentence(database: Path):
-    """
-    Nothing can be seen in there, not even whether the file exists.
-    """
+    """Nothing can be seen in there, not even whether the file exists."""
     said = as_other("prepare_file(Path(sys.argv[2]))", database)
 
     assert said.startswith("ConfigError: ")
@@ -227,9 +211,7 @@ def test_a_directory_that_cannot_be_reached_is_refused_with_a_sentence(database:
 
 
 def test_bits_that_a_volume_gives_to_the_group_are_taken_back(database: Path):
-    """
-    Kubernetes sets them on all files of a volume with fsGroup, at each start of a pod.
-    """
+    """Kubernetes sets them on all files of a volume with fsGroup, at each start of a pod."""
     wal = database.with_name("store.db-wal")
     for file in (database, wal):
         file.touch(mode=0o600)
@@ -241,9 +223,7 @@ def test_bits_that_a_volume_gives_to_the_group_are_taken_back(database: Path):
 
 
 def test_a_look_takes_no_bits_back(database: Path):
-    """
-    `gracekit doctor` changes nothing.
-    """
+    """`gracekit doctor` changes nothing."""
     database.touch(mode=0o600)
     database.chmod(0o660)
 
@@ -287,9 +267,7 @@ BAD_DIRECTORIES = [
 def test_a_directory_beside_the_store_is_checked_before_anything_is_made(
     database: Path, spoil: Callable[[Path], None], said: str, suffix: str
 ):
-    """
-    Locks and pipes prove who lives: their directory must be ours, and no way to another one.
-    """
+    """Locks and pipes prove who lives: their directory must be ours, and no way to another one."""
     spoil(database.with_name(f"store.db{suffix}"))
     before = sorted(database.parent.rglob("*"))
 
@@ -302,9 +280,7 @@ def test_a_directory_beside_the_store_is_checked_before_anything_is_made(
 def test_a_directory_that_came_since_is_checked_when_it_is_used(
     database: Path, spoil: Callable[[Path], None], said: str
 ):
-    """
-    Between the first look and the first lock, anything may have happened.
-    """
+    """Between the first look and the first lock, anything may have happened."""
     directory = prepare_file(database).with_name("store.db-runs")
     spoil(directory)
 
@@ -314,9 +290,7 @@ def test_a_directory_that_came_since_is_checked_when_it_is_used(
 
 @pytest.mark.parametrize("mode", [0o755, 0o2770, 0o1777], ids=["listed", "fsGroup", "sticky"])
 def test_an_open_directory_of_ours_is_closed(database: Path, mode: int):
-    """
-    It is ours, so nobody has to be asked.
-    """
+    """It is ours, so nobody has to be asked."""
     directory = database.with_name("store.db-runs")
     directory.mkdir()
     directory.chmod(mode)
@@ -329,9 +303,7 @@ def test_an_open_directory_of_ours_is_closed(database: Path, mode: int):
 @pytest.mark.process
 @needs_root
 def test_a_directory_of_root_that_everybody_may_write_is_refused(database: Path):
-    """
-    It cannot be closed by us, and anybody could put locks there.
-    """
+    """It cannot be closed by us, and anybody could put locks there."""
     directory = database.with_name("store.db-runs")
     directory.mkdir()
     directory.chmod(0o1777)
@@ -383,8 +355,8 @@ def a_strangers_lock(path: Path) -> None:
 def test_a_lock_file_is_our_own_plain_file(
     database: Path, spoil: Callable[[Path], None], said: str
 ):
-    """
-    What somebody has put in its place is named, with what to do, and nothing is written to it.
+    """What somebody has put in its place is named, with what to do, and nothing is written to
+    it.
     """
     path = database.with_name("one.lock")
     spoil(path)
@@ -398,9 +370,7 @@ def test_a_lock_file_is_our_own_plain_file(
 @pytest.mark.process
 @needs_root
 def test_a_lock_that_we_may_not_even_open_is_known_as_a_strangers(database: Path):
-    """
-    A stranger's lock says nothing of who runs here.
-    """
+    """A stranger's lock says nothing of who runs here."""
     path = database.with_name("one.lock")
     a_strangers_lock(path)
     path.chmod(0o600)

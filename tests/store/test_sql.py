@@ -84,9 +84,7 @@ def numbered(text: str) -> str:
 
 
 def test_there_are_texts():
-    """
-    The collection finds what it is to find: an empty one would pass all the others.
-    """
+    """The collection finds what it is to find: an empty one would pass all the others."""
     found = texts()
 
     assert len(found) > 100
@@ -94,9 +92,7 @@ def test_there_are_texts():
 
 
 def test_no_text_mixes_both_ways_to_number_its_parameters():
-    """
-    `?` or `?n`, or nobody can say which parameter is meant.
-    """
+    """`?` or `?n`, or nobody can say which parameter is meant."""
     mixed = [name for name, text in texts().items() if len(set(map(len, marks(text)))) > 1]
 
     assert mixed == []
@@ -107,9 +103,7 @@ def marks(text: str) -> list[str]:
 
 
 def test_every_text_can_be_prepared_on_sqlite(database):
-    """
-    Names and places of all columns and tables are right.
-    """
+    """Names and places of all columns and tables are right."""
     for name, text in texts().items():
         number = len(set(re.findall(r"\$\d+", numbered(text))))
         try:
@@ -120,9 +114,7 @@ def test_every_text_can_be_prepared_on_sqlite(database):
 
 @pytest.mark.server
 def test_every_text_can_be_prepared_on_postgresql(database):
-    """
-    The same words mean something to a second engine, with a type for each parameter.
-    """
+    """The same words mean something to a second engine, with a type for each parameter."""
     found = texts()
     with Postgres().running() as server:
         assert server.execute(tables_of(database)) == {}
@@ -134,9 +126,7 @@ def test_every_text_can_be_prepared_on_postgresql(database):
 
 
 def test_no_statement_stands_outside_of_the_modules_of_texts():
-    """
-    One that is put together elsewhere is prepared by no test.
-    """
+    """One that is put together elsewhere is prepared by no test."""
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
@@ -151,9 +141,7 @@ def test_no_statement_stands_outside_of_the_modules_of_texts():
 
 
 def test_sqlite_is_spoken_of_in_the_store_and_its_queue_alone():
-    """
-    Another engine is one more module there, and none of the others changes.
-    """
+    """Another engine is one more module there, and none of the others changes."""
     found = words_by_module(lambda word: _SQLITE.search(word) is not None)
 
     assert {
@@ -162,9 +150,7 @@ def test_sqlite_is_spoken_of_in_the_store_and_its_queue_alone():
 
 
 def test_the_file_of_a_store_is_a_matter_of_the_store():
-    """
-    A store elsewhere has none; others ask its location for its name, its directory or a copy.
-    """
+    """A store elsewhere has none; others ask its location for its name, its directory or a copy."""
     users = {
         str(path.relative_to(PACKAGE))
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -178,9 +164,7 @@ def test_the_file_of_a_store_is_a_matter_of_the_store():
 
 
 def test_code_does_not_decide_by_the_scheme_of_a_url():
-    """
-    It asks what a URL leads to, so that another scheme is one more line of their table.
-    """
+    """It asks what a URL leads to, so that another scheme is one more line of their table."""
     found = words_by_module(lambda word: _SCHEME.fullmatch(word) is not None, texts_alone=True)
 
     assert [name for name in found if not name.startswith(_KNOWS_SCHEMES)] == []
@@ -207,9 +191,7 @@ def test_code_does_not_decide_by_the_scheme_of_a_url():
     ],
 )
 def test_a_word_is_found_however_code_writes_it(code: str, found: set[str]):
-    """
-    Names and texts count; docstrings and comments are for readers.
-    """
+    """Names and texts count; docstrings and comments are for readers."""
     assert {word for word, _ in words_of(ast.parse(code))} == found
 
 

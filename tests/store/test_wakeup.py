@@ -44,9 +44,7 @@ async def wakeup(path):
 
 
 async def test_a_wake_up_wakes_the_owner(wakeup, path):
-    """
-    A wake-up calls the owner back on its loop.
-    """
+    """A wake-up calls the owner back on its loop."""
     heard = asyncio.Event()
     wakeup.start(heard.set)
 
@@ -56,9 +54,7 @@ async def test_a_wake_up_wakes_the_owner(wakeup, path):
 
 
 async def test_a_nudge_is_not_a_wake_up(wakeup, path):
-    """
-    Each calls back what it is for; where nobody asked for nudges they are not heard.
-    """
+    """Each calls back what it is for; where nobody asked for nudges they are not heard."""
     rung, nudged = asyncio.Event(), asyncio.Event()
     wakeup.start(rung.set, on_nudge=nudged.set)
 
@@ -70,9 +66,7 @@ async def test_a_nudge_is_not_a_wake_up(wakeup, path):
 
 
 async def test_every_wake_up_after_the_last_call_is_heard_again(wakeup, path):
-    """
-    Waking inside the callback is a new wake-up, not a part of the old one.
-    """
+    """Waking inside the callback is a new wake-up, not a part of the old one."""
     heard: list[bool] = []
     done = asyncio.Event()
 
@@ -91,9 +85,7 @@ async def test_every_wake_up_after_the_last_call_is_heard_again(wakeup, path):
 
 
 async def test_many_wake_ups_are_heard_as_one(wakeup, path):
-    """
-    Rings that the loop had no time to hear are one call, and silence follows.
-    """
+    """Rings that the loop had no time to hear are one call, and silence follows."""
     calls: list[bool] = []
     heard = asyncio.Event()
 
@@ -111,25 +103,19 @@ async def test_many_wake_ups_are_heard_as_one(wakeup, path):
 
 
 async def test_full_pipe_neither_blocks_nor_fails(wakeup, path):
-    """
-    An owner that hears nothing for long costs its ringers nothing: it is rung already.
-    """
+    """An owner that hears nothing for long costs its ringers nothing: it is rung already."""
     wakeup.start(lambda: None)
 
     assert all(wake(path) for _ in range(70_000))
 
 
 async def test_missing_pipe_wakes_nobody(path):
-    """
-    No pipe, no directory, and no exception.
-    """
+    """No pipe, no directory, and no exception."""
     assert wake(path) is False
 
 
 async def test_stopped_pipe_is_gone(wakeup, path):
-    """
-    `stop` takes the pipe away, and may come twice.
-    """
+    """`stop` takes the pipe away, and may come twice."""
     wakeup.start(lambda: None)
     wakeup.start(lambda: None)
     wakeup.stop()
@@ -140,9 +126,7 @@ async def test_stopped_pipe_is_gone(wakeup, path):
 
 
 async def test_other_files_are_not_rung(tmp_path):
-    """
-    A wake-up never writes into anything but a pipe.
-    """
+    """A wake-up never writes into anything but a pipe."""
     file = tmp_path / "precious"
     file.write_bytes(b"bytes")
 
@@ -152,9 +136,7 @@ async def test_other_files_are_not_rung(tmp_path):
 
 
 async def test_pipes_are_private(wakeup, path):
-    """
-    Only this user can wake this user's processes.
-    """
+    """Only this user can wake this user's processes."""
     wakeup.start(lambda: None)
 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -164,9 +146,7 @@ async def test_pipes_are_private(wakeup, path):
 
 
 async def test_an_open_directory_is_closed(wakeup, path):
-    """
-    Our directory, if others can enter it, is closed to them, before a pipe is made in it.
-    """
+    """Our directory, if others can enter it, is closed to them, before a pipe is made in it."""
     path.parent.mkdir()
     path.parent.chmod(0o755)
 
@@ -177,9 +157,7 @@ async def test_an_open_directory_is_closed(wakeup, path):
 
 @pytest.mark.process
 async def test_the_pipe_of_a_killed_owner_is_dead_until_its_successor_comes(wakeup, path):
-    """
-    A pipe left by kill -9 is not heard; the next owner of the name makes a new one.
-    """
+    """A pipe left by kill -9 is not heard; the next owner of the name makes a new one."""
     owner = subprocess.Popen(
         [
             sys.executable,

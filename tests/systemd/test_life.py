@@ -12,9 +12,7 @@ NEVER_S = 300
 
 
 def test_a_start_returns_when_the_service_is_ready(machine, shop):
-    """
-    `systemctl start` waits for the `on_start` hooks, and the status shows the service's line.
-    """
+    """`systemctl start` waits for the `on_start` hooks, and the status shows the service's line."""
     shop.set("SHOP_START_S=1")
 
     shop.start()
@@ -27,9 +25,7 @@ def test_a_start_returns_when_the_service_is_ready(machine, shop):
 
 
 def test_a_drain_whose_tasks_go_on_ending_ends_by_itself(machine, shop):
-    """
-    Each task that ends asks for more time, so the drain may take many times TimeoutStopSec.
-    """
+    """Each task that ends asks for more time, so the drain may take many times TimeoutStopSec."""
     shop.set(TimeoutStopSec="4")
     shop.start()
     tasks = shop.cast("end_in_drain", 2, 4, 6, 8, 10)
@@ -43,8 +39,8 @@ def test_a_drain_whose_tasks_go_on_ending_ends_by_itself(machine, shop):
 
 
 def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
-    """
-    No task ends meanwhile, but five earlier ones took as long, so the drain asks for more time.
+    """No task ends meanwhile, but five earlier ones took as long, so the drain asks for more
+    time.
     """
     shop.set(TimeoutStopSec="2")
     shop.start()
@@ -58,8 +54,7 @@ def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
 
 
 def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, shop):
-    """
-    The drain asks for no more time, so systemd kills the service after TimeoutStopSec, and the
+    """The drain asks for no more time, so systemd kills the service after TimeoutStopSec, and the
     next start runs the task again.
     """
     shop.set(TimeoutStopSec="4")
@@ -76,9 +71,7 @@ def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, s
 
 
 def test_a_drain_that_only_a_hold_keeps_open_is_killed_at_the_platform_s_time(machine, shop):
-    """
-    To count the open holds again and again is no progress: no more time is asked for.
-    """
+    """To count the open holds again and again is no progress: no more time is asked for."""
     shop.set(TimeoutStopSec="4")
     shop.start()
     shop.cast("hold", NEVER_S, state="succeeded")
@@ -91,8 +84,8 @@ def test_a_drain_that_only_a_hold_keeps_open_is_killed_at_the_platform_s_time(ma
 
 
 def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
-    """
-    The run asks for time while it starts, says that it is ready, then alive, and that it stops.
+    """The run asks for time while it starts, says that it is ready, then alive, and that it
+    stops.
     """
     shop.set("SHOP_START_S=3")
     shop.start()
@@ -107,8 +100,8 @@ def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
 
 
 def test_a_reload_is_told_from_its_beginning_to_its_end(machine, shop):
-    """
-    `systemctl reload` sends SIGHUP; the run reads its settings file again and says when it is done.
+    """`systemctl reload` sends SIGHUP; the run reads its settings file again and says when it is
+    done.
     """
     file = machine.app / "shop.toml"
     file.write_text('drain_timeout = "25s"\n')
@@ -132,8 +125,8 @@ def test_a_reload_is_told_from_its_beginning_to_its_end(machine, shop):
 
 
 def test_a_blocked_loop_is_killed_by_the_watchdog_and_started_again(machine, shop):
-    """
-    The watchdog is fed from the event loop alone; the next run settles what the killed one left.
+    """The watchdog is fed from the event loop alone; the next run settles what the killed one
+    left.
     """
     shop.set(WatchdogSec="4")
     shop.start()
@@ -146,8 +139,8 @@ def test_a_blocked_loop_is_killed_by_the_watchdog_and_started_again(machine, sho
 
 
 def test_a_run_that_handed_over_is_started_again(machine, shop):
-    """
-    75 is a good end with work left: systemd starts the service again, which finishes the work.
+    """75 is a good end with work left: systemd starts the service again, which finishes the
+    work.
     """
     shop.start()
     tasks = shop.cast("work", NEVER_S)
@@ -160,9 +153,7 @@ def test_a_run_that_handed_over_is_started_again(machine, shop):
 
 
 def test_a_wrong_configuration_is_not_started_again(machine, shop):
-    """
-    With 78 a restart would not help.
-    """
+    """With 78 a restart would not help."""
     shop.set("GRACEKIT_DRAIN_TIMEOUT=soon")
 
     machine.ctl("start", NAME, check=False)

@@ -14,8 +14,7 @@ PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "adopting-nova.md"
 
 
 def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
-    """
-    It works by the door, as the service's user: status, and a drain that systemd counts as a
+    """It works by the door, as the service's user: status, and a drain that systemd counts as a
     good end.
     """
     shop.start()
@@ -30,9 +29,7 @@ def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
 
 
 def test_a_unit_confines_its_service(machine, shop):
-    """
-    The service may only write into its own directories, and cannot get more rights.
-    """
+    """The service may only write into its own directories, and cannot get more rights."""
     machine.run("mkdir", "-m", "777", "/srv/open")
     machine.run("touch", "/tmp/of-others")
     shop.start()
@@ -48,8 +45,8 @@ def test_a_unit_confines_its_service(machine, shop):
 
 
 def test_the_drop_in_for_privsep_lets_a_child_become_root(machine, shop):
-    """
-    Without it `NoNewPrivileges=no` alone changes nothing; with it the child has all capabilities.
+    """Without it `NoNewPrivileges=no` alone changes nothing; with it the child has all
+    capabilities.
     """
     machine.run("mkdir", "/srv/sudo")
     machine.run("install", "-o", "root", "-m", "4755", "/bin/sh", "/srv/sudo/sh")
@@ -71,9 +68,7 @@ def test_the_drop_in_for_privsep_lets_a_child_become_root(machine, shop):
 
 
 def test_a_store_in_a_home_can_be_written(machine, shop):
-    """
-    Homes are read-only for the service then, but for the directory of the store.
-    """
+    """Homes are read-only for the service then, but for the directory of the store."""
     machine.run("install", "-d", "-o", USER, "-m", "700", "/run/user/shop")
     machine.add_unit(NAME, shop.printed("--store-url", "sqlite:////run/user/shop/own.db"), **LOG)
     shop.start()
@@ -82,9 +77,7 @@ def test_a_store_in_a_home_can_be_written(machine, shop):
 
 
 def test_a_setting_arrives_as_it_was_given(machine, shop):
-    """
-    systemd reads the quotes, percent signs and dollars of the unit as they were meant.
-    """
+    """systemd reads the quotes, percent signs and dollars of the unit as they were meant."""
     queues = 'a "b" \\c $d ${e} %i %% 100%,é'
     machine.add_unit(NAME, shop.printed("--reply-queues", queues), **LOG)
     shop.start()
@@ -96,8 +89,7 @@ def test_a_setting_arrives_as_it_was_given(machine, shop):
 
 
 def test_a_confined_run_answers_by_http(machine, shop):
-    """
-    It listens at a socket in its runtime directory; the tokens are in root's file that its group
+    """It listens at a socket in its runtime directory; the tokens are in root's file that its group
     may read, as Kubernetes mounts a Secret.
     """
     machine.run("sh", "-c", f"echo op:{'t' * 32} > /run/tokens; chgrp nogroup /run/tokens")
@@ -113,9 +105,7 @@ def test_a_confined_run_answers_by_http(machine, shop):
 
 
 def test_doctor_finds_nothing_beside_a_running_unit(shop):
-    """
-    There is no fault in the unit, in the process that it has started, or in its files.
-    """
+    """There is no fault in the unit, in the process that it has started, or in its files."""
     shop.start()
 
     words = ("doctor", "shop:svc", "--unit", f"/run/units/{NAME}", "--json")
@@ -127,9 +117,7 @@ def test_doctor_finds_nothing_beside_a_running_unit(shop):
 
 
 def test_instances_of_a_template_share_a_store(machine, shop):
-    """
-    Each is a run with a name and a runtime directory of its own.
-    """
+    """Each is a run with a name and a runtime directory of its own."""
     machine.add_unit("shop@.service", shop.printed("--instances", "2"), **LOG)
     machine.ctl("start", "shop@0", "shop@1")
 

@@ -14,9 +14,7 @@ NOT_LOADED = ("pytest", "_pytest", "looptime", "hypothesis", "greenlet", "gracek
 
 @pytest.mark.process
 def test_it_loads_no_test_library():
-    """
-    `import gracekit.testing` works where only gracekit's own dependencies are installed.
-    """
+    """`import gracekit.testing` works where only gracekit's own dependencies are installed."""
     code = f"import sys, gracekit.testing; print([n for n in {NOT_LOADED!r} if n in sys.modules])"
 
     answer = subprocess.run(

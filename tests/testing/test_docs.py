@@ -24,9 +24,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.process
 def test_tests_of_the_page_pass(directory: Path):
-    """
-    The plain ones and those with pytest-asyncio's hook and fixture.
-    """
+    """The plain ones and those with pytest-asyncio's hook and fixture."""
     kept_out = " ".join(KEPT_OUT).split()
     said = run(directory, "-m", "pytest", "-q", "-p", "no:cacheprovider", *kept_out)
 
@@ -35,9 +33,7 @@ def test_tests_of_the_page_pass(directory: Path):
 
 @pytest.mark.process
 def test_plain_tests_of_the_page_need_no_other_plugin(directory: Path):
-    """
-    `run` is enough, also beside plugins that patch loops.
-    """
+    """`run` is enough, also beside plugins that patch loops."""
     (directory / "conftest.py").unlink()
 
     said = run(directory, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_copier.py")
@@ -46,9 +42,7 @@ def test_plain_tests_of_the_page_need_no_other_plugin(directory: Path):
 
 
 def test_tables_name_what_there_is():
-    """
-    Each verb of the kit that the page names is one.
-    """
+    """Each verb of the kit that the page names is one."""
     known = set(dir(InMemoryService)) | set(vars(InMemoryService(Service("any"))))
 
     assert set(re.findall(r"\bone\.(\w+)", PAGE.text)) <= known

@@ -82,9 +82,7 @@ def copy(svc: Service, disk: Disk) -> Copy:
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_interrupt_at_stops_the_handler_at_exactly_that_safe_point(svc, copy, disk, seed):
-    """
-    In any order of events: two blocks, the report, and the rest in the next life.
-    """
+    """In any order of events: two blocks, the report, and the rest in the next life."""
 
     async def main() -> None:
         async with InMemoryService(svc) as one:
@@ -107,9 +105,7 @@ def test_interrupt_at_stops_the_handler_at_exactly_that_safe_point(svc, copy, di
 
 @virtual
 async def test_at_the_last_safe_point_the_handler_ends_instead_of_stopping(svc, copy, disk):
-    """
-    Nothing is left to be done after it: the drain finds the task finished.
-    """
+    """Nothing is left to be done after it: the drain finds the task finished."""
     async with InMemoryService(svc) as one:
         one.interrupt_at(5)
         pending = one.start_call(copy, vm="v1")
@@ -121,9 +117,7 @@ async def test_at_the_last_safe_point_the_handler_ends_instead_of_stopping(svc, 
 
 @virtual
 async def test_the_service_s_own_defaults_hold_in_the_kit_too():
-    """
-    As where it runs; a test may set them otherwise.
-    """
+    """As where it runs; a test may set them otherwise."""
     svc = Service("compute", defaults={"drain_timeout": "180s", "threads": 3})
     async with InMemoryService(svc, threads=5) as one:
         settings = one.runtime.settings
@@ -133,9 +127,7 @@ async def test_the_service_s_own_defaults_hold_in_the_kit_too():
 
 @virtual
 async def test_safe_points_of_one_method_can_be_counted_alone(svc, copy, disk):
-    """
-    `of=` leaves out what other methods pass meanwhile.
-    """
+    """`of=` leaves out what other methods pass meanwhile."""
 
     @svc.rpc
     async def chatter(ctx: Context) -> None:
@@ -154,9 +146,7 @@ async def test_safe_points_of_one_method_can_be_counted_alone(svc, copy, disk):
 
 @virtual
 async def test_the_played_drain_is_the_production_drain(svc, copy):
-    """
-    A signal's: on record as SIGTERM, in the eight steps, with the settings' deadline.
-    """
+    """A signal's: on record as SIGTERM, in the eight steps, with the settings' deadline."""
 
     @svc.rpc(on_interrupt="retry")
     async def long(ctx: Context) -> None:
@@ -179,9 +169,7 @@ async def test_the_played_drain_is_the_production_drain(svc, copy):
 
 @virtual
 async def test_quit_hands_over_at_once(svc):
-    """
-    SIGQUIT does not wait for the deadline.
-    """
+    """SIGQUIT does not wait for the deadline."""
 
     @svc.rpc(on_interrupt="retry")
     async def long(ctx: Context) -> None:
@@ -198,9 +186,7 @@ async def test_quit_hands_over_at_once(svc):
 
 @virtual
 async def test_handler_that_never_returns_is_unclean_and_its_process_is_gone(svc):
-    """
-    As after `os._exit`: it does nothing more, and the next life runs the task again.
-    """
+    """As after `os._exit`: it does nothing more, and the next life runs the task again."""
     acts: list[int] = []
 
     @svc.rpc(on_interrupt="retry")
@@ -229,9 +215,7 @@ async def test_handler_that_never_returns_is_unclean_and_its_process_is_gone(svc
 
 @virtual
 async def test_crash_stops_everything_where_it_is(svc, copy, disk):
-    """
-    Not even a `finally` runs; what was done since the last commit is done again.
-    """
+    """Not even a `finally` runs; what was done since the last commit is done again."""
     async with InMemoryService(svc) as one:
         pending = one.start_call(copy, vm="v1")
         await one.pass_time(2.5)
@@ -251,9 +235,7 @@ async def test_crash_stops_everything_where_it_is(svc, copy, disk):
 
 @virtual
 async def test_crash_at_a_safe_point_is_before_anything_after_it(svc, copy, disk):
-    """
-    The second block is copied and its cursor is not on disk: it is copied twice.
-    """
+    """The second block is copied and its cursor is not on disk: it is copied twice."""
     async with InMemoryService(svc) as one:
         one.crash_at(2)
         pending = one.start_call(copy, vm="v1")
@@ -266,9 +248,7 @@ async def test_crash_at_a_safe_point_is_before_anything_after_it(svc, copy, disk
 
 @pytest.mark.parametrize(("phase", "attempts"), [("before", [1, 2]), ("after", [1])])
 def test_crash_at_a_point_leaves_what_that_point_leaves(svc, phase, attempts):
-    """
-    Before the outcome's commit the task runs again; after it the reply comes from the record.
-    """
+    """Before the outcome's commit the task runs again; after it the reply comes from the record."""
     seen: list[int] = []
 
     @svc.rpc(on_interrupt="retry")
@@ -291,9 +271,7 @@ def test_crash_at_a_point_leaves_what_that_point_leaves(svc, phase, attempts):
 
 @virtual
 async def test_a_killed_process_logs_nothing_when_its_tasks_are_cleared_away(svc, caplog):
-    """
-    The log that pytest shows for a failing test has no errors of a process that was dead.
-    """
+    """The log that pytest shows for a failing test has no errors of a process that was dead."""
 
     @svc.rpc(on_interrupt="error")
     async def work(ctx: Context) -> None:
@@ -310,9 +288,7 @@ async def test_a_killed_process_logs_nothing_when_its_tasks_are_cleared_away(svc
 
 @virtual
 async def test_recovery_itself_can_be_killed(svc, copy):
-    """
-    What is asked for while nothing lives is kept for the next start.
-    """
+    """What is asked for while nothing lives is kept for the next start."""
     async with InMemoryService(svc) as one:
         one.crash_at(2)
         pending = one.start_call(copy, vm="v1")
@@ -331,9 +307,7 @@ async def test_recovery_itself_can_be_killed(svc, copy):
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_crash_at_any_point_loses_nothing(svc, seed):
-    """
-    Every step with a name, on either side: the caller is answered by a later life.
-    """
+    """Every step with a name, on either side: the caller is answered by a later life."""
 
     @svc.rpc(on_interrupt="retry")
     async def work(ctx: Context) -> str:
@@ -359,9 +333,7 @@ def test_a_crash_at_any_point_loses_nothing(svc, seed):
 
 @virtual
 async def test_a_thread_of_a_killed_process_is_waited_for_and_ignored(svc):
-    """
-    It cannot be killed; what it returns is nobody's.
-    """
+    """It cannot be killed; what it returns is nobody's."""
     entered, leave = threading.Event(), threading.Event()
 
     @svc.rpc(on_interrupt="retry")
@@ -403,9 +375,7 @@ def stop(request: pytest.FixtureRequest) -> Stop:
 
 @virtual
 async def test_retry_runs_again(svc, stop):
-    """
-    Under drain and crash: the same request id, the next attempt.
-    """
+    """Under drain and crash: the same request id, the next attempt."""
 
     @svc.rpc(on_interrupt="retry")
     async def work(ctx: Context) -> int:
@@ -423,9 +393,7 @@ async def test_retry_runs_again(svc, stop):
 
 @pytest.mark.parametrize(("is_there", "attempts"), [(True, [1]), (False, [1, 2])])
 def test_probe_decides_by_the_truth(svc, stop, is_there, attempts):
-    """
-    Done ends it with the result, Retry runs it again.
-    """
+    """Done ends it with the result, Retry runs it again."""
     seen: list[int] = []
     asked: list[str] = []
 
@@ -455,9 +423,7 @@ def test_probe_decides_by_the_truth(svc, stop, is_there, attempts):
 
 @virtual
 async def test_error_is_told_to_hook_and_caller(svc, stop):
-    """
-    It is not run again.
-    """
+    """It is not run again."""
     told: list[str] = []
 
     @svc.rpc
@@ -483,8 +449,8 @@ async def test_error_is_told_to_hook_and_caller(svc, stop):
 
 @virtual
 async def test_requeue_goes_back_to_the_queue(svc, stop):
-    """
-    Given back by a drain, delivered again after a crash; there never was a row of the first try.
+    """Given back by a drain, delivered again after a crash; there never was a row of the first
+    try.
     """
     tries: list[int] = []
 
@@ -510,9 +476,7 @@ async def test_requeue_goes_back_to_the_queue(svc, stop):
 
 @virtual
 async def test_hold_keeps_the_process_in_its_drain(svc):
-    """
-    Until an ops call ends it.
-    """
+    """Until an ops call ends it."""
 
     @svc.rpc
     async def expect(ctx: Context, vm: str) -> None:
@@ -535,9 +499,7 @@ async def test_hold_keeps_the_process_in_its_drain(svc):
 
 @virtual
 async def test_requests_of_one_resource_run_in_turn_with_rising_fences(svc, stop):
-    """
-    Also across a restart.
-    """
+    """Also across a restart."""
     spans: list[tuple[int | None, float, float]] = []
 
     @svc.rpc(resource="vm", on_interrupt="retry")
@@ -562,9 +524,7 @@ async def test_requests_of_one_resource_run_in_turn_with_rising_fences(svc, stop
 
 @virtual
 async def test_a_second_process_beside_the_first_meets_its_leases(svc):
-    """
-    One machine, one disk; when the holder is killed the other gets the lease.
-    """
+    """One machine, one disk; when the holder is killed the other gets the lease."""
 
     @svc.rpc(on_interrupt="retry")
     async def take(ctx: Context) -> str:
@@ -588,9 +548,7 @@ async def test_a_second_process_beside_the_first_meets_its_leases(svc):
 
 @virtual
 async def test_another_service_can_be_called_beside(svc):
-    """
-    A handler's client is made by the test, and its tasks are the handler's process's.
-    """
+    """A handler's client is made by the test, and its tasks are the handler's process's."""
     other = Service("images")
 
     @other.rpc
@@ -608,9 +566,7 @@ async def test_another_service_can_be_called_beside(svc):
 @pytest.mark.parametrize("url", ["sqlite:///queue.db", "amqp://127.0.0.1"])
 @virtual
 async def test_a_hook_that_opens_a_real_client_is_told_what_a_test_does_instead(svc, url):
-    """
-    Nothing waits for its threads or sockets in virtual time: the hook hung until its timeout.
-    """
+    """Nothing waits for its threads or sockets in virtual time: the hook hung until its timeout."""
 
     @svc.on_start
     async def connect() -> None:
@@ -623,9 +579,7 @@ async def test_a_hook_that_opens_a_real_client_is_told_what_a_test_does_instead(
 
 @virtual
 async def test_periodic_jobs_run_as_time_passes(svc):
-    """
-    An hour of them takes no time; a drain starts none.
-    """
+    """An hour of them takes no time; a drain starts none."""
     runs: list[float] = []
 
     @svc.periodic(every="10m")
@@ -643,9 +597,7 @@ async def test_periodic_jobs_run_as_time_passes(svc):
 
 @pytest.mark.parametrize("blow", ["drain", "crash"])
 def test_plain_functions_run_in_threads_while_time_stands_still(svc, blow):
-    """
-    A blow at a safe point meets the thread there; a killed one does nothing more.
-    """
+    """A blow at a safe point meets the thread there; a killed one does nothing more."""
     seen: list[tuple[int, int]] = []
     threads: set[int] = set()
 
@@ -680,9 +632,7 @@ def test_plain_functions_run_in_threads_while_time_stands_still(svc, blow):
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
 @pytest.mark.parametrize("point", [Point.ACCEPT_AND_BEGIN, Point.FINISH, Point.ACK])
 def test_a_fault_at_one_step_costs_no_request_and_no_second_run(svc, point, fault):
-    """
-    A commit whose answer is lost is looked up, not repeated.
-    """
+    """A commit whose answer is lost is looked up, not repeated."""
     runs: list[int] = []
 
     @svc.rpc
@@ -703,9 +653,7 @@ def test_a_fault_at_one_step_costs_no_request_and_no_second_run(svc, point, faul
 
 @virtual
 async def test_start_that_fails_can_be_repeated(svc, copy):
-    """
-    A transport that cannot be reached at a start is an error of that start.
-    """
+    """A transport that cannot be reached at a start is an error of that start."""
     async with InMemoryService(svc) as one:
         await one.drain()
         one.fail_next(Point.CONNECT, Fault.REFUSED)
@@ -719,9 +667,7 @@ async def test_start_that_fails_can_be_repeated(svc, copy):
 
 @virtual
 async def test_broken_disk_ends_the_process_in_order(svc, copy):
-    """
-    Exit 70, and the next life goes on with another disk under it.
-    """
+    """Exit 70, and the next life goes on with another disk under it."""
     async with InMemoryService(svc) as one:
         one.fail_next(Point.SAFE_POINT, Fault.BROKEN)
         pending = one.prepare(timeout="1h").start_call(copy, vm="v1")
@@ -737,9 +683,7 @@ async def test_broken_disk_ends_the_process_in_order(svc, copy):
 
 @virtual
 async def test_time_passes_only_when_asked(svc):
-    """
-    An hour in no time, on the loop's clock and on the wall's.
-    """
+    """An hour in no time, on the loop's clock and on the wall's."""
     async with InMemoryService(svc) as one:
         began, wall = one.clock.loop(), one.clock.wall()
         await one.pass_time(3600)
@@ -750,8 +694,8 @@ async def test_time_passes_only_when_asked(svc):
 
 @virtual
 async def test_events_of_all_lives_are_heard(svc, copy):
-    """
-    `told`, `hears` and `events` go on from one process to the next; unknown names are refused.
+    """`told`, `hears` and `events` go on from one process to the next; unknown names are
+    refused.
     """
     async with InMemoryService(svc) as one:
         await one.cast(copy, vm="v1")
@@ -769,9 +713,7 @@ async def test_events_of_all_lives_are_heard(svc, copy):
 
 @virtual
 async def test_until_and_settled_say_what_is_left(svc):
-    """
-    Within the time given, or AssertionError with the unfinished.
-    """
+    """Within the time given, or AssertionError with the unfinished."""
 
     @svc.rpc(on_interrupt="retry")
     async def long(ctx: Context) -> None:
@@ -790,9 +732,7 @@ async def test_until_and_settled_say_what_is_left(svc):
 
 @virtual
 async def test_row_reads_what_the_journal_keeps(svc, copy):
-    """
-    JSON columns as values; an unknown id lists the known ones.
-    """
+    """JSON columns as values; an unknown id lists the known ones."""
     async with InMemoryService(svc) as one:
         pending = one.prepare(request_id="mine").start_call(copy, vm="v1")
         assert pending.request_id == "mine"
@@ -819,9 +759,7 @@ async def trace(svc: Service, copy: Copy) -> list[Any]:
 
 
 def test_the_same_seed_gives_the_same_result(svc, copy):
-    """
-    Events with their ids and times, to the letter; another seed is another order.
-    """
+    """Events with their ids and times, to the letter; another seed is another order."""
     first, again = (run(trace(svc, copy), seed=11) for _ in range(2))
     others = [run(trace(svc, copy), seed=seed) for seed in range(4)]
 
@@ -834,9 +772,7 @@ def test_the_same_seed_gives_the_same_result(svc, copy):
 
 @virtual
 async def test_failed_hook_ends_the_test(svc):
-    """
-    Unless it is expected.
-    """
+    """Unless it is expected."""
 
     @svc.on_stop
     async def broken() -> None:
@@ -851,9 +787,7 @@ async def test_failed_hook_ends_the_test(svc):
 
 @virtual
 async def test_faults_of_gracekit_end_the_test(svc, monkeypatch):
-    """
-    A dispatcher that raises is told at the exit, whatever the test looked at.
-    """
+    """A dispatcher that raises is told at the exit, whatever the test looked at."""
 
     @svc.rpc
     async def work(ctx: Context) -> None: ...
@@ -873,9 +807,7 @@ async def test_faults_of_gracekit_end_the_test(svc, monkeypatch):
 
 @virtual
 async def test_failed_call_that_nobody_awaited_ends_the_test(svc):
-    """
-    Its error would be lost; one that was awaited is the test's own.
-    """
+    """Its error would be lost; one that was awaited is the test's own."""
 
     @svc.rpc
     async def refuse(ctx: Context, n: int) -> None:
@@ -896,9 +828,7 @@ async def test_failed_call_that_nobody_awaited_ends_the_test(svc):
 
 @virtual
 async def test_what_was_asked_for_and_did_not_happen_ends_the_test(svc, copy):
-    """
-    A test that does not meet its own fault proves nothing.
-    """
+    """A test that does not meet its own fault proves nothing."""
 
     async def story() -> None:
         async with InMemoryService(svc) as one:
@@ -917,9 +847,7 @@ async def test_what_was_asked_for_and_did_not_happen_ends_the_test(svc, copy):
 
 @virtual
 async def test_an_error_of_the_test_is_not_hidden(svc, copy):
-    """
-    No drain and no complaint after a failed assertion.
-    """
+    """No drain and no complaint after a failed assertion."""
     one = InMemoryService(svc)
 
     async def story() -> None:
@@ -935,9 +863,7 @@ async def test_an_error_of_the_test_is_not_hidden(svc, copy):
 
 @virtual
 async def test_a_start_that_fails_leaves_nothing_behind(svc):
-    """
-    Its error is the application's own, and the next test can open another machine.
-    """
+    """Its error is the application's own, and the next test can open another machine."""
     fails = [True]
 
     @svc.on_start
@@ -953,9 +879,7 @@ async def test_a_start_that_fails_leaves_nothing_behind(svc):
 
 @virtual
 async def test_plain_hooks_take_no_virtual_time(svc):
-    """
-    They run in threads, for which virtual time stands still, as it does for handlers.
-    """
+    """They run in threads, for which virtual time stands still, as it does for handlers."""
     called: list[str] = []
 
     @svc.on_start
@@ -980,25 +904,19 @@ async def test_plain_hooks_take_no_virtual_time(svc):
 
 
 async def test_another_loop_is_refused_with_the_remedy(svc):
-    """
-    On a loop of real time the message says how to run the test.
-    """
+    """On a loop of real time the message says how to run the test."""
     with pytest.raises(GracekitError, match=r"gracekit\.testing\.run\(main\(\)\)"):
         await InMemoryService(svc).__aenter__()
 
 
 def test_outside_of_its_block_it_says_so(svc, copy):
-    """
-    Nothing is there before `async with`.
-    """
+    """Nothing is there before `async with`."""
     with pytest.raises(GracekitError, match="async with InMemoryService"):
         InMemoryService(svc).start_call(copy, vm="v1")
 
 
 def test_wrong_settings_are_all_named(svc):
-    """
-    As `gracekit run` names them; where queue and store are is no matter of a test.
-    """
+    """As `gracekit run` names them; where queue and store are is no matter of a test."""
     with pytest.raises(
         ConfigError,
         match=r"g drain_timeot; did you mean drain_timeout(?s:.*)g thread; did you mean threads",
@@ -1009,9 +927,7 @@ def test_wrong_settings_are_all_named(svc):
 
 
 def test_a_deadlock_says_who_waits(svc):
-    """
-    The loop would go round for ever with the service's own timers.
-    """
+    """The loop would go round for ever with the service's own timers."""
 
     async def main() -> None:
         async with InMemoryService(svc):
@@ -1022,9 +938,7 @@ def test_a_deadlock_says_who_waits(svc):
 
 
 def test_a_deadlock_without_a_service_says_who_waits():
-    """
-    Where no timer is left it is known at once.
-    """
+    """Where no timer is left it is known at once."""
 
     async def main() -> None:
         await asyncio.Event().wait()
@@ -1065,9 +979,7 @@ def test_a_deadlock_without_a_service_says_who_waits():
     ],
 )
 async def test_wrong_orders_are_refused(svc, ask, said):
-    """
-    A test that asks for what cannot happen would go well, and prove nothing.
-    """
+    """A test that asks for what cannot happen would go well, and prove nothing."""
     async with InMemoryService(svc) as one:
         with pytest.raises(ValueError, match=said):
             ask(one)
@@ -1076,9 +988,7 @@ async def test_wrong_orders_are_refused(svc, ask, said):
 @virtual
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "x", True, None])
 async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
-    """
-    Virtual time of nan or inf would go on for ever.
-    """
+    """Virtual time of nan or inf would go on for ever."""
     async with InMemoryService(svc) as one:
         with pytest.raises(ValueError, match="0 or more, that come to an end"):
             await one.pass_time(seconds)
@@ -1086,9 +996,7 @@ async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
 
 @virtual
 async def test_an_argument_that_no_verb_has_is_told_with_the_name_of_the_kit(svc):
-    """
-    Python names the class in which the verb is written, which no test has heard of.
-    """
+    """Python names the class in which the verb is written, which no test has heard of."""
     async with InMemoryService(svc) as one:
         with pytest.raises(TypeError, match=r"InMemoryService\.reconcile\(\) got .*'dryrun'"):
             await one.reconcile(dryrun=True)
@@ -1099,18 +1007,14 @@ async def test_an_argument_that_no_verb_has_is_told_with_the_name_of_the_kit(svc
 @virtual
 @pytest.mark.parametrize("condition", [True, None, asyncio.sleep])
 async def test_a_condition_is_a_plain_function(svc, condition):
-    """
-    A value never changes, and the coroutine of an async function is always true.
-    """
+    """A value never changes, and the coroutine of an async function is always true."""
     async with InMemoryService(svc) as one:
         with pytest.raises(TypeError, match=r"until\(.*\): write a plain function that says"):
             await one.until(condition)
 
 
 def test_what_is_no_service_is_refused(svc):
-    """
-    Its topic, or its module, is easily given in its place.
-    """
+    """Its topic, or its module, is easily given in its place."""
     module = types.ModuleType("app")
     module.svc = svc
 
@@ -1125,9 +1029,7 @@ def test_what_is_no_service_is_refused(svc):
 
 
 def test_a_function_that_was_not_called_is_refused():
-    """
-    The message writes the call.
-    """
+    """The message writes the call."""
 
     async def main() -> None: ...
 
@@ -1137,9 +1039,7 @@ def test_a_function_that_was_not_called_is_refused():
 
 @virtual
 async def test_verbs_at_the_wrong_time_are_refused(svc, copy):
-    """
-    One process at a time, and none that is dead is drained or killed.
-    """
+    """One process at a time, and none that is dead is drained or killed."""
     async with InMemoryService(svc) as one:
         with pytest.raises(GracekitError, match="lives: drain"):
             await one.start()
@@ -1169,9 +1069,7 @@ async def test_verbs_at_the_wrong_time_are_refused(svc, copy):
 async def test_a_death_is_not_logged_after_its_machine_is_closed(
     svc: Service, caplog: pytest.LogCaptureFixture
 ):
-    """
-    By then another test may run, whatever it does.
-    """
+    """By then another test may run, whatever it does."""
     world = World()
     life = await world.start(svc)
 

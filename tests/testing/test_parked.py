@@ -37,9 +37,7 @@ def site() -> Site:
 
 @virtual
 async def test_parked_tasks_are_plain_values(site: Site):
-    """
-    With what an order about them needs, and in the order of their acceptance.
-    """
+    """With what an order about them needs, and in the order of their acceptance."""
     async with InMemoryService(site.svc, pending_timeout="5m") as one:
         ids = [await one.cast(site.build, vm=vm) for vm in ("a", "b")]
         await one.settled()
@@ -60,9 +58,7 @@ async def test_parked_tasks_are_plain_values(site: Site):
 
 @virtual
 async def test_a_resolver_can_be_played_by_the_task_api(site: Site):
-    """
-    A retry that finds room ends the task; one that finds none parks it at the next version.
-    """
+    """A retry that finds room ends the task; one that finds none parks it at the next version."""
     async with InMemoryService(site.svc) as one:
         tasks = one.prepare(ops=True, namespace="gracekit.tasks", version="1.1")
         task_id = await one.cast(site.build, vm="a")
@@ -80,9 +76,7 @@ async def test_a_resolver_can_be_played_by_the_task_api(site: Site):
 
 @virtual
 async def test_a_deadline_passes_with_time(site: Site):
-    """
-    The parked task is ERRORED at it, and `pending` has it no more.
-    """
+    """The parked task is ERRORED at it, and `pending` has it no more."""
     async with InMemoryService(site.svc) as one:
         task_id = await one.cast(site.build, vm="a")
         await one.settled()
@@ -97,9 +91,7 @@ async def test_a_deadline_passes_with_time(site: Site):
 
 @virtual
 async def test_notifications_are_what_was_sent_so_far(site: Site):
-    """
-    Decoded, of both types or of one; also after a reader has taken them.
-    """
+    """Decoded, of both types or of one; also after a reader has taken them."""
     async with InMemoryService(site.svc) as one:
         assert one.notifications() == []
         task_id = await one.cast(site.build, vm="a")
@@ -120,9 +112,7 @@ async def test_notifications_are_what_was_sent_so_far(site: Site):
 
 @virtual
 async def test_settled_waits_for_notifications_also_after_a_crash(site: Site):
-    """
-    Of a process that was killed between commit and send, the next one sends them.
-    """
+    """Of a process that was killed between commit and send, the next one sends them."""
     async with InMemoryService(site.svc) as one:
         one.crash_at(Point.NOTIFY, "before")
         await one.cast(site.build, vm="a")
@@ -137,9 +127,7 @@ async def test_settled_waits_for_notifications_also_after_a_crash(site: Site):
 
 @virtual
 async def test_another_service_of_the_machine_has_notifications_of_its_own(site: Site):
-    """
-    Each sees those of its own topic, and its own parked tasks.
-    """
+    """Each sees those of its own topic, and its own parked tasks."""
     other = Service("other", defaults={"use_pending_state": True})
     async with (
         InMemoryService(site.svc) as one,

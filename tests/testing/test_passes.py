@@ -63,9 +63,7 @@ def shares(svc: Service) -> Shares:
 
 @virtual
 async def test_a_pass_by_hand_returns_what_was_done_to_what(svc: Service, shares: Shares):
-    """
-    Each resource that was found has a result, with its status before and after.
-    """
+    """Each resource that was found has a result, with its status before and after."""
     shares.records = {"a": "creating", "b": "in use"}
     async with InMemoryService(svc) as one:
         (result,) = await one.reconcile()
@@ -82,9 +80,7 @@ async def test_a_pass_by_hand_returns_what_was_done_to_what(svc: Service, shares
 
 @virtual
 async def test_a_dry_run_changes_nothing(svc: Service, shares: Shares):
-    """
-    It says what would be done: no rule is called, nothing is written or counted.
-    """
+    """It says what would be done: no rule is called, nothing is written or counted."""
     shares.records = {"a": "creating"}
     async with InMemoryService(svc) as one:
         (result,) = await one.reconcile(dry_run=True)
@@ -97,9 +93,7 @@ async def test_a_dry_run_changes_nothing(svc: Service, shares: Shares):
 
 @virtual
 async def test_one_kind_or_resource_can_be_chosen(svc: Service, shares: Shares):
-    """
-    The others stay as they are, and are in no result.
-    """
+    """The others stay as they are, and are in no result."""
     shares.records = {"a": "creating", "b": "creating"}
     async with InMemoryService(svc) as one:
         results = await one.reconcile(resource=shares.kind.of("b"))
@@ -112,8 +106,7 @@ async def test_one_kind_or_resource_can_be_chosen(svc: Service, shares: Shares):
 
 @virtual
 async def test_a_rule_that_raises_ends_the_test(svc: Service, shares: Shares):
-    """
-    As every other function of the application: a bug in it would be taken for a backend that is
+    """As every other function of the application: a bug in it would be taken for a backend that is
     away. Unless the test expects it.
     """
     shares.records = {"a": "creating"}
@@ -137,8 +130,7 @@ async def test_a_rule_that_raises_ends_the_test(svc: Service, shares: Shares):
 
 @virtual
 async def test_what_is_young_is_left(svc: Service, shares: Shares):
-    """
-    A pass by hand, as the first one, touches what has had its status for
+    """A pass by hand, as the first one, touches what has had its status for
     `startup_reconciliation_wait_seconds`.
     """
     shares.records = {"a": "creating"}
@@ -160,9 +152,8 @@ async def test_what_is_young_is_left(svc: Service, shares: Shares):
 
 @virtual
 async def test_what_cannot_be_settled_by_hand_is_said(svc: Service, shares: Shares):
-    """
-    An unknown kind, a resource without its kind, both at once, records that cannot be read, and a
-    service without a process.
+    """An unknown kind, a resource without its kind, both at once, records that cannot be read, and
+    a service without a process.
     """
     async with InMemoryService(svc) as one:
         with pytest.raises(
@@ -188,9 +179,7 @@ async def test_what_cannot_be_settled_by_hand_is_said(svc: Service, shares: Shar
 
 @virtual
 async def test_a_process_that_is_killed_in_a_pass_ends_it(svc: Service, shares: Shares):
-    """
-    What was done before is returned; the next process asks about the rest again.
-    """
+    """What was done before is returned; the next process asks about the rest again."""
     shares.records = {"a": "creating", "b": "creating"}
     async with InMemoryService(svc, reconcile_at_once=1) as one:
         one.crash_at(Point.RESOURCE_SETTLED, "after")
@@ -206,9 +195,7 @@ async def test_a_process_that_is_killed_in_a_pass_ends_it(svc: Service, shares: 
 
 @virtual
 async def test_a_drain_ends_a_pass_by_hand(svc: Service, shares: Shares):
-    """
-    What acts is waited for, and what was done is returned.
-    """
+    """What acts is waited for, and what was done is returned."""
     shares.records = {"a": "creating", "b": "creating"}
     async with InMemoryService(svc, reconcile_at_once=1) as one:
         passing = asyncio.ensure_future(one.reconcile())

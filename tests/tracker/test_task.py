@@ -41,9 +41,7 @@ def a_task(state: TaskState = TaskState.ACCEPTED) -> TrackedTask:
 
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=lambda state: state.value)
 def test_a_step_is_legal_exactly_if_it_is_drawn(before: TaskState, after: TaskState):
-    """
-    Every pair of states is judged as the drawing says; a refused step changes nothing.
-    """
+    """Every pair of states is judged as the drawing says; a refused step changes nothing."""
     task = a_task(before)
 
     if after.value in DRAWN.get(before.value, "").split():
@@ -56,9 +54,7 @@ def test_a_step_is_legal_exactly_if_it_is_drawn(before: TaskState, after: TaskSt
 
 
 def test_every_state_is_terminal_or_leads_somewhere():
-    """
-    Terminal is final, but for an operator's retry of what has failed, and nothing is both.
-    """
+    """Terminal is final, but for an operator's retry of what has failed, and nothing is both."""
     assert set(TaskState) == TERMINAL | TRANSIENT
     assert not TERMINAL & TRANSIENT
     assert {state.value for state in TRANSIENT | RETRIED} == set(DRAWN)
@@ -70,9 +66,7 @@ def test_every_state_is_terminal_or_leads_somewhere():
     "start", sorted(TRANSIENT, key=lambda state: state.value), ids=lambda state: state.value
 )
 def test_every_transient_state_can_reach_an_end(start: TaskState):
-    """
-    From no state is a task lost: some way leads to a terminal one.
-    """
+    """From no state is a task lost: some way leads to a terminal one."""
     seen, frontier = {start}, {start}
     while frontier:
         frontier = {after for before in frontier for after in _NEXT[before]} - seen
@@ -82,9 +76,7 @@ def test_every_transient_state_can_reach_an_end(start: TaskState):
 
 
 async def test_the_first_cause_of_a_cancellation_stands():
-    """
-    Who asked first is who is told of; a task that is not cancellable only remembers it.
-    """
+    """Who asked first is who is told of; a task that is not cancellable only remembers it."""
     task = a_task(TaskState.RUNNING)
     sleeping = asyncio.create_task(asyncio.sleep(3600))
     await asyncio.sleep(0)
@@ -101,9 +93,7 @@ async def test_the_first_cause_of_a_cancellation_stands():
 
 
 def test_every_reason_is_given_to_a_task_somewhere():
-    """
-    A reason that no code gives would have operators look for what never happens.
-    """
+    """A reason that no code gives would have operators look for what never happens."""
     package = Path(gracekit.__file__).parent
     sources = [path.read_text() for path in package.rglob("*.py") if path.name != "rows.py"]
 

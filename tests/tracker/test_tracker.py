@@ -26,8 +26,7 @@ def run(tracker: Tracker, task: TrackedTask) -> TrackedTask:
 
 
 async def test_a_key_is_tracked_once():
-    """
-    A second task of the same key is told of the first and changes nothing; another recipient is
+    """A second task of the same key is told of the first and changes nothing; another recipient is
     another key.
     """
     tracker = Tracker()
@@ -44,8 +43,8 @@ async def test_a_key_is_tracked_once():
 
 @pytest.mark.parametrize("change", ["ended", "remove", "poke", None])
 async def test_a_change_is_waited_for_and_not_longer_than_the_deadline(change: str | None):
-    """
-    An end, a removal or a poke wakes who waits; without one the deadline does, and nothing before.
+    """An end, a removal or a poke wakes who waits; without one the deadline does, and nothing
+    before.
     """
     tracker, loop = Tracker(), asyncio.get_running_loop()
     task = run(tracker, a_task())
@@ -64,9 +63,7 @@ async def test_a_change_is_waited_for_and_not_longer_than_the_deadline(change: s
 
 
 async def test_counts_follow_every_step():
-    """
-    Each count is right after each step, and what never was there is not taken away.
-    """
+    """Each count is right after each step, and what never was there is not taken away."""
     tracker = Tracker()
     task = run(tracker, a_task("a"))
     ops = run(tracker, a_task("b", Lane.OPS, holds_drain=False))
@@ -84,9 +81,7 @@ async def test_counts_follow_every_step():
 
 
 async def test_only_what_has_ended_by_itself_counts_as_finished():
-    """
-    Neither a task that was cut, nor one that never began.
-    """
+    """Neither a task that was cut, nor one that never began."""
     tracker = Tracker()
     ended, cut = run(tracker, a_task("a")), run(tracker, a_task("b"))
     ops = run(tracker, a_task("c", Lane.OPS, holds_drain=False))
@@ -109,9 +104,7 @@ async def wait_idle(tracker: Tracker, *, deadline: float) -> tuple[TrackedTask, 
 
 
 async def test_a_wait_ends_at_the_moment_of_the_last_end():
-    """
-    The wait is an event, not a poll: it is over in the same instant.
-    """
+    """The wait is an event, not a poll: it is over in the same instant."""
     loop = asyncio.get_running_loop()
     tracker = Tracker()
     task = run(tracker, a_task())
@@ -129,8 +122,8 @@ async def test_a_wait_ends_at_the_moment_of_the_last_end():
 
 
 async def test_what_outlives_the_deadline_is_still_running():
-    """
-    At the deadline the answer is who still runs, oldest first; waiting and ops tasks are not it.
+    """At the deadline the answer is who still runs, oldest first; waiting and ops tasks are not
+    it.
     """
     loop = asyncio.get_running_loop()
     tracker = Tracker()
@@ -144,9 +137,7 @@ async def test_what_outlives_the_deadline_is_still_running():
 
 
 async def test_a_waiting_task_does_not_hold_a_drain():
-    """
-    What is accepted and has not begun is safe in its row: idle does not wait for it.
-    """
+    """What is accepted and has not begun is safe in its row: idle does not wait for it."""
     tracker = Tracker()
     tracker.add(a_task())
 
@@ -154,9 +145,7 @@ async def test_a_waiting_task_does_not_hold_a_drain():
 
 
 async def test_every_waiter_is_woken():
-    """
-    Several parts may wait for several things at once; a poke lets all ask again.
-    """
+    """Several parts may wait for several things at once; a poke lets all ask again."""
     loop = asyncio.get_running_loop()
     tracker, flag = Tracker(), []
 
@@ -175,9 +164,7 @@ async def test_every_waiter_is_woken():
 
 
 async def test_background_work_is_counted_whatever_becomes_of_it():
-    """
-    A block of work is in flight exactly while it runs, also if it raises.
-    """
+    """A block of work is in flight exactly while it runs, also if it raises."""
     tracker = Tracker()
 
     def fail() -> None:
@@ -193,9 +180,7 @@ async def test_background_work_is_counted_whatever_becomes_of_it():
 
 
 async def test_claims_cost_the_same_among_many():
-    """
-    Adding, finding, ending and removing do not get slower with the number in flight.
-    """
+    """Adding, finding, ending and removing do not get slower with the number in flight."""
 
     def seconds_of(rounds: int, tracker: Tracker, tag: str) -> float:
         begun = time.perf_counter()
@@ -219,9 +204,7 @@ async def test_claims_cost_the_same_among_many():
 
 
 async def test_the_next_task_of_a_key_is_tracked_when_the_one_in_flight_has_left():
-    """
-    Until then its row counts as one that somebody works on; cancelled, it leaves no trace.
-    """
+    """Until then its row counts as one that somebody works on; cancelled, it leaves no trace."""
     tracker = Tracker()
     first, second, third = a_task(row_id=1), a_task(row_id=1), a_task(row_id=2)
     tracker.add(first)
