@@ -694,3 +694,14 @@ def test_contributing_names_files_that_exist():
 
     assert len(named) > 25
     assert [name for name in named if not (PACKAGE.parent / name).exists()] == []
+
+
+def test_contributing_sends_to_every_room():
+    """There is no room in which no change has its place."""
+    root = PACKAGE.parent
+    drawing = (root / "ARCHITECTURE.md").read_text().split("```")[1]
+    rooms = {name.strip("/") for line in drawing.splitlines() for name in line[:24].split()}
+    named = re.findall(r"`gracekit/(\w+)", (root / "CONTRIBUTING.md").read_text())
+
+    assert rooms >= {"errors", "store", "request", "dispatcher", "web", "testing"}
+    assert rooms - set(named) == set()
