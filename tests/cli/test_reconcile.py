@@ -307,7 +307,7 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
 
 
 def test_a_service_without_kinds_says_so(tmp_path: Path):
-    """ "0 settled" would look as if all were well."""
+    """The words "0 settled" would look as if all were well."""
     write_service(tmp_path, "compute", 'from gracekit import Service\n\nsvc = Service("plain")\n')
     with serving(tmp_path, **BY_HAND):
         answers = [gracekit(tmp_path, "reconcile", *more) for more in ((), ("--dry-run",))]

@@ -237,7 +237,7 @@ def test_known_names_become_our_classes(module, name, kind):
     ],
 )
 def test_what_a_client_says_of_its_own_request_is_never_that_of_a_handler(name: str):
-    """ "Nothing was sent" of a request that the handler has made would be taken for the caller's
+    """The "nothing was sent" of a request that the handler has made would be taken for the caller's
     own, which has run.
     """
     sent = failure_of(getattr(errors, name)("nothing was sent"))
