@@ -348,6 +348,23 @@ def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(
     assert "method 'build' is not served" in replaced.err
 
 
+def test_a_run_that_does_not_answer_checks_no_argument(directory):
+    """
+    So nothing is replaced, and the task stays parked; without --set no run is needed.
+    """
+    with running(directory) as run:
+        park(directory, "order-1")
+        run.process.send_signal(signal.SIGSTOP)
+        replaced = gracekit(directory, "pending", "retry", "order-1", "--set", "memory_mb=1")
+        before = state(directory, "order-1")
+        plain = gracekit(directory, "pending", "retry", "order-1")
+        run.process.send_signal(signal.SIGCONT)
+
+    assert (replaced.code, before, plain.code) == (4, "pending", 0)
+    assert "did not answer to 'retry' within 5 s: it is stopped" in replaced.err
+    assert "it alone may act" not in replaced.err
+
+
 def test_of_two_operators_at_once_one_alone_is_heard(directory):
     """The other is told what the task is now; there is one record and one notification."""
     left_parked(directory, "order-1")
