@@ -29,7 +29,7 @@ CALLS: Final = {
 }
 
 
-@pytest.mark.parametrize(("way", "policy"), CALLS, ids=" ".join)
+@pytest.mark.parametrize(("way", "policy"), CALLS, ids=map(" ".join, CALLS))
 async def test_an_ordinary_request_calls_as_many_functions_as_are_recorded(way: str, policy: Any):
     """Each by itself, on memory://, once all that is kept is in place; without the test kit."""
     world, svc = World(), Service("compute")
