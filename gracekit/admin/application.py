@@ -1,4 +1,4 @@
-"""The HTTP endpoint as an ASGI application: routes, access checks and errors for `operations`."""
+"""The HTTP endpoint as an ASGI application: access checks and errors for what `routes` lists."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             machine = MemoryMachine()
         case "sqlite":
             machine = SqliteMachine(tmp_path)
-        case _:
+        case "amqp":
             machine = AmqpMachine(request.getfixturevalue("rabbit_url"))
     yield machine
     await machine.close()
