@@ -404,7 +404,7 @@ class Reaches:
     always: bool = False
 
 
-ENOUGH: Final = 4
+ENOUGH: Final = 2
 ANY: Final = ("retry",)  # where no policy makes a difference
 ERROR: Final = ("error",)
 PROBE: Final = ("probe",)
@@ -539,7 +539,7 @@ def cells(table: Iterable[Reaches] = TABLE) -> Iterator[CellId]:
 def some_cells() -> Iterator[CellId]:
     """A quick run: what is `always`, and of the rest each point on both sides and each scenario.
 
-    A point that several scenarios reach is stopped at in up to four cells. The
+    A point that several scenarios reach is stopped at in up to two cells. The
     policies take turns.
     """
     times: Counter[Point] = Counter()
