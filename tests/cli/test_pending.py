@@ -349,9 +349,7 @@ def test_a_method_that_the_newest_run_does_not_serve_is_retried_unchanged_alone(
 
 
 def test_a_run_that_does_not_answer_checks_no_argument(directory):
-    """
-    So nothing is replaced, and the task stays parked; without --set no run is needed.
-    """
+    """So nothing is replaced, and the task stays parked; without --set no run is needed."""
     with running(directory) as run:
         park(directory, "order-1")
         run.process.send_signal(signal.SIGSTOP)
