@@ -34,7 +34,7 @@ from gracekit.rpc.failures import REFUSED, is_foreign
 from gracekit.rpc.plain import MAX_DEPTH
 
 NOT_RUN: Final = 5
-STARTS_WITHIN_S: Final = 5.0
+STARTS_WITHIN_S: Final = 10.0
 """A queue that is not there is waited for, as its service may have just been started."""
 _FEATURES: Final = (
     click.argument("topic"),

@@ -86,14 +86,17 @@ def kinds_in_sources() -> Iterator[str]:
 def kinds_in_call(call: ast.Call) -> Iterator[str]:
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     words = [one.value for one in call.args[:4] if isinstance(one, ast.Constant)]
-    words += [
+    named = [
         part.value.value
         for part in call.keywords
         if part.arg == "what" and isinstance(part.value, ast.Constant)
     ]
+    words += named
     match name:
         case "tally" | "add_note" | "OrderIncident":
             yield from (str(word) for word in words[:1] if word)
+        case "end":  # of a row, without an order
+            yield from map(str, named)
         case "_note":  # of a verb
             yield from (f"operator_{word}" for word in words[:1] if str(word).isalpha())
 
