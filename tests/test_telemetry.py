@@ -54,18 +54,23 @@ def emissions() -> Iterator[tuple[str, str, ast.Call]]:
                             yield f"{path.relative_to(PACKAGE)}:{node.lineno}", name.value, node
 
 
+# What `event_fields` of an object has, by the name of its variable; of any other as of a task.
+FIELDS_OF: Final = {
+    "task": {*TrackedTask(request_id="", method="", lane=Lane.OPS).event_fields},
+    "hold": {"hold", "key", "method"},
+    "begun": {"resource", "status", "rule", "token"},
+}
+
+
 def fields_of(call: ast.Call) -> set[str | None]:
     """The names that a call of `emit` gives; None for a `**` that cannot be followed."""
     names: set[str | None] = {keyword.arg for keyword in call.keywords} - {None}
     if [getattr(one, "id", "") for one in call.args[1:]] == ["job"]:
-        names |= TrackedTask(request_id="", method="", lane=Lane.OPS).event_fields.keys()
+        names |= FIELDS_OF["task"]
     for keyword in call.keywords:
         match keyword:
             case ast.keyword(arg=None, value=ast.Attribute(value=value, attr="event_fields")):
-                if getattr(value, "id", "") == "hold":
-                    names |= {"hold", "key", "method"}
-                    continue
-                names |= TrackedTask(request_id="", method="", lane=Lane.OPS).event_fields.keys()
+                names |= FIELDS_OF.get(getattr(value, "id", ""), FIELDS_OF["task"])
             case ast.keyword(arg=None):
                 names.add(None)
     return names

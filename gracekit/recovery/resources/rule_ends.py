@@ -87,6 +87,16 @@ class Begun(NamedTuple):
     ctx: RuleContext
     overdue: InterimResult
 
+    @property
+    def event_fields(self) -> dict[str, Any]:
+        """The fields that each event of the rule has."""
+        return {
+            "resource": self.case.resource,
+            "status": self.case.found.status,
+            "rule": self.case.by,
+            "token": self.guard.token,
+        }
+
 
 class Ending(NamedTuple):
     """How a rule ends: what was written, why, and the facts that go with it."""
@@ -212,34 +222,27 @@ class RuleEnds:
         if begun.overdue.done():
             return
         reason = f"{hook} has not ended: {fault}"
-        self._telemetry.emit("resource.stuck", **_about(begun), reason=reason)
+        self._telemetry.emit("resource.stuck", **begun.event_fields, reason=reason)
         begun.overdue.set_result(_result(begun, Ending(ResourceOutcome.WAITING, reason=reason)))
 
     def tell(self, begun: Begun, ending: Ending) -> Result:
         """Emit the event of an end, and return the result."""
-        about, (outcome, written, reason, _) = _about(begun), ending
+        outcome, written, reason, _ = ending
         if outcome is ResourceOutcome.SETTLED:
-            self._telemetry.emit("resource.settled", **about, written=written or "")
+            self._telemetry.emit("resource.settled", **begun.event_fields, written=written or "")
         elif outcome is ResourceOutcome.FAILED:
-            self._telemetry.emit("resource.failed", **about, written=written or "", reason=reason)
+            self._telemetry.emit(
+                "resource.failed", **begun.event_fields, written=written or "", reason=reason
+            )
         else:
-            self._telemetry.emit("resource.left", **about, outcome=outcome.value, reason=reason)
+            self._telemetry.emit(
+                "resource.left", **begun.event_fields, outcome=outcome.value, reason=reason
+            )
         return _result(begun, ending)
-
-
-def _about(begun: Begun) -> dict[str, Any]:
-    """The fields that each event of a rule has."""
-    case = begun.case
-    return {
-        "resource": case.resource,
-        "status": case.found.status,
-        "rule": case.by,
-        "token": begun.guard.token,
-    }
 
 
 def _result(begun: Begun, ending: Ending) -> Result:
     return Result(
         since=begun.case.found.since,
-        **{**_about(begun), **ending._asdict(), "facts": short_facts(ending.facts)},
+        **{**begun.event_fields, **ending._asdict(), "facts": short_facts(ending.facts)},
     )
