@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
