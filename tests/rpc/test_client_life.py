@@ -30,6 +30,8 @@ from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 @pytest.fixture
 def client(tmp_path: Path) -> RpcClient:
     """Not started; a service has read its topic."""
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
     url = f"sqlite:///{tmp_path / 'of_life.db'}"
     asyncio.run(_declare(url))
     return RpcClient(url, "compute")
@@ -51,12 +53,17 @@ async def uses(client: RpcClient) -> None:
         await sends(client)
 
 
+BEFORE: Final = set[threading.Thread]()
+"""Threads that a test before this one has left, which then has failed."""
+
+
 async def leftovers() -> list[str]:
     """Tasks beside this one, and threads of this test's engines, if they do not end soon."""
     found: list[str] = []
     for _ in range(200):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        threads = (one.name for one in threading.enumerate() if one.name.startswith("of_life.db-"))
+        begun = set(threading.enumerate()) - BEFORE
+        threads = (one.name for one in begun if one.name.startswith("of_life.db-"))
         found = [*(task.get_name() for task in tasks), *threads]
         if not found:
             break
@@ -435,7 +442,7 @@ async def test_a_stop_ends_what_still_asks_whether_the_service_takes_requests(wa
     await service.stop()
 
 
-LOCKED_S: Final = 1.0
+LOCKED_S: Final = 3.0
 """How long the tests below wait for a lock, in place of 10 s."""
 
 
@@ -481,10 +488,10 @@ def test_a_stop_beside_a_locked_queue_file_waits_for_the_lock_once(
         stopping = asyncio.create_task(client.stop())
         reference = asyncio.create_task(waits_twice(tmp_path / "other.db"))
         done, _ = await asyncio.wait({stopping, reference}, return_when=asyncio.FIRST_COMPLETED)
+        holder.close()
         assert done == {stopping}
         ends = [await asyncio.gather(*all_, return_exceptions=True) for all_ in (casts, calls)]
         await reference
-        holder.close()
         assert await leftovers() == []
         return ends[0], ends[1]
 
@@ -510,8 +517,8 @@ def test_each_send_beside_a_locked_queue_file_names_its_request(client: RpcClien
             reference = asyncio.create_task(waits_twice(tmp_path / "other.db"))
             ends = asyncio.gather(*sends, return_exceptions=True)
             done, _ = await asyncio.wait({ends, reference}, return_when=asyncio.FIRST_COMPLETED)
-            assert done == {ends}
             holder.close()
+            assert done == {ends}
             await reference
             return await ends
 
