@@ -449,6 +449,7 @@ LOCKED_S: Final = 3.0
 def lock(path: Path) -> apsw.Connection:
     """Another program's transaction, which ends with the connection."""
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(30_000)  # a commit of the client may be under way
     connection.execute("BEGIN IMMEDIATE")
     return connection
 
