@@ -123,6 +123,7 @@ async def test_an_oslo_listener_that_was_down_gets_both_notifications(site: Rabb
             api = ours.prepare(ops=True, namespace="gracekit.tasks", version="1.1", timeout=30)
             await api.call("give_up", task_id="t", version=1, reason="too large")
             end = await the_end(peer)
+            await until(lambda: not site.rows("SELECT 1 FROM task WHERE errored_due"), "the hook")
             assert await again.stop() == 0
 
     check_both(update, want, "t")
