@@ -489,9 +489,9 @@ def test_a_stop_beside_a_locked_queue_file_waits_for_the_lock_once(
         stopping = asyncio.create_task(client.stop())
         reference = asyncio.create_task(waits_twice(tmp_path / "other.db"))
         done, _ = await asyncio.wait({stopping, reference}, return_when=asyncio.FIRST_COMPLETED)
-        holder.close()
         assert done == {stopping}
         ends = [await asyncio.gather(*all_, return_exceptions=True) for all_ in (casts, calls)]
+        holder.close()
         await reference
         assert await leftovers() == []
         return ends[0], ends[1]
