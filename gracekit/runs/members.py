@@ -75,7 +75,9 @@ class Members:
         methods: str = "[]",
         kinds: str = "[]",
     ) -> int:
-        """Write the row of this run; returns its generation, which counts runs of the instance.
+        """Write the row of this run; from then on the store takes commits only while it may act.
+
+        Returns its generation, which counts runs of the instance.
 
         *methods* is what it serves, as a text of `gracekit.rpc.offer`; *kinds* is a JSON list of
         the kinds of resources that it settles.
@@ -103,6 +105,7 @@ class Members:
             expect=1,
         )
         rows = await self._engine.commit(batch)
+        self._engine.guard(sql.MAY_ACT, self.run_id)
         return int(rows[0][0][0] or 1)
 
     def is_beat_due(self, phase: str, mark: Hashable | None, *, written_s: float) -> bool:

@@ -61,6 +61,8 @@ VALUES (?1, ?2, ?3, ?4, 1 + coalesce(
     (SELECT max(generation) FROM run WHERE service = ?2 AND instance = ?4), 0),
     ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19)
 RETURNING generation"""
+MAY_ACT: Final = """
+SELECT 1 FROM run WHERE run_id = ? AND gone_at IS NULL AND adopted_at IS NULL"""
 STANDING: Final = "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?"
 BEAT: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
 STOP_INTENT: Final = """

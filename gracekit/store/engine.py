@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     @property
     def status(self) -> StoreStatus:
-        """Whether the store can be used; a file is never UNREACHABLE or FENCED.
+        """Whether the store can be used; a file is never UNREACHABLE.
 
         While it cannot be used, every commit fails at once with the same message.
         """
@@ -42,6 +42,14 @@ class Engine(Protocol):
     def commits(self) -> CommitTimes:
         """How long commits take; the same object for as long as the engine lives."""
         ...
+
+    def guard(self, sql: str, *params: Value) -> None:
+        """Commit nothing more unless *sql* returns a row: the run that commits may still act.
+
+        It is asked in the transaction of each commit, before all other statements, so that a run
+        whose rows were taken over leaves none that nobody looks for. If it returns no row, the
+        store is FENCED. `start` forgets it.
+        """
 
     async def start(self) -> None:
         """Open the database and migrate it to the newest schema.

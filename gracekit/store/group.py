@@ -1,14 +1,14 @@
 """Group commit: one transaction for many batches, each of which may fail alone.
 
 A batch that touches an unexpected number of rows, or that SQLite refuses, is rolled
-back to its own savepoint, and the others are committed. After a disk error the whole
-group fails and the store is broken for good.
+back to its own savepoint, and the others are committed. After a disk error, or when the
+run may not act any more, the whole group fails, and so does each later one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +18,14 @@ from gracekit.errors import (
     ConflictError,
     StoreBrokenError,
     StoreError,
+    StoreFencedError,
     StoreLockedError,
     UnknownCommitError,
 )
 from gracekit.process import Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.files import Synchronous, free_bytes
+from gracekit.store.state import StatusSource
 
 BatchOutcome = list[list[Row]] | StoreError
 
@@ -50,10 +52,7 @@ class GroupCommit:
         connection: Used by this object alone.
         process: Its `reach` is called with each batch's point, before and after the commit.
         synchronous: Level of durable commits; the others are NORMAL.
-        on_broken: Called once, before the batches of the group with the error are answered.
-
-    Attributes:
-        broken: The disk error after which every commit is refused; None before.
+        source: Has the guard, and is told of a final error before its group is answered.
     """
 
     def __init__(
@@ -62,20 +61,19 @@ class GroupCommit:
         process: Process,
         *,
         synchronous: Synchronous,
-        on_broken: Callable[[StoreBrokenError], None],
+        source: StatusSource,
     ) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
         self._process = process
         self._durable_level: Synchronous = synchronous
         self._level: str | None = None
-        self._on_broken = on_broken
-        self.broken: StoreBrokenError | None = None
+        self._source = source
 
     def run(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
         """Commit every batch that can be; return one outcome for each, in order."""
-        if self.broken is not None:
-            return [StoreBrokenError(str(self.broken)) for _ in batches]
+        if (final := self._source.status.error) is not None:
+            return [type(final)(str(final)) for _ in batches]
         try:
             outcomes = self._transact(batches)
             passed = _passed(batches, outcomes)
@@ -84,6 +82,9 @@ class GroupCommit:
         except apsw.Error as error:
             self._roll_back()
             return self._refuse(batches, error)
+        except StoreFencedError as error:
+            self._roll_back()
+            return [StoreFencedError(str(error)) for _ in batches]
         except BaseException:
             # A test raises this to simulate a crash: it must leave the disk as a real one does.
             self._roll_back()
@@ -96,7 +97,7 @@ class GroupCommit:
         if level != self._level:
             self._cursor.execute(f"PRAGMA synchronous={level}")
             self._level = level
-        self._cursor.execute("BEGIN IMMEDIATE")
+        self._begin()
         try:
             # First try without savepoints, which would cost a third of the throughput: nearly
             # every batch succeeds.
@@ -108,10 +109,17 @@ class GroupCommit:
             self._roll_back()
         else:
             return outcomes
-        self._cursor.execute("BEGIN IMMEDIATE")
+        self._begin()
         outcomes = [self._attempt(batch) for batch in batches]
         self._add_up(_passed(batches, outcomes))
         return outcomes
+
+    def _begin(self) -> None:
+        """Begin the transaction, and ask first whether this run may act."""
+        self._cursor.execute("BEGIN IMMEDIATE")
+        guard = self._source.guarded
+        if guard is not None and not self._cursor.execute(*guard).fetchall():
+            raise self._source.fence()
 
     def _attempt(self, batch: Batch) -> BatchOutcome:
         execute = self._cursor.execute
@@ -203,10 +211,11 @@ class GroupCommit:
 
     def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
         """If *error* is a disk error, mark the store as broken; return that error."""
-        if isinstance(error, DISK_ERRORS):
-            self.broken = broken_by(error, self._connection)
-            self._on_broken(self.broken)
-        return self.broken
+        if not isinstance(error, DISK_ERRORS):
+            return None
+        broken = broken_by(error, self._connection)
+        self._source.break_(broken)
+        return broken
 
     def _roll_back(self) -> None:
         # After some errors SQLite has already ended the transaction.

@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from gracekit.errors import StoreBrokenError, StoreError
+from gracekit.errors import StoreBrokenError, StoreError, StoreFencedError
+from gracekit.store.batch import Value
 
 
 class StoreState(enum.Enum):
@@ -61,13 +62,18 @@ OnStatus = Callable[[StoreStatus], None]
 
 
 class StatusSource:
-    """The base of engines: holds the status of the store and notifies of each change."""
+    """The base of engines: holds the status of the store and notifies of each change.
+
+    Attributes:
+        guarded: The statement and values of `guard`; None before.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # set by the engine's start
         self._status = StoreStatus()
         self._stepping = threading.Lock()  # the engine's threads change the status too
         self._callbacks: list[OnStatus] = []
+        self.guarded: tuple[str, tuple[Value, ...]] | None = None
         self._notices: deque[tuple[OnStatus, StoreStatus]] = deque()
 
     @property
@@ -81,6 +87,10 @@ class StatusSource:
             self._callbacks.append(callback)
             if self._status.state is not StoreState.REACHABLE:
                 self._notify_soon(callback)
+
+    def guard(self, sql: str, *params: Value) -> None:
+        """See `Engine.guard`."""
+        self.guarded = (sql, params)
 
     def _become(self, state: StoreState, error: StoreError | None = None) -> None:
         """Change the state, from any thread; ignore a change that `_NEXT` does not allow.
@@ -96,8 +106,18 @@ class StatusSource:
             for callback in self._callbacks:
                 self._notify_soon(callback)
 
-    def _break(self, error: StoreBrokenError) -> None:
+    def break_(self, error: StoreBrokenError) -> None:
+        """The disk has failed: no later commit can succeed."""
         self._become(StoreState.BROKEN, error)
+
+    def fence(self) -> StoreFencedError:
+        """The guard found nothing: no later commit can succeed. Returns the error of this one."""
+        error = StoreFencedError(
+            "this run was declared dead, by an operator or by another run that has taken over its "
+            "rows; what it was to write now is not written"
+        )
+        self._become(StoreState.FENCED, error)
+        return error
 
     def _notify_soon(self, callback: OnStatus) -> None:
         # The queue keeps the order: simulation runs callbacks of the loop in random order, and a

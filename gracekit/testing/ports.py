@@ -331,7 +331,7 @@ class PlayedEngine(MemoryEngine):
         line, self._line = self._line, []
         drawn = [self._faults.draw("store", batch.point.value, _COMMIT) for batch, _ in line]
         if Fault.BROKEN in drawn:
-            self._break(StoreBrokenError("the disk is gone"))
+            self.break_(StoreBrokenError("the disk is gone"))
         todo = [
             batch
             for (batch, _), fault in zip(line, drawn, strict=True)
@@ -375,7 +375,7 @@ class PlayedEngine(MemoryEngine):
                 self._played.die("query")
         if self._connection is None:
             raise StoreClosedError("the store is not open")
-        rows = read(self._connection, (sql, params), self._break)
+        rows = read(self._connection, (sql, params), self.break_)
         if isinstance(rows, StoreError):
             raise rows
         await asyncio.sleep(0)  # as with a real engine, other tasks run before the answer

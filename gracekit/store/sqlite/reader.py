@@ -154,6 +154,9 @@ class StoreReader:
         """Refused."""
         self._refuse(batch)
 
+    def guard(self, sql: str, *params: Value) -> None:
+        """Does nothing: a reader commits nothing."""
+
     def on_status(self, callback: OnStatus) -> None:
         """See `Engine.on_status`; a reader's status does not change."""
 

@@ -101,6 +101,7 @@ class SqliteEngine(StatusSource):
                 return
             self._loop = asyncio.get_running_loop()
             self._pid = _Current.pid
+            self.guarded = None
             name = self.path.name
             self._writer = Worker(
                 f"{name}-writer", self._open_writer, self.commits, self._busy_timeout_s
@@ -170,7 +171,7 @@ class SqliteEngine(StatusSource):
         is_written = self._open and self._writer_lock.is_held()
         for what in self._files.look():
             if self._open:
-                self._break(
+                self.break_(
                     StoreBrokenError(
                         f"{what} while this process had it open: no other process sees what is "
                         "written to the old file"
@@ -187,13 +188,13 @@ class SqliteEngine(StatusSource):
             synchronous=self._synchronous,
             busy_timeout_s=self._busy_timeout_s,
             max_page_count=self._max_page_count,
-            on_broken=self._break,
+            source=self,
         )
         self._writer_lock = handler.writer_lock
         return handler
 
     def _open_reader(self) -> ReadHandler:
-        return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self._break)
+        return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self.break_)
 
     def _refusal(self) -> StoreError | None:
         """The error for a commit at this moment; None if commits are possible."""
@@ -253,12 +254,13 @@ class MemoryEngine(StatusSource):
         if self._connection is not None:
             return
         self._loop = asyncio.get_running_loop()
+        self.guarded = None
         connection = files.open_memory() if self._shared is None else self._shared
         files.set_common(connection)
         migrate(connection, self._migrations, path="the database in memory")
         limit_pages(connection, self._max_page_count)
         self._group = GroupCommit(
-            connection, self._process, synchronous=self._synchronous, on_broken=self._break
+            connection, self._process, synchronous=self._synchronous, source=self
         )
         self._connection = connection
 
@@ -295,7 +297,7 @@ class MemoryEngine(StatusSource):
                 raise StoreClosedError(_NOT_OPEN)
             connection.execute("PRAGMA query_only=ON")
             try:
-                outcome = read(connection, (sql, params), self._break)
+                outcome = read(connection, (sql, params), self.break_)
             finally:
                 connection.execute("PRAGMA query_only=OFF")
         if isinstance(outcome, StoreError):

@@ -37,6 +37,7 @@ from gracekit.store.commit_times import CommitTimes
 from gracekit.store.files import Synchronous
 from gracekit.store.group import DISK_ERRORS, BatchOutcome, GroupCommit, broken_by
 from gracekit.store.migrate import check_alone, migrate
+from gracekit.store.state import StatusSource, StoreState
 from gracekit.store.sqlite.writer_lock import WriterLock
 
 J = TypeVar("J")
@@ -229,11 +230,16 @@ class WriteHandler:
     """Opens, migrates and writes; see `open_writer`."""
 
     def __init__(
-        self, connection: apsw.Connection, writer_lock: WriterLock, group: GroupCommit
+        self,
+        connection: apsw.Connection,
+        writer_lock: WriterLock,
+        group: GroupCommit,
+        source: StatusSource,
     ) -> None:
         self._connection = connection
         self.writer_lock = writer_lock
         self._group = group
+        self._source = source
 
     def await_turn(self) -> None:
         """Wait until no other process is committing; batches submitted meanwhile join the group."""
@@ -249,7 +255,7 @@ class WriteHandler:
     def close(self) -> None:
         """Empty the WAL, unless another connection prevents it for 1 s; then close."""
         with contextlib.suppress(apsw.Error):
-            if self._group.broken is None:
+            if self._source.status.state is not StoreState.BROKEN:
                 _empty_wal(self._connection)
             else:
                 # After a disk error pages may be bad: leave them in the WAL, where the next start
@@ -268,7 +274,7 @@ def open_writer(
     synchronous: Synchronous,
     busy_timeout_s: float,
     max_page_count: int | None,
-    on_broken: OnBroken,
+    source: StatusSource,
 ) -> WriteHandler:
     """Check or create the file, connect and migrate, holding the writer lock.
 
@@ -281,7 +287,7 @@ def open_writer(
     """
     files.check_library(apsw.sqlite_lib_version())
     real = files.prepare_file(path)
-    with contextlib.ExitStack() as undo, _translated(real, on_broken):
+    with contextlib.ExitStack() as undo, _translated(real, source.break_):
         writer_lock = files.open_writer_lock(real)
         undo.callback(writer_lock.close)
         writer_lock.take()
@@ -294,11 +300,11 @@ def open_writer(
             check_room = partial(_check_room, connection, real)
             migrate(connection, migrations, path=real, before_commit=check_room)
         limit_pages(connection, max_page_count)
-        group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
+        group = GroupCommit(connection, process, synchronous=synchronous, source=source)
         connection.set_busy_timeout(min(_TRY_MS, int(busy_timeout_s * 1000)))
         undo.pop_all()
         writer_lock.give()
-    return WriteHandler(connection, writer_lock, group)
+    return WriteHandler(connection, writer_lock, group, source)
 
 
 @contextlib.contextmanager
