@@ -7,6 +7,10 @@ import asyncio
 import pytest
 
 from gracekit import Context, Service
+from gracekit.errors import StoreFencedError
+from gracekit.process import Point
+from gracekit.runs.run import gone, list_runs
+from gracekit.store.batch import Batch
 from tests.service.kit import Doors, World
 
 pytestmark = pytest.mark.looptime
@@ -76,11 +80,39 @@ async def test_a_run_that_is_fenced_stops_its_handlers_at_once_and_fails(
 
     assert asyncio.get_running_loop().time() - began_at < life.runtime.settings.drain_timeout_s
     assert report.exit_code == 70
-    assert "may not act any more: another run has declared this one dead" in (report.failure or "")
+    assert "may not act any more: this run was declared dead" in (report.failure or "")
     assert doors.ended == []
     assert world.state(task) == "running"
     assert life.names().count("store.fenced") == 1
     assert "store.broken" not in life.names()
+
+
+async def test_a_run_that_was_adopted_alive_commits_nothing_more(
+    world: World, svc: Service, doors: Doors
+):
+    """An operator erred: the run lives. A request that it would accept would be found by nobody."""
+    world.expects_faults = True
+    first = await world.start(svc, host="node-1")
+    client = await world.client(svc)
+    working = await client.cast("work")
+    await doors.wait(1)
+    second = await world.start(svc, host="node-2")
+    (run,) = [one for one in await list_runs(second.engine) if one.run_id == first.runtime.run_id]
+    await second.engine.commit(gone(run, by="an operator", reason="it burns", at=0.0))
+
+    with pytest.raises(StoreFencedError):
+        await first.engine.commit(Batch(Point.ACCEPT))
+    await second.hears("run.classified")
+    doors.open("work")
+    report = await first.wait_end()
+    late = [await client.cast("work") for _ in range(8)]
+    for task in (working, *late):
+        await world.until(lambda task=task: world.state(task) == "succeeded")
+
+    assert report.exit_code == 70
+    assert "this run was declared dead" in (report.failure or "")
+    assert "store.fenced" in first.names()
+    assert world.rows("SELECT 1 FROM task WHERE owner IS NOT NULL AND finished_at IS NULL") == []
 
 
 async def test_a_drain_without_its_store_ends_in_time_and_fails(

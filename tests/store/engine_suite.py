@@ -267,6 +267,24 @@ class EngineSuite:
 
         assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
 
+    async def test_each_commit_asks_first_whether_its_run_may_act(self) -> None:
+        """Once the guard finds no row, no batch of a group is committed, nor anything later."""
+        async with self.opened() as engine:
+            heard = Heard(engine)
+            await engine.commit(put(1))
+            engine.guard("SELECT 1 FROM kv WHERE key = ?", 1)
+            gone = Batch(Point.ADOPT)
+            gone.add("DELETE FROM kv WHERE key = 1", expect=1)
+            await engine.commit(gone)
+            group = [engine.submit(put(3)), engine.submit(put(1)), engine.submit(put(4))]
+            outcomes = await asyncio.gather(*group, return_exceptions=True)
+            await heard.wait(StoreState.FENCED)
+            with raises(StoreFencedError):
+                await engine.commit(put(1))
+
+            assert {type(outcome) for outcome in outcomes} == {StoreFencedError}
+            assert await keys(engine) == []
+
     async def test_how_long_a_commit_took_is_noted_before_its_answer(self) -> None:
         """Once for each group, in seconds; metrics and health checks use it."""
         seen: list[float] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gracekit.errors import StoreFencedError, StoreUnreachableError
+from gracekit.errors import StoreUnreachableError
 from gracekit.store.batch import Batch, Row
 from gracekit.store.group import BatchOutcome
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
@@ -23,11 +23,6 @@ class RemoteEngine(MemoryEngine):
     def reconnect(self) -> None:
         """Make the store reachable again, unless the run is fenced or the store broken."""
         self._become(StoreState.REACHABLE)
-
-    def fence(self) -> None:
-        """Refuse all commits of this run from now on."""
-        error = StoreFencedError("another run has declared this one dead; start it again")
-        self._become(StoreState.FENCED, error)
 
     async def query(self, sql: str, *params: Any) -> list[Row]:
         """See `Engine.query`; a fenced run may read."""

@@ -10,7 +10,7 @@ import pytest
 
 from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point, Process
-from gracekit.store.batch import Batch, Row
+from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.engine import Engine
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.state import OnStatus, StoreState, StoreStatus
@@ -118,6 +118,13 @@ class DeafThreads(MemoryEngine):
             return []
 
 
+class Unguarded(MemoryEngine):
+    """Commits also for a run that may not act any more."""
+
+    def guard(self, sql: str, *params: Value) -> None:
+        pass
+
+
 class AnnouncesTwice(RemoteEngine):
     """Each change is notified twice."""
 
@@ -192,6 +199,7 @@ class LateCommits(RemoteEngine):
 
 
 FAULTS: dict[type[MemoryEngine], set[str]] = {
+    Unguarded: {"test_each_commit_asks_first_whether_its_run_may_act"},
     NoExpectations: {
         "test_a_missed_expectation_undoes_the_whole_batch",
         "test_rows_that_are_asked_for_are_counted",
