@@ -83,6 +83,10 @@ class Claims:
         batch.add_up(COUNT, "adopted_runs", 1)
         return index
 
+    async def stranded(self) -> list[str]:
+        """Ids of runs that own something open and were adopted, or are on record no more."""
+        return [str(owner) for (owner,) in await self._journal.engine.query(sql.STRANDED)]
+
     async def claim(
         self,
         state: TaskState,

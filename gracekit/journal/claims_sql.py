@@ -76,6 +76,15 @@ WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND cr
         AND other.on_interrupt <> 'error' AND other.crashes > 0
         AND other.not_before > ?1)"""
 
+# Owners that may not act: what they own is found by no adoption. There are none, as the store takes
+# no commit of a run that was adopted.
+STRANDED: Final = f"""
+SELECT owner FROM (SELECT owner FROM task WHERE owner IS NOT NULL AND {IS_OPEN}
+    UNION SELECT owner FROM lease WHERE owner IS NOT NULL
+    UNION SELECT owner FROM hold WHERE owner IS NOT NULL AND ended_at IS NULL
+    UNION SELECT owner FROM finding WHERE owner IS NOT NULL) AS owners
+WHERE NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = owners.owner AND adopted_at IS NULL)"""
+
 # -- rows of an older store, see `leases.epoch` ---------------------------------------
 
 # A task that is accepted in the older store may have begun, and even ended, in the newer one.

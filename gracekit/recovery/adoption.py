@@ -81,27 +81,50 @@ class Adoption:
         batch = Batch(Point.ADOPT)
         verdict = self._members.add_adoption(batch, run, evidence)
         has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN}  # what it left is settled alike
-        until = acted_until(run, self._journal.clock.wall())
-        self._leases.add_take_away(batch, run.run_id, acted_until=until)
-        started = self._claims.add_adopt(
+        unfinished, not_started = await self._take_over(
             batch,
             run.run_id,
             crashed=has_crashed,
             charged=has_crashed or run.exit_code is not None,
-            acted_until=until,
+            until=acted_until(run, self._journal.clock.wall()),
         )
-        rows = await self._journal.commit(batch)
         self._members.forget(run)
-        self._outbox.poke()  # this run sends the notifications that the dead one has not sent
         self._telemetry.emit(
             "run.classified",
             run=run.run_id,
             instance=run.instance,
             verdict=verdict.value,
-            unfinished=len(rows[started]),
-            not_started=len(rows[started + 1]),
+            unfinished=unfinished,
+            not_started=not_started,
         )
+
+    async def adopt_stranded(self) -> None:
+        """Take over what belongs to a run that was adopted before; there should be nothing."""
+        for run_id in await self._claims.stranded():
+            until = self._journal.clock.wall()
+            unfinished, not_started = await self._take_over(
+                Batch(Point.ADOPT), run_id, crashed=False, charged=False, until=until
+            )
+            self._telemetry.emit(
+                "store.stranded", run=run_id, unfinished=unfinished, not_started=not_started
+            )
+
+    async def _take_over(
+        self, batch: Batch, dead_run: str, *, crashed: bool, charged: bool, until: float
+    ) -> tuple[int, int]:
+        """Commit the batch that makes its rows ownerless.
+
+        Returns:
+            How many tasks it left that had started, and that had not.
+        """
+        self._leases.add_take_away(batch, dead_run, acted_until=until)
+        started = self._claims.add_adopt(
+            batch, dead_run, crashed=crashed, charged=charged, acted_until=until
+        )
+        rows = await self._journal.commit(batch)
+        self._outbox.poke()  # this run sends the notifications that the dead one has not sent
         self._trigger.poke()
+        return len(rows[started]), len(rows[started + 1])
 
     # -- rows of this run ---------------------------------------------------------------
 

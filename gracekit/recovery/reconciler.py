@@ -188,6 +188,7 @@ class Reconciler:
         if look:
             self._trigger.looks_around = False
             self._look_by = self._clock.tick(self._settings.reconcile_every_s)
+            await self._adoption.adopt_stranded()
             await self._adoption.adopt_missing(
                 self._settling.is_settled_now, lambda: self._starts.claim_mark
             )

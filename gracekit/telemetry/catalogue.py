@@ -503,6 +503,12 @@ _STORE: Final = (
         "store reason",
     ),
     _event(
+        "store.stranded",
+        _E,
+        "Something belonged to a run that may not act; it was taken over. This is a fault.",
+        "run unfinished not_started",
+    ),
+    _event(
         "store.unreachable",
         _E,
         "The store is unreachable for away_s; the service is not ready, and tries again.",

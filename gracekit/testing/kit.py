@@ -52,7 +52,14 @@ PATIENCE_S: Final = 6 * 3600.0
 """Virtual seconds without any event after which a test counts as stuck."""
 
 FAULTS_OF_THE_STORE: Final = frozenset(
-    {"store.error", "store.unreachable", "store.fenced", "store.broken", "drain.step_failed"}
+    {
+        "store.error",
+        "store.unreachable",
+        "store.fenced",
+        "store.broken",
+        "store.stranded",
+        "drain.step_failed",
+    }
 )
 NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
     "dispatch.failed",

@@ -206,6 +206,7 @@ class World(Machine):
                     assert life.told("dispatch.failed") == []
                     assert life.told("background.failed") == []
                     assert life.told("drain.step_failed") == []
+                    assert life.told("store.stranded") == []
 
 
 async def start_with_work(world: World, svc: Service) -> tuple[Life, Doors]:

@@ -115,6 +115,32 @@ async def test_a_run_that_was_adopted_alive_commits_nothing_more(
     assert world.rows("SELECT 1 FROM task WHERE owner IS NOT NULL AND finished_at IS NULL") == []
 
 
+async def test_what_belongs_to_a_run_that_may_not_act_is_taken_over_and_told(
+    world: World, svc: Service, doors: Doors
+):
+    """No commit can leave such a row; one that is there nevertheless is not left for ever."""
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await life.drain()
+    for task in ("ran", "waits"):
+        await client.prepare(request_id=task).cast("work")
+    cut = await world.start(svc)
+    await doors.wait(2)
+    await cut.crash()
+    world.disk.execute("UPDATE run SET adopted_at = 0, verdict = 'killed' WHERE adopted_at IS NULL")
+    world.disk.execute("UPDATE task SET state = 'accepted' WHERE request_id = 'waits'")
+    doors.open("work")
+    heir = await world.start(svc)
+
+    told = await heir.hears("store.stranded")
+    for task in ("ran", "waits"):
+        await world.until(lambda task=task: world.state(task) == "succeeded")
+
+    assert told == {"run": cut.runtime.run_id, "unfinished": 1, "not_started": 1}
+    assert len(heir.told("store.stranded")) == 1
+
+
 async def test_a_drain_without_its_store_ends_in_time_and_fails(
     world: World, svc: Service, doors: Doors
 ):
