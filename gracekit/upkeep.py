@@ -20,6 +20,7 @@ from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.process import Threads
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import QueueKind, Transport, fanout_queue
 from gracekit.runs.members import BEAT_WRITTEN_S, Members
@@ -127,17 +128,20 @@ class StoreChanges:
 
     Args:
         coordinator: Drains the service if the change is final.
+        trigger: Asks recovery to compare rows and tasks when the store is back.
     """
 
     def __init__(
         self,
         coordinator: ShutdownCoordinator,
+        trigger: RecoveryTrigger,
         phase: Phase,
         notify: Notify,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self._coordinator = coordinator
+        self._trigger = trigger
         self._phase = phase
         self._notify = notify
         self._telemetry = telemetry
@@ -155,6 +159,7 @@ class StoreChanges:
             case StoreState.REACHABLE:
                 self._telemetry.emit("store.reachable", away_s=self._away_s())
                 self._show(None)
+                self._trigger.poke()  # rows that are ours, and commits whose end is not known
             case StoreState.FENCED:
                 self._telemetry.emit("store.fenced", error=error)
                 self._coordinator.give_up(f"this run may not act any more: {error}", by="store")
@@ -332,13 +337,22 @@ class RunWatch:
         self._signals = signals
         self._every_s = every_s
         self._deaf: dict[Lane, str] = {}
+        self._turning: asyncio.Task[None] | None = None  # opens or closes intake
 
     async def watch(self) -> None:
         """Look until cancelled."""
+        try:
+            await self._watch()
+        finally:
+            if self._turning is not None:
+                self._turning.cancel()
+
+    async def _watch(self) -> None:
         looked_at = self._clock.machine()
         while True:
             self._signs.look()
             self._listen()
+            self._follow_store()
             self._status.look()
             if self._signals is not None:
                 self._signals.keep()
@@ -353,6 +367,26 @@ class RunWatch:
         """Log that the loop was blocked: for *late_s* seconds, or up to one interval longer."""
         if late_s >= BLOCKED_S:
             self._telemetry.emit("loop.blocked", blocked_s=round(late_s, 1))
+
+    def _follow_store(self) -> None:
+        """Close the intake of new requests while the store is away, and open it when it is back.
+
+        Otherwise a broker would get each request back twice a second, and it may count that.
+        """
+        is_open, is_away = self._servers[Lane.REQUESTS].is_open, self._phase.cut_off is not None
+        is_free = self._turning is None or self._turning.done()
+        if self._phase.state is ServiceState.SERVING and is_open is is_away and is_free:
+            name = "gracekit-intake"
+            self._turning = asyncio.create_task(self._turn(is_away=is_away), name=name)
+
+    async def _turn(self, *, is_away: bool) -> None:
+        server, lane = self._servers[Lane.REQUESTS], Lane.REQUESTS.value
+        if is_away:
+            back = await server.close_intake()
+            self._telemetry.emit("intake.closed", lane=lane, given_back=back, not_started=0)
+        else:
+            await server.open_intake()
+            self._telemetry.emit("intake.opened", lane=lane)
 
     def _listen(self) -> None:
         """Note and log which lanes cannot be read, and which can be read again."""

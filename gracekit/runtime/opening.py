@@ -72,7 +72,12 @@ async def _join(ground: Ground, starting: StartProgress) -> Wired:
         await wired.parts.undo()
         raise
     changes = StoreChanges(
-        wired.coordinator, ground.phase, ground.process.notify, ground.telemetry, ground.clock
+        wired.coordinator,
+        wired.trigger,
+        ground.phase,
+        ground.process.notify,
+        ground.telemetry,
+        ground.clock,
     )
     ground.engine.on_status(changes.follow)
     ground.transport.on_broken(partial(changes.end_broken, "queue"))

@@ -11,6 +11,7 @@ from gracekit.errors import StoreFencedError
 from gracekit.process import Point
 from gracekit.runs.run import gone, list_runs
 from gracekit.store.batch import Batch
+from gracekit.tracker.task import Lane
 from tests.service.kit import Doors, World
 
 pytestmark = pytest.mark.looptime
@@ -29,6 +30,10 @@ def svc(doors: Doors) -> Service:
     async def work(ctx: Context) -> str:
         await doors.pass_("work")
         return "done"
+
+    @made.ops(on_interrupt="requeue")
+    async def ping(ctx: Context) -> str:
+        return "pong"
 
     return made
 
@@ -161,10 +166,10 @@ async def test_a_drain_without_its_store_ends_in_time_and_fails(
     assert world.state(task) == "running"
 
 
-async def test_a_request_that_comes_without_a_store_is_accepted_when_it_is_back(
+async def test_a_request_that_comes_without_a_store_waits_in_its_queue(
     world: World, svc: Service, doors: Doors
 ):
-    """It goes back to its queue at most twice a second, and nothing of it is lost."""
+    """Intake closes once, so a broker does not get the request back again and again."""
     world.expects_faults = True
     life = await world.start(svc)
     client = await world.client(svc)
@@ -173,10 +178,43 @@ async def test_a_request_that_comes_without_a_store_is_accepted_when_it_is_back(
     task = await client.cast("work")
     await asyncio.sleep(60)
     refused = [told for told in life.told("store.error") if told["what"] == "acceptance"]
+    closed = [told["lane"] for told in life.told("intake.closed")]
+
+    assert await client.prepare(ops=True).call("ping") == "pong"
+    life.engine.reconnect()
+    await world.until(lambda: world.state(task) == "succeeded")
+
+    assert doors.entered == ["work"]
+    assert len(refused) <= 3
+    assert closed == ["requests"]
+    assert [told["lane"] for told in life.told("intake.opened")][-1] == "requests"
+
+
+async def test_a_store_that_comes_back_opens_no_intake_that_an_operator_has_closed(
+    world: World, svc: Service, doors: Doors
+):
+    """Nor does a resume open it while the store is away, or a drain keep it open."""
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    server = life.runtime.wired.servers[Lane.REQUESTS]
+    life.engine.disconnect()
+    await life.hears("intake.closed")
+    await world.verb(life, "quiet")
+    life.engine.reconnect()
+    await asyncio.sleep(60)
+    assert not server.is_open
+    life.engine.disconnect()
+    await asyncio.sleep(5)
+    await world.verb(life, "resume")
+    await asyncio.sleep(5)
+    assert not server.is_open
 
     life.engine.reconnect()
-    await life.hears("task.finished")
+    doors.open("work")
+    task = await client.cast("work")
+    await world.until(lambda: world.state(task) == "succeeded")
+    report = await life.drain()
 
-    assert world.state(task) == "succeeded"
-    assert doors.entered == ["work"]
-    assert len(refused) <= 121
+    assert report.exit_code == 0
+    assert not server.is_open
