@@ -37,8 +37,8 @@ from gracekit.store.commit_times import CommitTimes
 from gracekit.store.files import Synchronous
 from gracekit.store.group import DISK_ERRORS, BatchOutcome, GroupCommit, broken_by
 from gracekit.store.migrate import check_alone, migrate
-from gracekit.store.state import StatusSource, StoreState
 from gracekit.store.sqlite.writer_lock import WriterLock
+from gracekit.store.state import StatusSource, StoreState
 
 J = TypeVar("J")
 A = TypeVar("A")
