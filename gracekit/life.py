@@ -68,6 +68,7 @@ class Lock(enum.Enum):
     REPLACED = "its lock file was replaced"
     UNREADABLE = "its lock file cannot be read"
     UNKNOWN = "its row names no lock file of its own"
+    ELSEWHERE = "its lock is one of another host, or of an earlier boot"
 
 
 class Pid(enum.Enum):
@@ -241,10 +242,14 @@ def _ended_and_start(stat: str) -> tuple[bool, int]:
     return state in "ZX" and threads <= 1, int(fields[19])
 
 
-def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
+def look(life: RecordedLife, directory: Path | None, *, is_shared: bool = False) -> LifeEvidence:
     """Gather the evidence; takes no lock, and raises nothing.
 
-    Looks for the lock file in *directory*, which is a path of this process; None without locks.
+    Args:
+        life: As it is on record.
+        directory: Where to look for the lock file, a path of this process; None without locks.
+        is_shared: Whether hosts share the record. A lock of another boot proves nothing then: a
+            file of that name here may be another one, or on a network whose locks are local.
     """
     theirs = life.identity
     try:
@@ -256,8 +261,11 @@ def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
     # Look for the process before the lock. The other way round, a process that ends in between
     # would be seen as gone and its lock as held, as if something else held it.
     pid = Pid.UNKNOWN if mine is None else _look_up(life, mine)
+    is_elsewhere = is_shared and not same_boot
     return LifeEvidence(
-        lock=look_at_lock(path, life.lock_file, same_boot=same_boot),
+        lock=Lock.ELSEWHERE
+        if is_elsewhere
+        else look_at_lock(path, life.lock_file, same_boot=same_boot),
         same_boot=same_boot,
         same_namespace=mine is None or theirs.pid_ns == mine.pid_ns,
         pid=pid,

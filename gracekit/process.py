@@ -318,12 +318,11 @@ class Process:
                 "this process lives: mount proc at /proc, with nothing over it"
             ) from error
 
-    def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:
-        """Whether that process lives.
-
-        Looks for its lock file in *directory*, which is a path of this process.
-        """
-        return judge(look(life, directory))
+    def judge(
+        self, life: RecordedLife, directory: Path | None, *, is_shared: bool = False
+    ) -> Liveness:
+        """Whether that process lives; for the arguments see `life.look`."""
+        return judge(look(life, directory, is_shared=is_shared))
 
     def guard_forks(self, loop: asyncio.AbstractEventLoop) -> ForkGuard:
         """Until the guard's end, let a forked child exit when it comes back to *loop*."""

@@ -53,6 +53,7 @@ TABLE = {
     Lock.REPLACED: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
     Lock.UNKNOWN: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
     Lock.UNREADABLE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN, OPEN),
+    Lock.ELSEWHERE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN, OPEN),
 }
 COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.EXECED, Pid.HIDDEN, Pid.UNKNOWN)
 
@@ -214,6 +215,19 @@ def test_device_numbers_are_compared_within_one_boot(lock: LifeLock):
 
     rebooted = structs.replace(moved, identity=structs.replace(moved.identity, boot_id="before"))
     assert look(rebooted, lock.path.parent).lock is Lock.HELD
+
+
+def test_a_free_lock_of_another_boot_proves_nothing_where_hosts_share_a_store(lock: LifeLock):
+    """The file may be another host's of the same name, or on a network that keeps locks local."""
+    mine = life_of(lock)
+    theirs = structs.replace(mine, identity=structs.replace(mine.identity, boot_id="another"))
+    lock.release(remove=False)
+    place = lock.path.parent
+
+    assert judge(look(theirs, place)).is_dead
+    assert judge(look(theirs, place, is_shared=True)).answer is Alive.NOT_PROVEN
+    assert Process().judge(theirs, place, is_shared=True).answer is Alive.NOT_PROVEN
+    assert look(mine, place, is_shared=True).lock is Lock.FREE
 
 
 def test_a_lock_whose_descriptor_somebody_closed_is_gone(lock: LifeLock):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gracekit.clock import Clock
+from gracekit.errors import DependencyError
 from gracekit.process import Point, Process
 from gracekit.runs.members import BEAT_WRITTEN_S, Members
+from gracekit.runs.seat import Seat, take_seat
 from gracekit.store.batch import Batch, Row
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
@@ -48,4 +53,37 @@ async def test_a_run_asks_whether_it_may_act_only_when_the_store_was_written():
     assert is_due()
     await members.beat("serving", engine.look_at_files())
     assert engine.queries == asked + 1
+    await engine.stop()
+
+
+async def test_a_run_of_another_boot_keeps_its_instance_where_hosts_share_a_store(tmp_path: Path):
+    """Nothing proves from here that it is dead, and two runs of one instance would both act."""
+    engine = MemoryEngine(load_migrations(MIGRATIONS), process=Process())
+    await engine.start()
+    process, names = Process(), {"service": "s", "host": "node-1"}
+
+    async def take(run_id: str, *, is_shared: bool = True, instance: str | None = "a") -> Seat:
+        return await take_seat(
+            engine,
+            process,
+            tmp_path,
+            run_id=run_id,
+            instance=instance,
+            is_shared=is_shared,
+            **names,
+        )
+
+    members = Members(engine, Clock(), process, run_id="1", service="s", lock_directory=tmp_path)
+    first = await take("1")
+    wires = {"topic": "s", "ops_topic": "s-ops", "transport": "memory://"}
+    await members.join(host="node-1", seat=first, version="0", schema=1, **wires)
+    first.leave(is_recorded=False)
+    elsewhere = Batch(Point.JOIN)
+    elsewhere.add("UPDATE run SET boot_id = 'another'")
+    await engine.commit(elsewhere)
+
+    with pytest.raises(DependencyError, match=r"'node-1' is dead .*: gracekit runs gone 1 --"):
+        await take("2")
+    assert (await take("3", instance=None)).instance == "node-1-0"
+    assert (await take("4", is_shared=False)).instance == "a"
     await engine.stop()

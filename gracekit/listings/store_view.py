@@ -152,6 +152,7 @@ class StoreView:
         run_directory: Directory of the run locks, as this process sees it; None for a store in
             memory.
         clock: The present time, for ages.
+        is_shared: Whether other hosts use the store, too.
 
     Attributes:
         engine: As given.
@@ -164,11 +165,14 @@ class StoreView:
         process: Process,
         run_directory: Path | None,
         clock: Clock,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
         self._process = process
         self._run_directory = run_directory
+        self._is_shared = is_shared
 
     async def not_adopted(self, name: str | None = None) -> list[Run]:
         """Runs whose end no other run has recorded, newest first; of one name, or of all.
@@ -239,7 +243,7 @@ class StoreView:
 
     def judge(self, run: Run) -> Liveness:
         """Whether the run is alive, so that it may still act."""
-        return judge_run(run, self._process, self._run_directory)
+        return judge_run(run, self._process, self._run_directory, is_shared=self._is_shared)
 
     async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
         """Numbers of transient rows, by owner and then by state; None stands for no owner.

@@ -51,6 +51,7 @@ class Members:
         run_id: str,
         service: str,
         lock_directory: Path | None,
+        is_shared: bool = False,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -58,6 +59,7 @@ class Members:
         self.run_id = run_id
         self._service = service
         self._lock_directory = lock_directory
+        self._is_shared = is_shared
         self.joined_at: float | None = None
         self._beaten: tuple[str, float] | None = None  # phase and loop time of the last beat
         self._may_act_at: Hashable = None  # mark of the store that says so
@@ -200,7 +202,7 @@ class Members:
         """Whether *run* may still act."""
         if run.run_id == self.run_id:
             return Liveness(Alive.ALIVE, "it is this run")
-        return judge_run(run, self._process, self._lock_directory)
+        return judge_run(run, self._process, self._lock_directory, is_shared=self._is_shared)
 
     async def others(self) -> list[Run]:
         """Other runs of this service that have not ended; some may be dead."""

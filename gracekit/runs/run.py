@@ -110,10 +110,13 @@ def run_of(row: Row) -> Run:
     return Run(**values)
 
 
-def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
+def judge_run(
+    run: Run, process: Process, directory: Path | None, *, is_shared: bool = False
+) -> Liveness:
     """Whether *run* may still act: its process lives, and no record says that it is over.
 
-    *directory* is where this process sees the run locks.
+    *directory* is where this process sees the run locks; *is_shared* says that other hosts use the
+    store, too.
     """
     if run.adopted_at is not None:
         return Liveness(Alive.DEAD, "another run has recorded its end, and taken over its tasks")
@@ -122,7 +125,7 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
         return Liveness(Alive.DEAD, "its stop record says that nothing of it is left")
     if run.gone_by is not None:
         return Liveness(Alive.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
-    return process.judge(run.life, directory)
+    return process.judge(run.life, directory, is_shared=is_shared)
 
 
 def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.inf) -> ExitEvidence:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from gracekit.errors import AlreadyRunningError
+from gracekit.errors import AlreadyRunningError, DependencyError
 from gracekit.life import Identity, LifeLock
 from gracekit.process import Process
 from gracekit.runs.names import instance_lock_name, lock_name
@@ -86,20 +86,26 @@ async def take_seat(
     service: str,
     host: str,
     instance: str | None,
+    is_shared: bool = False,
 ) -> Seat:
     """Take the name *instance*, or the first free one of `{host}-{n}`.
 
-    Without a *directory* no locks are taken, as no other process sees such a store.
+    Without a *directory* no locks are taken, as no other process sees such a store. On a store that
+    hosts share, the name of a run that is not proven dead is taken too: it may act on another host.
 
     Raises:
         AlreadyRunningError: the instance lives, or all names are taken.
+        DependencyError: it is not proven that an earlier run of the instance is dead.
         ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
     if directory is not None:
         make_directory(directory)  # before `judge_run`, which looks for locks there
     identity = process.identify()
     runs = await list_open(engine, service)
-    taken = {run.instance for run in runs if judge_run(run, process, directory).is_alive}
+    judged = [(run, judge_run(run, process, directory, is_shared=is_shared)) for run in runs]
+    taken = {
+        run.instance for run, life in judged if life.is_alive or (is_shared and not life.is_dead)
+    }
     names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_INSTANCES))
     for name in names:
         if name in taken:
@@ -112,6 +118,13 @@ async def take_seat(
             if own.acquire():
                 return Seat(name, identity, instance_lock, own)
             instance_lock.release()
+    for run, life in judged:
+        if is_shared and run.instance == instance and not (life.is_alive or life.is_dead):
+            raise DependencyError(
+                f"it is not proven that run {run.run_id} of instance {instance!r} on host "
+                f"{run.host!r} is dead ({life.reason}): when you know that it is, say so by: "
+                f"gracekit runs gone {run.run_id} --reason '...'"
+            )
     if instance:
         raise AlreadyRunningError(
             f"instance {instance!r} of service {service!r} is running, and only one process "

@@ -130,9 +130,11 @@ def wire(ground: Ground) -> Wired:
 
 def _records(ground: Ground) -> Records:
     settings, clock, seat = ground.settings, ground.clock, ground.seat
-    names = {"run_id": seat.run_id, "service": ground.service.topic}
     locks = ground.location.run_directory
-    members = Members(ground.engine, clock, ground.process, lock_directory=locks, **names)
+    names = {"run_id": seat.run_id, "service": ground.service.topic}
+    members = Members(
+        ground.engine, clock, ground.process, lock_directory=locks, is_shared=False, **names
+    )
     wakeups = ground.location.wakeups(seat.run_id)
     cancelled = DrainReport(failure="the start was cancelled")
     topics = ground.topics

@@ -220,7 +220,13 @@ class PlayedProcess(Process):
         """See `Process.identify`."""
         return self.identity
 
-    def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:  # noqa: ARG002
+    def judge(
+        self,
+        life: RecordedLife,
+        directory: Path | None,  # noqa: ARG002 - the machine knows who lives
+        *,
+        is_shared: bool = False,  # noqa: ARG002
+    ) -> Liveness:
         """See `Process.judge`; by a drawn fault, nothing is proven."""
         if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
             return Liveness(Alive.NOT_PROVEN, "nothing can be seen of it now")
