@@ -29,8 +29,8 @@ SETTINGS = {
     "max_attempts": 10,
     "drain_timeout": "0.3s",
     "handover_grace": "0.3s",
-    "handover_flush": "0.5s",
-    "exit_margin": "0.5s",
+    "handover_flush": "3s",
+    "exit_margin": "3s",
 }
 
 
