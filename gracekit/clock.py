@@ -13,6 +13,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ class Clock:
     """The production clock; a simulation passes its own subclass."""
 
     _ticks_from: float | None = None  # loop time of the first tick; None before it is needed
+    _wall_of_store: Callable[[], float] | None = None
 
     def loop(self) -> float:
         """Loop time in seconds; deadlines of drains and calls use it."""
@@ -34,7 +36,11 @@ class Clock:
 
     def wall(self) -> float:
         """Seconds since the epoch: for stored moments, never for liveness or ownership."""
-        return time.time()
+        return time.time() if self._wall_of_store is None else self._wall_of_store()
+
+    def follow(self, wall: Callable[[], float]) -> None:
+        """Take wall time from *wall* from now on: hosts that share a store have its clock."""
+        self._wall_of_store = wall
 
     def machine(self) -> float:
         """Monotonic seconds of the machine; virtual loop time does not change them."""

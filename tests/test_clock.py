@@ -226,3 +226,13 @@ def test_the_timers_of_a_loop_that_has_ended_are_forgotten():
     ends = [loop.run(ended_after(shared, 5, work_s)) for work_s in (1, 9)]
 
     assert ends == [1, "timed out at 5.000"]
+
+
+def test_wall_time_is_that_of_the_store_once_it_is_followed():
+    """Hosts that share a store compare its moments with one clock, not each with its own."""
+    clock = Clock()
+    own = clock.wall()
+    clock.follow(lambda: 1_800_000_000.5)
+
+    assert own != clock.wall() == 1_800_000_000.5
+    assert uuid.UUID(hex=clock.new_request_id()).int >> 80 == 1_800_000_000_500
