@@ -21,7 +21,7 @@ from gracekit.life import Alive
 from gracekit.listings.parked_list import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.resources import ResourceStatus
 from gracekit.listings.run_list import GONE_SHOWN, LAST_EXITS, RunStatus, StatusReport, look
-from gracekit.listings.store_view import RunAnswer, verdict_of
+from gracekit.listings.store_view import RunAnswer, label, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
@@ -299,7 +299,7 @@ def _exit_row(run: Run) -> tuple[object, ...]:
     report = run.report or {}
     handed_over = len(report.get("handed_over", ())) + len(report.get("unclean", ()))
     return (
-        run.instance,
+        label(run),
         f"{since_end(run)} ago",
         verdict_of(run).value,
         run.exit_code,
