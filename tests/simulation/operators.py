@@ -22,7 +22,7 @@ from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
-from gracekit.testing.ports import EPOCH_S, PlayedEngine, PlayedProcess
+from gracekit.testing.ports import EPOCH_S, Died, PlayedEngine, PlayedProcess
 from gracekit.tracker.task import Order, TaskState, Verb
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Operator:
                     story.ends["operator: order taken"] += 1
             else:
                 answer = await self._change(row, verb, life)
-        except (GracekitError, TimeoutError) as error:
+        except (GracekitError, TimeoutError, Died) as error:
             answer = f"{type(error).__name__}: {error}"
         story.tell(f"operator: {verb.value} {key}: {answer}")
 
