@@ -102,7 +102,7 @@ class ForeignReaders:
         self._accepts = accepts
 
     async def start(self) -> None:
-        """Announce this process, and log every foreign reader.
+        """Announce this process until the transport stops, and log every foreign reader.
 
         Raises:
             ConfigError: there is a foreign reader, and a method needs one store.
@@ -115,6 +115,3 @@ class ForeignReaders:
             self._telemetry.emit(
                 "reader.foreign", queue=reader.queue, by=reader.label, store=reader.store
             )
-
-    async def stop(self) -> None:
-        """Does nothing: the announcement ends with the connection."""

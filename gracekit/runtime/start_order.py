@@ -78,7 +78,7 @@ def in_order(
             ListedPart("answers", StepPart(end=_soon(requests.answers.stop))),
             ListedPart("outbox", _outbox(ground, requests.outbox)),
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
-            ListedPart("foreign readers", _readers(ground)),
+            ListedPart("foreign readers", StepPart(partial(_look_for_readers, ground))),
             ListedPart("deadlines", work(reconciler.keep_deadlines)),
             ListedPart("untracked work", StepPart(end=untracked.tell if ends else None)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
@@ -129,9 +129,10 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
 
 def _transport(ground: Ground, servers: Mapping[Lane, RpcServer]) -> StepPart:
     """The part that connects; a start that the broker would refuse later ends here."""
-    transport, store = ground.transport, ground.location.identity()
+    transport = ground.transport
 
     async def start() -> None:
+        store = await ground.engine.identity()
         await transport.start()
         queues = [queue for server in servers.values() for queue in server.queues]
         await transport.compare(queues, store=store)
@@ -195,21 +196,22 @@ def _endpoint(ground: Ground, admin: AdminApi) -> Part:
     )
 
 
-def _readers(ground: Ground) -> Part:
-    """The part that refuses to share a queue with a living process that uses another store."""
-    store = ground.location.identity()
+async def _look_for_readers(ground: Ground) -> None:
+    """Refuse to share a queue with a living process that uses another store."""
+    store = await ground.engine.identity()
     if store is None:
-        return StepPart()
+        return
     main, ops = ground.topics[Lane.REQUESTS], ground.topics[Lane.OPS]
     queues = announced_queues(main, ops, ground.settings.host, queues=ground.service.queues)
     label = f"{ground.service.topic}@{ground.seat.instance}"
-    return ForeignReaders(
+    readers = ForeignReaders(
         partial(ground.transport.announce, queues, store=store, label=label),
         ground.telemetry,
         store=ground.location.url,
         methods=ground.service.methods,
         accepts=ground.settings.accept_unshared_store,
     )
+    await readers.start()
 
 
 def _epoch(ground: Ground, records: Records) -> Epoch | None:

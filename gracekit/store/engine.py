@@ -59,6 +59,13 @@ class Engine(Protocol):
             DependencyError: opening failed, for example by an I/O error.
         """
 
+    async def identity(self) -> str | None:
+        """A string that no other store has; a copy has another one. Asked after `start`.
+
+        None for a store that no other process can open.
+        """
+        ...
+
     async def stop(self) -> None:
         """Answer all submitted jobs, then close; may be called twice or before `start`."""
 

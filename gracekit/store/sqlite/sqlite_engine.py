@@ -118,6 +118,10 @@ class SqliteEngine(StatusSource):
             self._files.look()
             self._started = self._open = True
 
+    async def identity(self) -> str | None:
+        """See `Engine.identity`; until the next boot it is that of the file, under any path."""
+        return files.identity_of(self.path)
+
     async def stop(self) -> None:
         """See `Engine.stop`."""
         if _Current.pid != self._pid:
@@ -263,6 +267,9 @@ class MemoryEngine(StatusSource):
             connection, self._process, synchronous=self._synchronous, source=self
         )
         self._connection = connection
+
+    async def identity(self) -> None:
+        """See `Engine.identity`."""
 
     async def stop(self) -> None:
         """See `Engine.stop`; a private database is deleted."""
