@@ -71,6 +71,8 @@ NOT_LOADED: Final = (
     "uvicorn",
     "aio_pika",
     "aiormq",
+    "psycopg",
+    "gracekit.store.postgres",
     "click",
     "opentelemetry.sdk",
     "prometheus_client",

@@ -14,10 +14,12 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
 
 from gracekit import Service, Wait
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
+from gracekit.config.postgres_url import read_postgres_url
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_of, redact_url, shown_url
 from gracekit.config.values import check_topic, format_duration, parse_duration
@@ -674,7 +676,6 @@ def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
     [
         ("gracekit-store.db", "; for this file write sqlite:///gracekit-store.db"),
         ("/var/lib/api/store", "; for this file write sqlite:////var/lib/api/store"),
-        ("postgresql://u:p@h/d", "; PostgreSQL is not supported yet"),
         ("sqlit:///x.db", "; did you mean sqlite?"),
         ("store", ""),
     ],
@@ -683,8 +684,90 @@ def test_a_url_that_is_none_is_told_what_to_write(url, hint):
     """A path is turned into its URL; and no password is shown."""
     (problem,) = problems(env={"GRACEKIT_STORE_URL": url})
 
-    assert problem.endswith(f"must begin with sqlite:/// or memory://{hint}")
-    assert "u:p" not in problem
+    assert problem.endswith(f"must begin with sqlite:///, memory:// or postgresql://{hint}")
+
+
+def test_postgresql_is_no_transport():
+    """A URL of the store in the wrong variable is answered with the right one, and no password."""
+    (problem,) = problems(env={"GRACEKIT_TRANSPORT_URL": "postgresql://u:canary@h/d"})
+
+    assert problem.endswith("PostgreSQL keeps the store alone: set GRACEKIT_STORE_URL to this URL")
+    assert "canary" not in problem
+
+
+@pytest.mark.parametrize(
+    ("url", "libpq", "name"),
+    [
+        ("//localhost/d", "//localhost/d", "//localhost/d?schema=gracekit"),
+        ("//u:p%2Fw@[::1]:5/d", "//u:p%2Fw@[::1]:5/d", "//[::1]:5/d?schema=gracekit"),
+        ("//u:a?b@127.0.0.1/d?schema=x_1", "//u:a?b@127.0.0.1/d", "//127.0.0.1/d?schema=x_1"),
+        (
+            "//a,b:6/d?sslmode=require",
+            "//a,b:6/d?sslmode=require&target_session_attrs=read-write",
+            "//a,b:6/d?schema=gracekit",
+        ),
+        (
+            "//a,b/d?sslmode=require&target_session_attrs=primary&schema=s",
+            "//a,b/d?sslmode=require&target_session_attrs=primary",
+            "//a,b/d?schema=s",
+        ),
+        ("///d?host=/run/pg&port=6", "///d?host=/run/pg&port=6", "//%2Frun%2Fpg/d?schema=gracekit"),
+        ("//%2Frun%2Fpg:6/d", "//%2Frun%2Fpg:6/d", "//%2Frun%2Fpg:6/d?schema=gracekit"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
+def test_the_url_of_postgresql_is_one_of_libpq_with_a_schema(scheme, url, libpq, name):
+    """The schema is taken out, several hosts are asked for the one that writes, and the name for
+    messages has no login.
+    """
+    assert Settings(store_url=scheme + url)
+    read = read_postgres_url(scheme + url)
+
+    assert (read.libpq, read.name) == (scheme + libpq, f"postgresql:{name}")
+    assert read.schema == name.rpartition("=")[2]
+    assert conninfo_to_dict(read.libpq)["dbname"] == "d"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("//u:canary@h", "names no database: write postgresql://user@host/database"),
+        ("//u:canary@h/?sslmode=require", "names no database"),
+        ("//u:canary@h/d?sslmod=require", "has the unknown option 'sslmod'; did you mean sslmode?"),
+        ("//u@localhost/d?password=canary", "has the unknown option 'password'"),
+        ("//u@localhost/d?options=-ccanary", "has the unknown option 'options'"),
+        ("//u:canary@h/d", "must say sslmode, because h is another machine: sslmode=verify-full"),
+        ("//u:canary@h/d?sslmode=", "must say sslmode"),
+        ("//u:canary@localhost,10.0.0.1:6/d", "because 10.0.0.1:6 is another machine"),
+        ("//u:canary@localhost/d?host=10.0.0.1", "because 10.0.0.1 is another machine"),
+        ("//localhost/d?schema=Big", "needs a schema of 1 to 63 of a-z, 0-9 and _"),
+        ("//localhost/d?schema=", "needs a schema"),
+        ("//localhost/d?schema=pg_x", "needs a schema"),
+        ("//u:canary@/d", "must name each host as host or host:port"),
+        ("//u:canary/d?sslmode=require", "must name each host as host or host:port"),
+        ("//u:can/ary@h/d", "needs %40 and %2F for each @ and / in user, password"),
+        ("//u:can@ry@h/d", "needs %40 and %2F"),
+        ("//u:canary%zz@localhost/d", "has a % that begins no %xx: write %25"),
+        ("//u:canary%00@localhost/d", "has a % that begins no %xx"),
+    ],
+)
+def test_a_wrong_url_of_postgresql_is_told_without_its_password(url, said):
+    """libpq would say it at the first connection, and would print what it cannot read."""
+    (problem,) = problems(env={"GRACEKIT_STORE_URL": f"postgresql:{url}"})
+
+    assert problem.startswith("store_url: 'postgresql:")
+    assert said in problem
+    assert not re.search("canary|ry@", problem)
+
+
+def test_a_password_of_postgresql_is_shown_nowhere(tmp_path):
+    """Neither by `config show`, nor in the value that has it, nor taken from a flag."""
+    url = "postgresql://u:canary@localhost/d?passfile=secret"
+    shown = [value for _, value, _ in load({}, {"GRACEKIT_STORE_URL": url}).describe()]
+
+    assert "postgresql://***@localhost/d?passfile=***" in shown
+    assert "canary" not in repr(read_postgres_url(url))
+    assert "holds a password" in problems(flags={"store_url": url})[0]
 
 
 def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):

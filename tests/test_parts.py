@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, Service
+from gracekit import Context, Service, Settings
 from gracekit.background import Background
 from gracekit.parts import ListedPart, PartList, StepPart
 from gracekit.process import Process
@@ -256,6 +256,8 @@ def test_a_part_of_a_service_leaves_nothing_however_it_is_started_and_stopped(na
 async def test_an_engine_on_a_file_leaves_nothing_however_it_is_started_and_stopped(tmp_path):
     """The store, with its two threads."""
     tmp_path.chmod(0o700)
-    engine = StoreLocation(f"sqlite:///{tmp_path / 'store.db'}").engine(Process())
+    engine = StoreLocation(Settings(store_url=f"sqlite:///{tmp_path / 'store.db'}")).engine(
+        Process()
+    )
 
     await stress(engine)

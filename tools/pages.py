@@ -59,7 +59,7 @@ SETTING_GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "Queue, journal and names": (
         "What RabbitMQ needs: [rabbitmq.md](rabbitmq.md). What oslo needs: [oslo.md](oslo.md).",
         (
-            *("transport_url", "store_url", "host", "instance", "ops_topic"),
+            *("transport_url", "store_url", "run_directory", "host", "instance", "ops_topic"),
             *("exchange", "declare_profile", "accept_unshared_store"),
         ),
     ),

@@ -67,7 +67,7 @@ def health(options: CommonOptions, /, *, name: str | None, probe: str) -> None:
 
 def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]:
     """The answer of the one run that is meant."""
-    place = StorePlace(options.settings.store_url)
+    place = StorePlace(options.settings)
     if place.run_directory is None:
         raise ConfigError(
             f"{place.url} is in one process's memory and has no door; name a file with --store"

@@ -46,7 +46,7 @@ class StoreRecords(StoreView):
     """
 
     def __init__(self, settings: Settings) -> None:
-        location = StoreLocation(settings.store_url)
+        location = StoreLocation(settings)
         reader = location.reader()
         if reader is None or location.run_directory is None:
             raise ConfigError(
@@ -59,7 +59,7 @@ class StoreRecords(StoreView):
         self._wakeups = location.wakeups()
 
     def __enter__(self) -> Self:
-        lost = lost_store(self._reader.path, self.run_directory)
+        lost = lost_store(self.location)
         if lost:
             raise ConfigError(
                 f"{lost}; {PUT_BACK}. Until then no command can list its runs: look for processes "

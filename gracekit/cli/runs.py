@@ -52,7 +52,7 @@ def declare_gone(options: CommonOptions, /, *, word: str, reason: str) -> None:
 
 async def _declare(records: StoreRecords, options: CommonOptions, word: str, reason: str) -> Run:
     run = await _find(records, word)
-    engine, clock = StoreLocation(options.settings.store_url).engine(Process()), Clock()
+    engine, clock = StoreLocation(options.settings).engine(Process()), Clock()
     await engine.start()
     try:
         await engine.commit(gone(run, by=who(), reason=reason, at=clock.wall()))

@@ -164,7 +164,7 @@ def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) ->
 @contextlib.asynccontextmanager
 async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
     """The store, opened for one order; if it is locked, that is said after `LOCKED_S`."""
-    location = StoreLocation(settings.store_url)
+    location = StoreLocation(settings)
     engine = location.engine(Process())
     words = f"waiting for {location.name}, which another program has locked for writing"
     hint = asyncio.get_running_loop().call_later(LOCKED_S, partial(tell, words, prefix=""))

@@ -26,6 +26,7 @@ from gracekit.config.choices import (
     LoopName,
     choices_of,
 )
+from gracekit.config.postgres_url import read_postgres_url
 from gracekit.config.urls import (
     STORE,
     STORES,
@@ -106,8 +107,12 @@ class Settings:
     Attributes:
         transport_url: Where requests come from: `sqlite:///file`, `memory://`, or a RabbitMQ
             broker by `amqp://`, `amqps://` or `rabbit://`.
-        store_url: Where the journal is kept: `sqlite:///file` or `memory://`. It must not be the
-            file of the transport.
+        store_url: Where the journal is kept: `sqlite:///file`, `memory://`, or
+            `postgresql://user@host/database`. It must not be the file of the transport.
+        run_directory: Directory for what concerns this host alone: locks that prove which runs
+            live, their doors and wake-up pipes. It must be on a local disk, and all runs and
+            commands of one host and store need the same one. If it is unset, it is `{store}-runs`
+            beside a store in a file, and `gracekit-runs` in the working directory for PostgreSQL.
         host: Name of this host. The queue for requests to this host alone is named after it;
             several runs of one host may share that queue.
         instance: Name of this process among those of its service. If it is unset, the run takes
@@ -241,6 +246,7 @@ class Settings:
 
     transport_url: str = _url(TRANSPORT)
     store_url: str = _url(STORE)
+    run_directory: str | None = _setting(None, parse_optional_name)
     host: str = field(default_factory=socket.gethostname, metadata={"parse": parse_text})
     instance: str | None = _setting(None, parse_optional_name)
     ops_topic: str = _text("{topic}-ops")
@@ -576,8 +582,11 @@ def _names(settings: Settings) -> Iterator[Problem]:
 def _urls(settings: Settings) -> Iterator[Problem]:
     paths: list[Path] = []
     for name, schemes in (("transport_url", TRANSPORTS), ("store_url", STORES)):
+        url = getattr(settings, name)
         try:
-            path = checked_file(getattr(settings, name), schemes)
+            path = checked_file(url, schemes)
+            if kind_of(url) is UrlKind.DATABASE:
+                read_postgres_url(url)
             paths += [] if path is None else [path]
         except ConfigError as error:
             yield problem(f"{option_name(name)}: {error}", name)

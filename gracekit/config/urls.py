@@ -23,6 +23,7 @@ class UrlKind(enum.Enum):
     FILE = "file"  # a file on this machine
     MEMORY = "memory"  # the memory of one process
     BROKER = "broker"
+    DATABASE = "database"  # a server that hosts may share
 
 
 _SCHEMES: Final[Mapping[str, UrlKind]] = MappingProxyType(
@@ -32,21 +33,25 @@ _SCHEMES: Final[Mapping[str, UrlKind]] = MappingProxyType(
         "amqps": UrlKind.BROKER,
         "rabbit": UrlKind.BROKER,
         "memory": UrlKind.MEMORY,
+        "postgresql": UrlKind.DATABASE,
+        "postgres": UrlKind.DATABASE,
     }
 )
 TRANSPORT: Final = "sqlite:///gracekit.db"
 """Default of the transport: a file of queues in the working directory."""
 STORE: Final = "sqlite:///gracekit-store.db"
 """Default of the store: another file beside it."""
-TRANSPORTS: Final = tuple(_SCHEMES)
+TRANSPORTS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.DATABASE)
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
-_POSTGRES: Final = frozenset({"postgresql", "postgres"})
+POSTGRESQL: Final = "postgresql://"
+_SAME: Final = "postgres"
+"""The other name of that scheme, which messages do not mention."""
 _PATH: Final = re.compile(r"[\w./-]+\.db|\.{0,2}/[\w./-]+")  # not a host or a login
 LONGEST_FILE_NAME: Final = 240
 """Most bytes of a file name in a URL. Linux allows 255, and files beside it have longer names."""
 # Must not match the first word of `bob:password@host`.
-_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
+_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(_SCHEMES)}):/?")
 _URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # in a text; a URL is shown by `shown_url`
 _OPTION_VALUE: Final = re.compile(r"=[^&]+")
 # Text after a colon that is no port: perhaps a login in the place of the host. An IPv6 address in
@@ -93,23 +98,34 @@ def file_url(path: str | PurePath) -> str:
 
 
 def checked_file(url: str, schemes: Sequence[str]) -> Path | None:
-    """The file that *url* names; None for memory or a broker.
+    """The file that *url* names; None if it names none.
 
     Raises:
         ConfigError: *url* has none of the *schemes*, or names no file.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in schemes:
-        if scheme in _POSTGRES:
-            hint = "; PostgreSQL is not supported yet"
+        words = [one for one in schemes if one != _SAME]
+        if _SCHEMES.get(scheme) is UrlKind.DATABASE:
+            hint = "; PostgreSQL keeps the store alone: set GRACEKIT_STORE_URL to this URL"
         elif _PATH.fullmatch(url):
             hint = f"; for this file write {file_url(url)}"
         else:
-            hint = did_you_mean(scheme, schemes)
-        forms = [_FILE if _SCHEMES[one] is UrlKind.FILE else f"{one}://" for one in schemes]
+            hint = did_you_mean(scheme, words)
+        forms = [_FILE if _SCHEMES[one] is UrlKind.FILE else f"{one}://" for one in words]
         known = f"{', '.join(forms[:-1])} or {forms[-1]}"
         raise ConfigError(f"{shown_url(url)!r} must begin with {known}{hint}")
     return file_of(url) if _SCHEMES[scheme] is UrlKind.FILE else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether data sent to *host* stays on this machine."""
+    import ipaddress  # noqa: PLC0415 - takes 5 ms to load
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def parse_url(value: object) -> str:

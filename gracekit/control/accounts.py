@@ -46,8 +46,8 @@ class AccountsCount:
 
     Args:
         view: Reads the run's store.
-        file: Opens the file of the store once more; None for a store in memory, which the engine
-            of *view* counts.
+        file: Opens the store once more; None for a store in memory, which the engine of *view*
+            counts.
         threads: One thread, for the count.
 
     Attributes:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gracekit.config.settings import Settings
 from gracekit.config.urls import file_url
 from gracekit.demo.app import (
     CONFIRMED,
@@ -98,7 +99,7 @@ async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
 
 def reader_of(directory: Path) -> ReadOnlyStore:
     """A reader of the demonstration's store, not opened yet."""
-    reader = StoreLocation(file_url(directory / STORE)).reader()
+    reader = StoreLocation(Settings(store_url=file_url(directory / STORE))).reader()
     assert reader is not None  # it is a file
     return reader
 

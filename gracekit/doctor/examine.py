@@ -204,11 +204,11 @@ def _host_checks() -> tuple[Check, ...]:
 
 def _runs(settings: Settings) -> tuple[store_runs.Runs, list[Finding]]:
     """The runs of the store, or none and the reason."""
-    path = StoreLocation(settings.store_url).path
-    if path is None or not path.is_file():
+    location = StoreLocation(settings)
+    if location.path is None or not location.path.is_file():
         return _NO_RUNS, []
     try:
-        return store_runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
+        return store_runs.read_runs(location), []
     except ConfigError:
         return _NO_RUNS, []  # check_schema reports it
     except GracekitError as error:
@@ -216,25 +216,21 @@ def _runs(settings: Settings) -> tuple[store_runs.Runs, list[Finding]]:
         return _NO_RUNS, [msgspec.structs.replace(one, area="store") for one in found]
 
 
-def _run_directory(settings: Settings) -> Path:
-    directory = StoreLocation(settings.store_url).run_directory
-    assert directory is not None, "a store that is a file has one"
-    return directory
-
-
 def _store(settings: Settings, found: store_runs.Runs) -> Findings:
-    path = StoreLocation(settings.store_url).path
-    if path is None:
+    location = StoreLocation(settings)
+    path, directory = location.path, location.run_directory
+    if location.is_memory:
         yield from _in("store", lambda: _no_file(settings.store_url))
+    if path is None or directory is None:
         return
     migrations = load_migrations(MIGRATIONS)
 
     def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
-        yield lambda: store_runs.check_epoch(look)
+        yield lambda: store_runs.check_epoch(look, directory)
         if look.schema() == len(migrations):  # what follows reads this one alone
             yield lambda: store_runs.check_living(found)
             yield lambda: store_runs.check_doubtful(found)
-            yield lambda: store_runs.check_doors(found, _run_directory(settings))
+            yield lambda: store_runs.check_doors(found, directory)
             yield lambda: store_runs.check_instance(settings, found)
             yield lambda: store_runs.check_openers(path, found)
             yield lambda: store_runs.check_unfinished(look, found, settings)
@@ -246,7 +242,7 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
 
     yield from _file("store", path, migrations, STORE_TABLES, inside)
     if not path.is_file():
-        yield from _in("store", lambda: store_runs.check_lost(path))
+        yield from _in("store", lambda: store_runs.check_lost(location))
 
 
 def _transport(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:
@@ -258,14 +254,17 @@ def _transport(settings: Settings, found: store_runs.Runs, service: Service | No
         yield from _in("transport", lambda: _no_file(settings.transport_url))
         return
     migrations = load_migrations(QUEUES_SCHEMA)
-    store = StoreLocation(settings.store_url).identity()
+    location = StoreLocation(settings)
 
     def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
         yield lambda: queue_file.check_waiting(look)
         yield lambda: queue_file.check_dead_letters(look)
         if look.schema() == len(migrations):
             yield lambda: queue_file.check_connections(look)
-            yield lambda: queue_file.check_readers(settings, look, store, found, service)
+            if location.postgres is None:  # only a connection tells which store that is
+                yield lambda: queue_file.check_readers(
+                    settings, look, location.identity(), found, service
+                )
 
     yield from _file("transport", path, migrations, QUEUE_TABLES, inside)
 
@@ -275,7 +274,7 @@ def _broker(settings: Settings, found: store_runs.Runs, service: Service | None)
     from gracekit.doctor.rabbit import ConnectionChecks  # noqa: PLC0415
 
     connection = ConnectionChecks(
-        settings, found, service, store=StoreLocation(settings.store_url).identity()
+        settings, found, service, store=StoreLocation(settings).identity()
     )
     yield from _in("transport", connection.check_url, connection.check_nodes)
     checks = connection.checks

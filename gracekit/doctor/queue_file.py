@@ -115,7 +115,7 @@ def judge(
         if not methods:
             seen = "another store shares the queue, and no method here needs a single store"
             return ok(check, seen)
-    seen = foreign_seen(foreign, StoreLocation(settings.store_url).url, methods)
+    seen = foreign_seen(foreign, StoreLocation(settings).url, methods)
     if settings.accept_unshared_store:
         return warn(
             check,

@@ -16,6 +16,7 @@ import msgspec
 
 from gracekit.config.oslo import DURABLE_OPTIONS
 from gracekit.config.settings import Settings
+from gracekit.config.urls import is_loopback
 from gracekit.doctor import rabbit_version
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.queue_file import judge
@@ -34,7 +35,7 @@ from gracekit.doctor.rabbit_entities import (
 from gracekit.doctor.store_runs import Runs
 from gracekit.errors import ConfigError, GracekitError
 from gracekit.exits import ExitCode
-from gracekit.rpc.amqp.url import TLS_PORT, Broker, is_loopback, read_url
+from gracekit.rpc.amqp.url import TLS_PORT, Broker, read_url
 from gracekit.rpc.transport import announced_queues, directed_queue
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
@@ -104,7 +105,7 @@ class ConnectionChecks:
         settings: Our settings.
         runs: The runs of the store.
         service: None if it was not named.
-        store: Identity of the store; None if it is in memory or does not exist yet.
+        store: Identity of the store; None if it is in no file, or does not exist yet.
 
     Attributes:
         broker: None if the URL is wrong.
@@ -148,7 +149,7 @@ class ConnectionChecks:
                 self.broker,
                 entities_of(self._topics, self.broker.exchange, self._store),
                 [queue for topic in self._topics for queue in topic.announced],
-                None if StoreLocation(self._settings.store_url).path is None else self._store,
+                None if StoreLocation(self._settings).path is None else self._store,
                 away=[
                     queue_entity(queue)
                     for topic in self._topics
@@ -408,8 +409,11 @@ class BrokerChecks:
     def check_readers(self) -> Finding:
         """Check for readers of our shared queues that use another store."""
         check = "foreign readers"
-        if StoreLocation(self._settings.store_url).path is None:
+        location = StoreLocation(self._settings)
+        if location.is_memory:
             return skip(check, "a store in memory cannot be shared, and a start does not check")
+        if location.path is None:
+            return skip(check, f"only a start asks {location.name} which store it is, and checks")
         if not self._topics:
             return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")
         if self._report.foreign is None:

@@ -28,8 +28,9 @@ from gracekit.process import Process
 from gracekit.runs.names import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
-from gracekit.store.location import ReadOnlyStore
+from gracekit.store.location import ReadOnlyStore, StoreLocation
 from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark
+from gracekit.store.place import StorePlace
 from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
@@ -102,21 +103,21 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         return {topic for run in self.all for topic in (run.topic, run.ops_topic)}
 
 
-def read_runs(path: Path, *, schema: int) -> Runs:
-    """The runs of the store at *path*, outside an event loop.
+def read_runs(location: StoreLocation) -> Runs:
+    """The runs of a store that is not in memory, outside an event loop.
 
     Raises:
         GracekitError: it cannot be read as a store of this version.
     """
-    reader = ReadOnlyStore(path, schema=schema)
+    reader = location.reader()
+    assert reader is not None
     reader.open()
     try:
         newest, not_adopted, number = asyncio.run(_read(reader))
         resources = asyncio.run(list_resources(reader))
     finally:
         reader.close()
-    directory = path.with_name(f"{path.name}-runs")
-    judged = [(run, judge_run(run, Process(), directory)) for run in not_adopted]
+    judged = [(run, judge_run(run, Process(), location.run_directory)) for run in not_adopted]
     return Runs(
         living=[run for run, judgement in judged if judgement.is_alive],
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
@@ -132,9 +133,9 @@ async def _read(reader: ReadOnlyStore) -> tuple[list[Run], list[Run], int]:
     return newest, await list_not_adopted(reader), await count_runs(reader)
 
 
-def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
-    """Check that the store is not an older copy of the one used last."""
-    known = read_mark(look.path.with_name(f"{look.path.name}-runs"))
+def check_epoch(look: ReadOnlyDatabase, directory: Path) -> Iterator[Finding]:
+    """Check by the mark in *directory* that the store is not an older copy of the last one."""
+    known = read_mark(directory)
     ((epoch, age, copied_at),) = look.rows("SELECT epoch, age, copied_at FROM epoch")
     remedy = "the next start raises the tokens above all that it can know; see docs/backup.md"
     if copied_at is not None:
@@ -161,9 +162,9 @@ def _begun_anew_at(look: ReadOnlyDatabase) -> float | None:
     return next((float(str(at)) for (at,) in rows if at is not None), None)
 
 
-def check_lost(path: Path) -> Iterator[Finding]:
-    """Check whether a store existed at *path*, where there is none now."""
-    if lost := lost_store(path, path.with_name(f"{path.name}-runs")):
+def check_lost(place: StorePlace) -> Iterator[Finding]:
+    """Check whether a store existed at *place*, where there is none now."""
+    if lost := lost_store(place):
         yield fail(
             "history",
             lost,

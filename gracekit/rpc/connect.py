@@ -76,7 +76,7 @@ def open_transport(
                 telemetry=telemetry or Telemetry(),
                 keep=max_body_bytes,
             )
-        case None:
+        case UrlKind.DATABASE | None:
             raise ConfigError(
                 f"transport {shown_url(url)!r}: its scheme is none of {', '.join(TRANSPORTS)}"
                 f"{did_you_mean(url.partition(':')[0], TRANSPORTS)}"

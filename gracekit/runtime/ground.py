@@ -96,7 +96,7 @@ def lay_ground(
     settings.notification_topic_of(service.topic)
     service.check()
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
-    location = StoreLocation(settings.store_url)
+    location = StoreLocation(settings)
     engine = engine or location.engine(process)
     engine.commits.on_commit(telemetry.note_commit)
     seat = OwnSeat(

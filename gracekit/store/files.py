@@ -105,16 +105,19 @@ def make_directory(path: Path) -> None:
     """Make the directory *path* with mode 0700, or set that mode if it exists.
 
     Raises:
-        ConfigError: *path* is no directory, or it belongs to another user.
+        ConfigError: *path* is no directory, it is not on a local disk, or another user owns it or
+            could replace it.
         DependencyError: it cannot be created or opened, for example by an I/O error.
     """
     try:
+        _check_directory(path.parent.resolve(strict=True))
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         _check_beside(path)
+        _check_local(path)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise _refusal(path, error, ", by GRACEKIT_RUN_DIRECTORY") from error
     try:
         info = os.fstat(fd)  # of the opened directory, which cannot be swapped under us
         _check_owner_beside(path, info)
@@ -312,19 +315,23 @@ def _set_up(connection: apsw.Connection, path: Path, synchronous: Synchronous) -
     set_common(connection)
 
 
-def _check_directory(directory: Path) -> None:
+def _check_local(directory: Path) -> None:
     network = network_file_system(directory)
     if network is not None:
         raise ConfigError(
-            f"{directory} is on {network}, a file system that hosts share, where SQLite's locks "
-            f"and shared memory do not work; give the store a path on a local disk"
+            f"{directory} is on {network}, a file system that hosts share, where locks of files "
+            f"and shared memory do not work; choose a path on a local disk"
         )
+
+
+def _check_directory(directory: Path) -> None:
+    _check_local(directory)
     info = directory.stat()
     if info.st_uid not in {_ROOT, os.geteuid()}:
         raise ConfigError(
             f"{directory} belongs to uid {info.st_uid} and this process runs as uid "
-            f"{os.geteuid()}: its owner could take the store away; {run_as(info.st_uid)}, or give "
-            f"the store a path in a directory of uid {os.geteuid()} or root"
+            f"{os.geteuid()}: its owner could take away what is in it; {run_as(info.st_uid)}, or "
+            f"choose a path in a directory of uid {os.geteuid()} or root"
         )
     if info.st_mode & stat.S_IWOTH:
         raise _shared(directory) if info.st_mode & stat.S_ISVTX else _writable(directory)
@@ -459,7 +466,8 @@ def _create(path: Path) -> None:
         os.close(directory)
 
 
-def _refusal(path: Path, error: OSError) -> ConfigError | DependencyError:
+def _refusal(path: Path, error: OSError, by: str = "") -> ConfigError | DependencyError:
+    """The error for *path*; *by* says how another path is given."""
     parent = shlex.quote(str(path.parent))
     there = next(one for one in path.absolute().parents if os.access(one, os.F_OK))
     if (kernel := kernel_file_system(there)) is not None:
@@ -476,8 +484,8 @@ def _refusal(path: Path, error: OSError) -> ConfigError | DependencyError:
             return ConfigError(f"{path.parent} is not a directory; give {path} another path")
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return ConfigError(
-                f"{path} cannot be created or opened ({error.strerror}); give the store a path "
-                f"in a directory that uid {os.geteuid()} may write"
+                f"{path} cannot be created or opened ({error.strerror}); choose a path in a "
+                f"directory that uid {os.geteuid()} may write{by}"
             )
         case _:
             return DependencyError(f"{path} cannot be created or opened: {error.strerror}")

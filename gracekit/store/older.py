@@ -13,6 +13,7 @@ from typing import Final
 
 from gracekit.store.batch import Value
 from gracekit.store.engine import Queries
+from gracekit.store.place import StorePlace
 
 EPOCH_BITS: Final = 40
 FILE: Final = "mark"
@@ -65,13 +66,13 @@ def mark_of(epoch: Value, age: Value) -> int:
     return epoch << EPOCH_BITS | age
 
 
-def lost_store(path: Path, directory: Path) -> str:
-    """A sentence if a store existed at *path* where there is none now; otherwise empty.
+def lost_store(place: StorePlace) -> str:
+    """A sentence if a store in a file existed at *place* where there is none now; otherwise empty.
 
-    Args:
-        path: Of the store.
-        directory: Of the locks of its runs, with the mark.
+    Of a store in PostgreSQL only the server knows.
     """
-    if not read_mark(directory) or path.exists():  # no mark is seen in a closed one
+    path, directory = place.path, place.run_directory
+    # No mark is seen in a closed directory.
+    if path is None or directory is None or not read_mark(directory) or path.exists():
         return ""
     return f"{path} is lost: services have used a store there, as {directory} knows"

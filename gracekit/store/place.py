@@ -11,8 +11,13 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from gracekit.config.postgres_url import PostgresUrl, read_postgres_url
+from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, absolute, file_of, kind_of, shown_url
 from gracekit.errors import ConfigError
+
+RUN_DIRECTORY: Final = "gracekit-runs"
+"""Default of the run directory where no file is beside it."""
 
 
 class StorePlace:
@@ -20,22 +25,37 @@ class StorePlace:
 
     Attributes:
         url: Its URL without secrets, for messages.
-        name: Its absolute path as text; None for a store in memory. The transport keeps a mark of
-            the store's epoch under this name, which shows when an older copy is put back.
-        path: Its absolute path; None for a store in memory.
-        run_directory: The directory of its runs' locks, doors and wake-up pipes; None for a store
-            in memory, which no other process can open.
+        is_memory: Whether it is the memory of one process, which no other process can open.
+        path: The absolute path of its file; None if it is not in a file.
+        postgres: What its URL names; None if it is not in PostgreSQL.
+        name: Its path, or server, database and schema, as text; None for a store in memory. The
+            transport keeps a mark of the store's epoch under this name, which shows when an older
+            copy is put back.
+        run_directory: The directory of this host's runs: their locks, doors, wake-up pipes and the
+            mark; None for a store in memory.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, settings: Settings) -> None:
+        url = settings.store_url
+        kind = kind_of(url)
         self.url: Final = shown_url(url)
-        self.path: Final[Path | None] = (
-            None if kind_of(url) is UrlKind.MEMORY else absolute(file_of(url))
+        self.is_memory: Final = kind is UrlKind.MEMORY
+        self.path: Final[Path | None] = absolute(file_of(url)) if kind is UrlKind.FILE else None
+        self.postgres: Final[PostgresUrl | None] = (
+            read_postgres_url(url) if kind is UrlKind.DATABASE else None
         )
-        self.name: Final = None if self.path is None else str(self.path)
+        self.name: Final[str | None] = None if self.is_memory else self._name()
         self.run_directory: Final[Path | None] = (
-            None if self.path is None else self.path.with_name(f"{self.path.name}-runs")
+            None if self.is_memory else self._run_directory(settings.run_directory)
         )
+
+    def _name(self) -> str:
+        return str(self.path) if self.postgres is None else self.postgres.name
+
+    def _run_directory(self, named: str | None) -> Path:
+        if named is None and self.path is not None:
+            return self.path.with_name(f"{self.path.name}-runs")
+        return absolute(Path(named or RUN_DIRECTORY))
 
 
 def check_readable(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from gracekit import Settings
 from gracekit.process import Process
 from gracekit.store.location import StoreLocation
 from tests.cli.kit import environment
@@ -55,7 +56,7 @@ print(json.dumps(said))
 
 
 async def make_store(path: Path) -> None:
-    engine = StoreLocation(f"sqlite:///{path}").engine(Process())
+    engine = StoreLocation(Settings(store_url=f"sqlite:///{path}")).engine(Process())
     await engine.start()
     await engine.stop()
 

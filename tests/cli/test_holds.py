@@ -12,6 +12,7 @@ import apsw
 import pytest
 from click.testing import CliRunner, Result
 
+from gracekit import Settings
 from gracekit.cli import task_orders
 from gracekit.cli.main import cli
 from gracekit.clock import Clock
@@ -25,7 +26,7 @@ Say = Callable[..., Result]
 
 async def open_two(url: str) -> None:
     """Two holds of one run: `migration vm-7` and `resize vm-1`."""
-    engine = StoreLocation(url).engine(Process())
+    engine = StoreLocation(Settings(store_url=url)).engine(Process())
     await engine.start()
     try:
         holds = Holds(Journal(engine, Clock(), run_id="run", service="compute"), host="node-1")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gracekit import Settings
 from gracekit.cli.main import cli
 from gracekit.process import Process
 from gracekit.store.location import StoreLocation
@@ -18,7 +19,7 @@ SAID = "drain_timeout in wrong.toml, line 2: '5 parsecs' is not a duration; writ
 
 
 async def make_store(url: str) -> None:
-    engine = StoreLocation(url).engine(Process())
+    engine = StoreLocation(Settings(store_url=url)).engine(Process())
     await engine.start()
     await engine.stop()
 

@@ -16,6 +16,7 @@ import apsw
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
+from gracekit.config.urls import file_url
 from gracekit.doctor import proc, queue_file, store_file, store_runs
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.finding import Finding, Level
@@ -29,7 +30,6 @@ from tests.doctor.kit import levels, one
 from tests.store.test_places import STRANGER, as_other, needs_root
 
 TEXTS = load_migrations(MIGRATIONS)
-SCHEMA = len(TEXTS)
 QUEUES = load_migrations(QUEUES_SCHEMA)
 
 
@@ -75,6 +75,10 @@ def used(place: Path, settings: Settings, svc: Service) -> Path:
 def look(used: Path) -> Iterator[store_file.ReadOnlyDatabase]:
     with store_file.ReadOnlyDatabase(used) as look:
         yield look
+
+
+def location_of(path: Path) -> StoreLocation:
+    return StoreLocation(Settings(store_url=file_url(path)))
 
 
 def write(path: Path, *statements: str) -> None:
@@ -197,7 +201,7 @@ def test_a_wal_that_grows_is_a_warning(place):
 
 def test_a_used_store_is_sound(look):
     """Schema, integrity, accounts and clock of a store after a clean stop."""
-    found = store_runs.read_runs(look.path, schema=SCHEMA)
+    found = store_runs.read_runs(location_of(look.path))
 
     assert store_file.check_schema(look, TEXTS, ("run", "task")).level is Level.OK
     assert store_file.check_integrity(look).level is Level.OK
@@ -220,7 +224,7 @@ def test_a_run_that_may_live_is_known_whatever_began_after_it(used):
         SELECT 'crashed-' || i, 'other-' || i, started_at + i, 1, {names} FROM run, n""",
     )
 
-    found = store_runs.read_runs(used, schema=SCHEMA)
+    found = store_runs.read_runs(location_of(used))
 
     assert [run.instance for run, _ in found.doubtful] == ["node-1-0"]
     assert store_runs.check_living(found).seen == "none lives; 1201 on record"
@@ -365,7 +369,7 @@ def test_what_a_dead_run_left_is_told(used):
 
 
 def unfinished(used: Path, settings: Settings) -> Finding:
-    found = store_runs.read_runs(used, schema=SCHEMA)
+    found = store_runs.read_runs(location_of(used))
     with store_file.ReadOnlyDatabase(used) as look:
         return store_runs.check_unfinished(look, found, settings)
 
@@ -429,7 +433,7 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
         transport_url=settings.transport_url, store_url=settings.store_url, instance="a"
     )
     async with Runtime(svc, named):
-        found = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
+        found = await asyncio.to_thread(store_runs.read_runs, location_of(used))
 
         assert store_runs.pids_here(found) == [os.getpid()]
         assert f"compute@a (pid {os.getpid()}, serving)" in store_runs.check_living(found).seen
@@ -440,7 +444,7 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
         next(directory.glob("*.sock")).unlink()
         (closed,) = store_runs.check_doors(found, directory)
         assert (closed.level, closed.seen.split(":")[0]) == (Level.WARN, "1 without")
-    gone = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
+    gone = await asyncio.to_thread(store_runs.read_runs, location_of(used))
     assert levels(store_runs.check_instance(named, gone)) == {"instance": Level.OK}
 
 
@@ -458,7 +462,7 @@ async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, set
     def inner(ctx: Context) -> None: ...
 
     async def lanes() -> list[Finding]:
-        found = await asyncio.to_thread(store_runs.read_runs, used, schema=SCHEMA)
+        found = await asyncio.to_thread(store_runs.read_runs, location_of(used))
         findings = await asyncio.to_thread(lambda: list(store_runs.check_doors(found, directory)))
         assert one(findings, "doors").level is Level.OK
         return [finding for finding in findings if finding.check == "lanes"]
@@ -485,7 +489,7 @@ async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, set
 @pytest.mark.process
 def test_a_stranger_that_has_the_store_open_is_found(used):
     """A shell of sqlite3 left open is named with its pid."""
-    found = store_runs.read_runs(used, schema=SCHEMA)
+    found = store_runs.read_runs(location_of(used))
     assert store_runs.check_openers(used, found).level is Level.OK
     code = "import sys; f = open(sys.argv[1]); print(0, flush=True); input()"
     with subprocess.Popen(
@@ -550,9 +554,9 @@ def readers(settings: Settings, path: Path, service: Service | None) -> list[Fin
     store = Path(settings.store_url.removeprefix("sqlite:///"))
     found = store_runs.Runs(living=(), doubtful=(), all=())
     if store.exists():
-        found = store_runs.read_runs(store, schema=SCHEMA)
+        found = store_runs.read_runs(location_of(store))
     with store_file.ReadOnlyDatabase(path) as look:
-        identity = StoreLocation(settings.store_url).identity()
+        identity = StoreLocation(settings).identity()
         return list(queue_file.check_readers(settings, look, identity, found, service))
 
 
@@ -635,7 +639,7 @@ def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start
     asyncio.run(start_once(settings, svc))
 
     with store_file.ReadOnlyDatabase(used) as look:
-        (found,) = store_runs.check_epoch(look)
+        (found,) = store_runs.check_epoch(look, location_of(look.path).run_directory)
         incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.WARN
@@ -650,14 +654,14 @@ def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
     used, settings, svc, place
 ):
     """Somebody put it there; that it is older is on record."""
-    StoreLocation(settings.store_url).back_up(place / "copy.db", now=1.0)
+    StoreLocation(settings).back_up(place / "copy.db", now=1.0)
     for suffix in ("", "-wal", "-shm"):
         used.with_name(f"{used.name}{suffix}").unlink(missing_ok=True)
     (place / "copy.db").rename(used)
     asyncio.run(start_once(settings, svc))
 
     with store_file.ReadOnlyDatabase(used) as look:
-        (found,) = store_runs.check_epoch(look)
+        (found,) = store_runs.check_epoch(look, location_of(look.path).run_directory)
         incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.OK

@@ -249,7 +249,7 @@ async def test_a_file_system_that_hosts_share_is_refused(engine, monkeypatch, ki
     """By the number that the kernel gives it, which is all that is played here."""
     monkeypatch.setattr(process_module, "_file_system", lambda path: kind)
 
-    with pytest.raises(ConfigError, match=f"is on {name}, .* give the store a path on a local"):
+    with pytest.raises(ConfigError, match=f"is on {name}, .* choose a path on a local"):
         await engine.start()
 
 

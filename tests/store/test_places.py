@@ -10,13 +10,17 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from gracekit import Settings
 from gracekit.errors import ConfigError
 from gracekit.life import LifeLock
+from gracekit.process import Process
+from gracekit.store import files
 from gracekit.store.files import (
     check_place,
     close_to_group,
@@ -25,6 +29,7 @@ from gracekit.store.files import (
     open_writer_lock,
     prepare_file,
 )
+from gracekit.store.location import StoreLocation
 
 STRANGER: Final = 4242
 OTHER: Final = 4343
@@ -313,6 +318,105 @@ def test_a_directory_of_root_that_everybody_may_write_is_refused(database: Path)
 
     assert "can be written by everyone" in said
     assert f"chmod o-w {directory}" in said
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
+def test_a_run_directory_elsewhere_needs_a_safe_place_as_a_store_does(tmp_path: Path, mode: int):
+    """Who may replace it could make dead runs look alive."""
+    tmp_path.chmod(mode)
+
+    with pytest.raises(ConfigError, match="can be written by everyone"):
+        make_directory(tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_directory_on_a_disk_that_hosts_share_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Locks of other hosts are not seen there, and prove nothing."""
+    shared = tmp_path / "runs"
+    monkeypatch.setattr(files, "network_file_system", {shared: "NFS"}.get)
+
+    with pytest.raises(ConfigError, match=f"^{shared} is on NFS.* choose a path on a local disk"):
+        make_directory(shared)
+
+
+@pytest.mark.process
+@needs_root
+def test_a_run_directory_that_cannot_be_made_names_its_setting(tmp_path: Path):
+    """Its default is in the working directory, which nobody has chosen for it."""
+    said = as_other("make_directory(Path(sys.argv[2]))", tmp_path / "gracekit-runs")
+
+    assert "may write, by GRACEKIT_RUN_DIRECTORY" in said
+
+
+# -- where a store is, by its settings ------------------------------------------------
+
+
+def at(url: str, **more: str) -> StoreLocation:
+    return StoreLocation(Settings(store_url=url, transport_url="memory://", **more))
+
+
+def test_the_run_directory_is_beside_a_file_unless_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """All parts and commands find the locks of one store at one path; memory has none."""
+    monkeypatch.chdir(tmp_path)
+    postgres = "postgresql://localhost/d"
+
+    assert at("sqlite:///s.db").run_directory == tmp_path / "s.db-runs"
+    assert at("sqlite:///s.db", run_directory="r").run_directory == tmp_path / "r"
+    assert at(postgres).run_directory == tmp_path / "gracekit-runs"
+    assert at(postgres, run_directory="/run/x").run_directory == Path("/run/x")
+    assert at("memory://", run_directory="r").run_directory is None
+
+
+def test_a_store_says_what_it_is_and_how_messages_name_it(tmp_path: Path):
+    """Only memory has no name; a store in PostgreSQL has no file, and shows no login."""
+    memory, file = at("memory://"), at(f"sqlite:///{tmp_path}/s.db")
+    postgres = at("postgresql://u:canary@localhost/d?schema=s")
+
+    assert [one.is_memory for one in (memory, file, postgres)] == [True, False, False]
+    assert [one.path for one in (memory, file, postgres)] == [None, tmp_path / "s.db", None]
+    assert [memory.name, file.name] == [None, f"{tmp_path}/s.db"]
+    assert postgres.name == "postgresql://localhost/d?schema=s"
+    assert "canary" not in repr(vars(postgres))
+
+
+async def test_a_file_has_an_identity_by_any_path_and_memory_has_none(tmp_path: Path):
+    """Readers of one queue compare it: a copy is another store."""
+    (tmp_path / "other").symlink_to(tmp_path)
+    paths = (tmp_path / "s.db", tmp_path / "other" / "s.db", tmp_path / "copy.db")
+    engines = [at(f"sqlite:///{path}").engine(Process()) for path in paths]
+    found = []
+    for engine in (*engines, at("memory://").engine(Process())):
+        await engine.start()
+        found.append(await engine.identity())
+        await engine.stop()
+
+    first, same, copy, memory = found
+    assert first is not None
+    assert (first == same, first == copy, memory) == (True, False, None)
+
+
+def test_without_psycopg_a_store_in_postgresql_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is an extra; engine and reader say the same sentence."""
+    for name in [one for one in sys.modules if one.startswith("gracekit.store.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    place = at("postgresql://localhost/d")
+
+    for make in (partial(place.engine, Process()), place.reader):
+        with pytest.raises(ConfigError, match=r"not installed .*: pip install 'gracekit\[postgres"):
+            make()
+
+
+def test_a_store_in_postgresql_is_copied_by_its_own_tools(tmp_path: Path):
+    """`gracekit store backup` is for files."""
+    with pytest.raises(ConfigError, match="pg_dump --schema=s for the store, pg_basebackup for"):
+        at("postgresql://localhost/d?schema=s").back_up(tmp_path / "copy", now=1.0)
 
 
 # -- locks ----------------------------------------------------------------------------

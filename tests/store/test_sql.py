@@ -45,7 +45,7 @@ _NAMED: Final = {
     "testing/ports.py": {"gracekit.store.sqlite.sqlite_engine", "gracekit.store.sqlite.threads"},
 }
 # A scheme, as code writes it that decides by one.
-_SCHEME: Final = re.compile(r"(sqlite|amqps?|rabbit|memory):?")
+_SCHEME: Final = re.compile(r"(sqlite|amqps?|rabbit|memory|postgres(ql)?):?")
 # The table of them, and the client of brokers, which reads the rest of its URLs.
 _KNOWS_SCHEMES: Final = ("config/urls.py", "rpc/amqp/")
 
@@ -157,7 +157,7 @@ def test_the_file_of_a_store_is_a_matter_of_the_store():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
         and node.attr == "path"
-        and ast.unparse(node.value).endswith(("location", "StoreLocation(settings.store_url)"))
+        and ast.unparse(node.value).endswith(("location", "StoreLocation(settings)"))
     }
 
     assert [name for name in users if not name.startswith(_SPEAKS_SQLITE)] == []

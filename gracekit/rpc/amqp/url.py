@@ -9,7 +9,6 @@ a user, a password or the value of an option.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import ssl
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from gracekit.config.oslo import DURABLE_OPTIONS, oslo_profile
-from gracekit.config.urls import shown_url
+from gracekit.config.urls import is_loopback, shown_url
 from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.profiles import PROFILES, Profile, profile_named
@@ -248,14 +247,6 @@ def _check_guest(hosts: tuple[Host, ...]) -> None:
                 "make a user with a password of its own (rabbitmqctl add_user) and write it "
                 "into the URL"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether data sent to *host* stays on this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 # -- options ----------------------------------------------------------------------
