@@ -52,7 +52,9 @@ class StoreRecords(StoreView):
             raise ConfigError(
                 f"{location.url} is the memory of one process; name a file with --store"
             )
-        super().__init__(reader, Process(), location.run_directory, Clock())
+        super().__init__(
+            reader, Process(), location.run_directory, Clock(), is_shared=location.is_shared
+        )
         self.location: Final = location
         self.run_directory: Path = location.run_directory
         self._reader = reader

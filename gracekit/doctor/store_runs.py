@@ -117,7 +117,8 @@ def read_runs(location: StoreLocation) -> Runs:
         resources = asyncio.run(list_resources(reader))
     finally:
         reader.close()
-    judged = [(run, judge_run(run, Process(), location.run_directory)) for run in not_adopted]
+    process, directory, is_shared = Process(), location.run_directory, location.is_shared
+    judged = [(run, judge_run(run, process, directory, is_shared=is_shared)) for run in not_adopted]
     return Runs(
         living=[run for run, judgement in judged if judgement.is_alive],
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],

@@ -85,6 +85,7 @@ class OwnSeat:
             service=self.service,
             host=self._host,
             instance=self._wanted,
+            is_shared=self._location.is_shared,
         )
 
     async def stop(self) -> None:

@@ -130,10 +130,10 @@ def wire(ground: Ground) -> Wired:
 
 def _records(ground: Ground) -> Records:
     settings, clock, seat = ground.settings, ground.clock, ground.seat
-    locks = ground.location.run_directory
+    locks, is_shared = ground.location.run_directory, ground.location.is_shared
     names = {"run_id": seat.run_id, "service": ground.service.topic}
     members = Members(
-        ground.engine, clock, ground.process, lock_directory=locks, is_shared=False, **names
+        ground.engine, clock, ground.process, lock_directory=locks, is_shared=is_shared, **names
     )
     wakeups = ground.location.wakeups(seat.run_id)
     cancelled = DrainReport(failure="the start was cancelled")
@@ -436,6 +436,7 @@ def _view(ground: Ground) -> StoreView:
         ground.process,
         ground.location.run_directory,
         ground.clock,
+        is_shared=ground.location.is_shared,
     )
 
 

@@ -49,6 +49,11 @@ class StorePlace:
             None if self.is_memory else self._run_directory(settings.run_directory)
         )
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts may use it, too."""
+        return self.postgres is not None
+
     def _name(self) -> str:
         return str(self.path) if self.postgres is None else self.postgres.name
 
