@@ -36,9 +36,9 @@ from gracekit.store.files import (
     prepare_file,
 )
 from gracekit.store.sqlite.sqlite_engine import SqliteEngine
-from gracekit.store.sqlite.threads import Worker
 from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StoreState, StoreStatus
+from gracekit.store.worker import Worker
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
 

@@ -29,7 +29,6 @@ from gracekit.store.migrate import migrate
 from gracekit.store.sqlite.threads import (
     Query,
     ReadHandler,
-    Worker,
     WriteHandler,
     limit_pages,
     open_reader,
@@ -38,6 +37,7 @@ from gracekit.store.sqlite.threads import (
 )
 from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StatusSource
+from gracekit.store.worker import Worker
 
 
 class _Current:
