@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point
 
 Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
+BatchOutcome = list[list[Row]] | StoreError
+"""What each statement returned, or why nothing of the batch was done."""
 
 
 class Statement(NamedTuple):
@@ -106,3 +109,40 @@ class Batch:
             number: The amount to add.
         """
         self.sums.append((sql, key, number))
+
+
+def passed_of(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[Batch]:
+    """The batches that did not fail."""
+    return [
+        batch for batch, outcome in zip(batches, outcomes, strict=True) if isinstance(outcome, list)
+    ]
+
+
+def sums_of(batches: Sequence[Batch]) -> list[tuple[str, str, int]]:
+    """The sums of *batches*, each once: statement, key, number."""
+    sums: dict[tuple[str, str], int] = {}
+    for batch in batches:
+        for sql, key, number in batch.sums:
+            sums[sql, key] = sums.get((sql, key), 0) + number
+    return [(sql, key, number) for (sql, key), number in sums.items()]
+
+
+def conflict(batch: Batch, index: int, found: int) -> ConflictError:
+    """The error of a batch whose statement *index* touched *found* rows."""
+    statement = batch.statements[index]
+    return ConflictError(
+        f"statement {index} of the batch {batch.point.value} "
+        f"{'returned' if statement.returns else 'changed'} {found} rows instead of "
+        f"{statement.expect}, so that the batch was rolled back; read the rows again: "
+        f"{statement.sql}",
+        statement=index,
+    )
+
+
+def caused(outcome: StoreError, cause: Exception) -> StoreError:
+    """Set the cause of *outcome*, an error made for one waiter.
+
+    Waiters do not share an error, as each raises it and so adds its own traceback.
+    """
+    outcome.__cause__ = cause
+    return outcome

@@ -23,11 +23,9 @@ from gracekit.errors import (
     UnknownCommitError,
 )
 from gracekit.process import Process
-from gracekit.store.batch import Batch, Row
+from gracekit.store.batch import Batch, BatchOutcome, Row, caused, conflict, passed_of, sums_of
 from gracekit.store.files import Synchronous, free_bytes
 from gracekit.store.state import StatusSource
-
-BatchOutcome = list[list[Row]] | StoreError
 
 # After one of these Linux may have dropped the dirty pages: a second try would report success
 # for data that is not on the disk.
@@ -76,7 +74,7 @@ class GroupCommit:
             return [type(final)(str(final)) for _ in batches]
         try:
             outcomes = self._transact(batches)
-            passed = _passed(batches, outcomes)
+            passed = passed_of(batches, outcomes)
             for batch in passed:
                 self._process.reach(batch.point, "before")
         except apsw.Error as error:
@@ -111,7 +109,7 @@ class GroupCommit:
             return outcomes
         self._begin()
         outcomes = [self._attempt(batch) for batch in batches]
-        self._add_up(_passed(batches, outcomes))
+        self._add_up(passed_of(batches, outcomes))
         return outcomes
 
     def _begin(self) -> None:
@@ -160,20 +158,11 @@ class GroupCommit:
                 continue
             found = len(results[-1]) if returns else self._connection.changes()
             if found != expect:
-                raise ConflictError(
-                    f"statement {index} of the batch {batch.point.value} "
-                    f"{'returned' if returns else 'changed'} {found} rows instead of {expect}, "
-                    f"so that the batch was rolled back; read the rows again: {sql}",
-                    statement=index,
-                )
+                raise conflict(batch, index, found)
         return results
 
     def _add_up(self, batches: Sequence[Batch]) -> None:
-        sums: dict[tuple[str, str], int] = {}
-        for batch in batches:
-            for sql, key, number in batch.sums:
-                sums[sql, key] = sums.get((sql, key), 0) + number
-        for (sql, key), number in sums.items():
+        for sql, key, number in sums_of(batches):
             self._cursor.execute(sql, (key, number))
 
     def _commit(
@@ -188,7 +177,7 @@ class GroupCommit:
             self._roll_back()
             self._judge(error)
             return [
-                _caused(
+                caused(
                     UnknownCommitError(
                         f"{error}: it is not known whether the commit holds; "
                         f"read the rows again before acting"
@@ -205,9 +194,9 @@ class GroupCommit:
         """Return the outcomes of a group that was rolled back as a whole."""
         broken = self._judge(error)
         if broken is not None:
-            return [_caused(StoreBrokenError(str(broken)), error) for _ in batches]
+            return [caused(StoreBrokenError(str(broken)), error) for _ in batches]
         kind = StoreLockedError if isinstance(error, apsw.BusyError) else StoreError
-        return [_caused(kind(f"nothing was committed: {error}; try again"), error) for _ in batches]
+        return [caused(kind(f"nothing was committed: {error}; try again"), error) for _ in batches]
 
     def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
         """If *error* is a disk error, mark the store as broken; return that error."""
@@ -239,18 +228,3 @@ def is_full(error: apsw.Error, file: Path) -> bool:
     """Whether *error* means that the disk is full; of a -shm without room, it is an IOError."""
     may_be = isinstance(error, apsw.IOError | apsw.CantOpenError) and file.exists()
     return isinstance(error, apsw.FullError) or (may_be and free_bytes(file) < _LEAST_ROOM)
-
-
-def _passed(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[Batch]:
-    return [
-        batch for batch, outcome in zip(batches, outcomes, strict=True) if isinstance(outcome, list)
-    ]
-
-
-def _caused(outcome: StoreError, cause: Exception) -> StoreError:
-    """Set the cause of *outcome*, an error made for one waiter.
-
-    Waiters do not share an error, as each raises it and so adds its own traceback.
-    """
-    outcome.__cause__ = cause
-    return outcome

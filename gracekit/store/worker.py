@@ -30,6 +30,13 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 class Handler(Protocol[_Job_contra, _Answer_co]):
     """Does a worker's jobs; it is made, used and closed on the worker's thread."""
 
+    @property
+    def pause_s(self) -> float | None:
+        """Without a job for so many seconds, `mend` is called; None: nothing is to be mended."""
+
+    def mend(self) -> None:
+        """Try to reach the store again; must not raise."""
+
     def await_turn(self) -> None:
         """Wait until work may begin; called before the waiting jobs are collected."""
 
@@ -119,7 +126,12 @@ class Worker(Generic[J, A]):
         last = False
         while jobs or not last:
             if not jobs:
-                if (first := self._queue.get()) is None:
+                try:
+                    first = self._queue.get(timeout=handler.pause_s)
+                except queue.Empty:
+                    handler.mend()
+                    continue
+                if first is None:
                     break
                 jobs = [first]
             if self._times is not None:

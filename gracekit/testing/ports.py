@@ -41,11 +41,10 @@ from gracekit.rpc.transport import (
     Settlement,
 )
 from gracekit.signals import SignalWatch
-from gracekit.store.batch import Batch, Row
+from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
 from gracekit.store.files import Database
-from gracekit.store.group import BatchOutcome
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.sqlite.threads import read

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gracekit.errors import StoreUnreachableError
-from gracekit.store.batch import Batch, Row
-from gracekit.store.group import BatchOutcome
+from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.state import StoreState
 from gracekit.testing.ports import PlayedEngine

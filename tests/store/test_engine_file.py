@@ -365,6 +365,10 @@ class LockedHandler:
         answer.add_done_callback(lambda _: self.waited.setdefault(job, self.now - began))
         self.worker.put(job, answer)
 
+    pause_s = None
+
+    def mend(self) -> None: ...
+
     def await_turn(self) -> None: ...
 
     def run(self, jobs: Sequence[str], /) -> Sequence[StoreError]:

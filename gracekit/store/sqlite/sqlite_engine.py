@@ -8,26 +8,23 @@ thread, so that tests in virtual time and simulations need no threads.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import os
 import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import apsw
 
-from gracekit.errors import StoreBrokenError, StoreClosedError, StoreError, UnknownCommitError
+from gracekit.errors import StoreBrokenError, StoreClosedError, StoreError
 from gracekit.process import Process
 from gracekit.store import files
-from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.batch import Batch, BatchOutcome, Row, Value
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
 from gracekit.store.files import Synchronous
-from gracekit.store.group import BatchOutcome, GroupCommit
+from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import migrate
 from gracekit.store.sqlite.threads import (
-    Query,
     ReadHandler,
     WriteHandler,
     limit_pages,
@@ -37,24 +34,10 @@ from gracekit.store.sqlite.threads import (
 )
 from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StatusSource
-from gracekit.store.worker import Worker
+from gracekit.store.threaded import ThreadedEngine, answered
 
 
-class _Current:
-    """The id of this process, cached: two calls of `getpid` cost 1.5 % of a request."""
-
-    pid = os.getpid()
-
-    @classmethod
-    def look(cls) -> None:
-        """Refresh it; called in a forked child before its own code runs."""
-        cls.pid = os.getpid()
-
-
-os.register_at_fork(after_in_child=_Current.look)
-
-
-class SqliteEngine(StatusSource):
+class SqliteEngine(ThreadedEngine):
     """A SQLite file on this machine, which several processes may share.
 
     Args:
@@ -76,95 +59,19 @@ class SqliteEngine(StatusSource):
         busy_timeout_s: float = 10.0,
         max_page_count: int | None = None,
     ) -> None:
-        super().__init__()
         self.path: Final = path.absolute()
-        self.commits: Final = CommitTimes()
+        super().__init__(str(self.path), self.path.name, patience_s=busy_timeout_s)
         self._migrations = tuple(migrations)
         self._process = process
         self._synchronous: Synchronous = synchronous
         self._busy_timeout_s = busy_timeout_s
         self._max_page_count = max_page_count
-        self._pid = _Current.pid
-        self._started = False  # the threads exist
-        self._open = False  # jobs are accepted
-        self._changing = asyncio.Lock()
         self._files = files.OpenFiles(self.path, self.commits.now)
         self._writer_lock: WriterLock  # as the writer's thread uses it
-        self._ending: list[Worker[Any, Any]] = []
-        self._writer: Worker[Batch, Rows]  # both are replaced by each start
-        self._reader: Worker[Query, list[Row]]
-
-    async def start(self) -> None:
-        """See `Engine.start`; a second call does nothing."""
-        async with self._changing:
-            if self._started:
-                return
-            self._loop = asyncio.get_running_loop()
-            self._pid = _Current.pid
-            self.guarded = None
-            name = self.path.name
-            self._writer = Worker(
-                f"{name}-writer", self._open_writer, self.commits, self._busy_timeout_s
-            )
-            self._reader = Worker(f"{name}-reader", self._open_reader)
-            try:
-                await self._writer.start()
-                await self._reader.start()
-            except BaseException:
-                self._ending += [worker for worker in (self._reader, self._writer) if worker.begun]
-                for worker in self._ending:
-                    worker.end()
-                raise
-            self._files.look()
-            self._started = self._open = True
 
     async def identity(self) -> str | None:
         """See `Engine.identity`; until the next boot it is that of the file, under any path."""
         return files.identity_of(self.path)
-
-    async def stop(self) -> None:
-        """See `Engine.stop`."""
-        if _Current.pid != self._pid:
-            return  # in a forked child: the threads exist only in the parent
-        async with self._changing:
-            self._open = False
-            if self._started:
-                # Stop the writer last: it empties the WAL, which an open reader prevents.
-                self._ending += [self._reader, self._writer]
-                self._started = False
-            while self._ending:  # includes the threads of a start that failed
-                await self._ending[0].stop()
-                del self._ending[0]
-
-    async def commit(self, batch: Batch) -> Rows:
-        """See `Engine.commit`."""
-        return await self.submit(batch)
-
-    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
-        """See `Engine.submit`."""
-        if (refusal := self._refusal()) is not None:
-            return _answered(refusal, self._loop)
-        return self._writer.ask(batch)
-
-    def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:
-        """See `Engine.commit_from_thread`."""
-        if (refusal := self._refusal()) is not None:
-            raise refusal
-        future: concurrent.futures.Future[Rows] = concurrent.futures.Future()
-        self._writer.put(batch, future)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError as error:
-            raise UnknownCommitError(
-                f"the batch {batch.point.value} was not committed within {timeout_s} s and may "
-                f"still be; read the rows again before acting"
-            ) from error
-
-    async def query(self, sql: str, *params: Value) -> list[Row]:
-        """See `Engine.query`; runs on a separate read-only connection."""
-        if (refusal := self._closed()) is not None:
-            raise refusal
-        return await self._reader.ask((sql, params))
 
     def look_at_files(self) -> Hashable | None:
         """See `Engine.look_at_files`.
@@ -184,6 +91,9 @@ class SqliteEngine(StatusSource):
         mark = self._files.mark()
         return None if is_written else mark
 
+    def _look_once(self) -> None:
+        self._files.look()
+
     def _open_writer(self) -> WriteHandler:
         handler = open_writer(
             self.path,
@@ -199,22 +109,6 @@ class SqliteEngine(StatusSource):
 
     def _open_reader(self) -> ReadHandler:
         return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self.break_)
-
-    def _refusal(self) -> StoreError | None:
-        """The error for a commit at this moment; None if commits are possible."""
-        if self._status.error is not None:
-            return self._status.refusal()
-        return self._closed()
-
-    def _closed(self) -> StoreError | None:
-        if not self._open:
-            return StoreClosedError(f"{self.path} is not open; start the store before using it")
-        if _Current.pid != self._pid:
-            return StoreError(
-                f"{self.path} was opened by process {self._pid}, of which process {_Current.pid} "
-                f"is a fork; open a store after forking"
-            )
-        return None
 
 
 class MemoryEngine(StatusSource):
@@ -283,7 +177,7 @@ class MemoryEngine(StatusSource):
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         """See `Engine.submit`."""
-        return _answered(self._run(batch), self._loop)
+        return answered(self._run(batch), self._loop)
 
     def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:  # noqa: ARG002
         """See `Engine.commit_from_thread`; never waits."""
@@ -323,15 +217,3 @@ class MemoryEngine(StatusSource):
 
 
 _NOT_OPEN: Final = "the database in memory is not open; start the store before using it"
-
-
-def _answered(
-    outcome: BatchOutcome, loop: asyncio.AbstractEventLoop | None
-) -> asyncio.Future[Rows]:
-    # Prefer the engine's own loop: in a forked child no loop is running.
-    future: asyncio.Future[Rows] = (loop or asyncio.get_running_loop()).create_future()
-    if isinstance(outcome, StoreError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-    return future

@@ -18,14 +18,14 @@ import apsw
 from gracekit.errors import DependencyError, StoreBrokenError, StoreError, StoreLockedError
 from gracekit.process import Process
 from gracekit.store import files
-from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.files import Synchronous
-from gracekit.store.group import DISK_ERRORS, BatchOutcome, GroupCommit, broken_by
+from gracekit.store.group import DISK_ERRORS, GroupCommit, broken_by
 from gracekit.store.migrate import check_alone, migrate
 from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StatusSource, StoreState
+from gracekit.store.threaded import Query
 
-Query = tuple[str, Sequence[Value]]
 OnBroken = Callable[[StoreBrokenError], None]
 
 _CLOSING_TIMEOUT_MS: Final = 1000
@@ -33,7 +33,16 @@ _TRY_MS: Final = 250
 """Longest wait for a lock; then another process has its turn, later batches join, and we retry."""
 
 
-class WriteHandler:
+class FileHandler:
+    """A file is never unreachable: there is nothing to mend."""
+
+    pause_s: Final = None
+
+    def mend(self) -> None:
+        """See `Handler.mend`."""
+
+
+class WriteHandler(FileHandler):
     """Opens, migrates and writes; see `open_writer`."""
 
     def __init__(
@@ -160,7 +169,7 @@ def _check_room(connection: apsw.Connection, path: Path) -> None:
         raise apsw.FullError(f"{path} would grow to {pages} bytes")
 
 
-class ReadHandler:
+class ReadHandler(FileHandler):
     """Answers queries; see `open_reader`."""
 
     def __init__(self, connection: apsw.Connection, on_broken: OnBroken) -> None:
