@@ -71,6 +71,8 @@ NO_THREAD: Final = Backoff(first_s=1.0, most_s=10.0)
 
 OUTCOME: Final = Backoff(first_s=0.01, most_s=1.0)
 """The store refused to commit an outcome."""
+REACH: Final = Backoff(first_s=0.1, most_s=3.0)
+"""The server of the store could not be reached, or refused a commit that may succeed now."""
 PAROLE_S: Final = 1.0
 """The store refused to commit that a suspect is no longer alone."""
 FALSE_DEADLOCK_S: Final = 0.002

@@ -25,6 +25,8 @@ DEFINES: Final = PACKAGE / "process.py"
 COMMITS: Final = {
     "gracekit/store/group.py",  # batches, which name their point
     "gracekit/store/migrate.py",  # the schema, before anything was accepted
+    "gracekit/store/postgres/postgres_group.py",  # as group.py
+    "gracekit/store/postgres/postgres_migrate.py",  # as migrate.py
 }
 LEASE_CHANGE: Final = re.compile(r"\b(INTO|UPDATE|DELETE FROM)\s+lease\b")
 SETTLES: Final = ("gracekit/rpc/transport.py", "_settle_once")  # the only raw settlement

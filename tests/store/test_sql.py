@@ -13,7 +13,9 @@ import pytest
 
 from gracekit.store.files import open_memory
 from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
-from tests.store.postgres import Postgres, tables_of
+from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, statements_of
+from gracekit.store.postgres.postgres_texts import numbered
+from tests.store.postgres import Postgres
 from tests.test_architecture import PACKAGE
 
 _VERB: Final = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM)\s")
@@ -71,18 +73,6 @@ def database() -> Iterator[apsw.Connection]:
     made.close()
 
 
-def numbered(text: str) -> str:
-    """*text* with `$n` for `?n`, and for each `?` the next number."""
-    count = 0
-
-    def number(mark: re.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        return f"${mark[1] or count}"
-
-    return re.sub(r"\?(\d*)", number, text)
-
-
 def test_there_are_texts():
     """The collection finds what it is to find: an empty one would pass all the others."""
     found = texts()
@@ -113,11 +103,12 @@ def test_every_text_can_be_prepared_on_sqlite(database):
 
 
 @pytest.mark.server
-def test_every_text_can_be_prepared_on_postgresql(database):
+def test_every_text_can_be_prepared_on_postgresql():
     """The same words mean something to a second engine, with a type for each parameter."""
     found = texts()
     with Postgres().running() as server:
-        assert server.execute(tables_of(database)) == {}
+        schema = load_migrations(POSTGRES_MIGRATIONS)
+        assert server.execute(statements_of(schema)) == {}
         prepared = [f"PREPARE p{n} AS {numbered(one)}" for n, one in enumerate(found.values())]
         errors = server.execute(prepared)
 
