@@ -1,4 +1,4 @@
-"""One server for the tests of this directory, and a schema of it for each of them."""
+"""Servers for the tests of this directory, and what makes engines on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from tests.postgres.kit import Site
 from tests.store.postgres import Postgres
 
 _NUMBERS: Final = itertools.count()
@@ -23,4 +24,11 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture
 def schema() -> str:
     """The name of a schema that no other test uses."""
-    return f"test {next(_NUMBERS)}"
+    return f"test_{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def site(postgres: Postgres, schema: str) -> Iterator[Site]:
+    """The shared server, a schema of it, and a wire that can be cut."""
+    with Site(postgres, schema) as site:
+        yield site

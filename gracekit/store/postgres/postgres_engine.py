@@ -32,7 +32,7 @@ from gracekit.store.postgres.postgres_group import (
     lock_of,
     prove_ended,
 )
-from gracekit.store.postgres.postgres_link import PostgresLink
+from gracekit.store.postgres.postgres_link import PostgresLink, shown
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, migrate_store
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, start_error, text_of
 from gracekit.store.state import StatusSource, StoreState
@@ -42,7 +42,7 @@ PATIENCE_S: Final = 10.0
 """From its submission a batch waits so long for locks of others."""
 
 _LOCKED: Final = "55P03"
-_IDENTITY: Final = """
+IDENTITY: Final = """
 SELECT store_id, (SELECT system_identifier FROM pg_control_system()), current_database(),
     current_schema() FROM meta"""
 
@@ -65,7 +65,7 @@ class PostgresEngine(ThreadedEngine):
         process: Process,
         migrations: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(f"the store {schema}", schema, patience_s=PATIENCE_S)
+        super().__init__(shown(url, schema), schema, patience_s=PATIENCE_S)
         self._url = url
         self._schema = schema
         self._process = process
@@ -78,7 +78,7 @@ class PostgresEngine(ThreadedEngine):
 
     async def identity(self) -> str | None:
         """See `Engine.identity`: a copy of the database elsewhere is another store."""
-        (row,) = await self.query(_IDENTITY)
+        (row,) = await self.query(IDENTITY)
         return " ".join(map(str, row))
 
     def _open_writer(self) -> PostgresWriter:

@@ -46,13 +46,21 @@ class PostgresLink:
         url: Of the database, as libpq takes it.
         schema: Of the store.
         read_only: Whether every statement that writes is refused.
+        given_up: Called while an answer is awaited; if it returns True, the connection is closed.
 
     Attributes:
         results: Of the statements since `clear`, in their order; `read` appends them.
         notices: What the server has said beside its answers, since `clear`.
     """
 
-    def __init__(self, url: str, schema: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        *,
+        read_only: bool = False,
+        given_up: Callable[[], bool] | None = None,
+    ) -> None:
         self._connection = psycopg.connect(
             **_parameters(url, schema, read_only=read_only),  # type: ignore[arg-type]  # texts
             autocommit=True,
@@ -62,6 +70,7 @@ class PostgresLink:
         self.results: list[pq.abc.PGresult] = []
         self.notices: list[str] = []
         self._connection.add_notice_handler(self._take_notice)
+        self._given_up = given_up
         self._poll = select.poll()
         self._expected: deque[_Expected] = deque()
         self._sent = 0
@@ -149,9 +158,7 @@ class PostgresLink:
         self._expected.append(_SYNC)
         self._unsynced = 0
 
-    def read(
-        self, *, within_s: float = ANSWER_S, given_up: Callable[[], bool] | None = None
-    ) -> None:
+    def read(self, *, within_s: float = ANSWER_S) -> None:
         """Send a Sync, and take the results of all that was sent.
 
         Raises:
@@ -160,11 +167,11 @@ class PostgresLink:
         """
         deadline = time.monotonic() + within_s
         self.sync()
-        self._flush(deadline, given_up)
+        self._flush(deadline)
         first: psycopg.Error | None = None
         while self._expected:
             expected = self._expected.popleft()
-            result = self._result(deadline, given_up)
+            result = self._result(deadline)
             if expected is not _SYNC:
                 self._pg.get_result()  # None, which ends the results of one statement
             if expected is _RESULT:
@@ -186,31 +193,31 @@ class PostgresLink:
         self.read()
         return rows(self.results[0])
 
-    def _result(self, deadline: float, given_up: Callable[[], bool] | None) -> pq.abc.PGresult:
+    def _result(self, deadline: float) -> pq.abc.PGresult:
         while self._pg.is_busy():
-            self._wait(select.POLLIN, deadline, given_up)
+            self._wait(select.POLLIN, deadline)
             self._pg.consume_input()
         result = self._pg.get_result()
         if result is None:
             raise self._lost(f"the connection is lost: {self._pg.get_error_message()}")
         return result
 
-    def _flush(self, deadline: float, given_up: Callable[[], bool] | None = None) -> None:
+    def _flush(self, deadline: float) -> None:
         """Send what is queued; take what comes meanwhile, or both sides could wait for ever."""
         while self._pg.flush():
-            if self._wait(select.POLLIN | select.POLLOUT, deadline, given_up) & select.POLLIN:
+            if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
                 self._pg.consume_input()
 
-    def _wait(self, what: int, deadline: float, given_up: Callable[[], bool] | None) -> int:
+    def _wait(self, what: int, deadline: float) -> int:
         fd = self._pg.socket
         self._poll.register(fd, what)
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise self._lost("the server does not answer in time")
-            if given_up is not None and given_up():
+            if self._given_up is not None and self._given_up():
                 raise self._lost("the query was given up")
-            for _, found in self._poll.poll(1000 * (left_s if given_up is None else _LOOK_S)):
+            for _, found in self._poll.poll(1000 * (left_s if self._given_up is None else _LOOK_S)):
                 return found
 
     def _lost(self, why: str) -> psycopg.OperationalError:
@@ -240,6 +247,12 @@ def rows(result: pq.abc.PGresult) -> list[Row]:
     )
 
 
+def shown(url: str, schema: str) -> str:
+    """The store in messages, without a password."""
+    given = conninfo_to_dict(url)
+    return f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}?schema={schema}"
+
+
 def _parameters(url: str, schema: str, *, read_only: bool) -> dict[str, object]:
     """What libpq connects with: the URL, and what each connection of gracekit needs."""
     given = conninfo_to_dict(url)
@@ -251,11 +264,11 @@ def _parameters(url: str, schema: str, *, read_only: bool) -> dict[str, object]:
     }
     if read_only:
         settings["default_transaction_read_only"] = "on"
+        given["target_session_attrs"] = "primary"  # libpq would take this session for a standby's
     return {
         "connect_timeout": CONNECT_S,
         "application_name": "gracekit",
-        # A server on which this session alone is read-only is "read-only" for libpq.
-        "target_session_attrs": "primary" if read_only else "read-write",
+        "target_session_attrs": "read-write",
         **given,
         "client_encoding": "UTF8",
         "options": " ".join(_options(str(given.get("options") or ""), settings.items())),
