@@ -1,0 +1,159 @@
+"""Hosts that share a queue share a store: what one has accepted, the others can run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gracekit import RpcClient
+from gracekit.errors import TaskInterruptedError
+from tests.postgres.site import PostgresSite
+from tests.process.helpers import ServiceProcess, until
+from tests.rabbit.broker import Broker
+from tests.store.postgres import Postgres
+
+pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(300)]
+
+SHORT = {
+    "drain_timeout": "0.3s",
+    "handover_grace": "0.3s",
+    "handover_flush": "3s",
+    "exit_margin": "3s",
+}
+CASTS = 150
+OUTAGES = 3
+
+
+@pytest.fixture
+def site(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, postgres: Postgres, schema: str
+) -> Iterator[PostgresSite]:
+    made = PostgresSite(tmp_path, shared_broker, rabbit_vhost, postgres, schema)
+    yield made
+    made.close()
+
+
+def check_accounts(site: PostgresSite) -> None:
+    """Accepted = terminal + transient + removed, and nobody owns anything who may not act."""
+    ((accepted,),) = [
+        row.values() for row in site.rows("SELECT n FROM tally WHERE what='accepted'")
+    ]
+    ((rows,),) = [row.values() for row in site.rows("SELECT count(*) FROM task")]
+    assert accepted == rows
+    assert site.transient() == []
+    assert site.rows("SELECT 1 FROM lease WHERE owner IS NOT NULL") == []
+
+
+async def test_what_a_drained_host_has_accepted_goes_on_at_its_sibling(site: PostgresSite) -> None:
+    """It strands nothing: each call is answered, by whoever ran it in the end."""
+    first = await site.start_on("one", max_running=4, **SHORT).serving()
+    second = await site.start_on("two", max_running=4).serving()
+    async with RpcClient(site.url, "shop") as client:
+        view = client.prepare(timeout="120s")
+        calls = [
+            asyncio.create_task(view.call("retried", key=f"key-{n}", vm=f"vm-{n}", s=0.5))
+            for n in range(24)
+        ]
+        await until(lambda: {e.pid for e in site.seen("start")} >= {first.pid, second.pid}, "both")
+        code = await first.stop()
+        answers = await asyncio.gather(*calls)
+
+    assert code in {0, 75}
+    assert answers == [f"key-{n}" for n in range(24)]
+    assert first.pid in {effect.pid for effect in site.seen("start")}
+    assert await second.stop() == 0
+    check_accounts(site)
+
+
+async def test_two_hosts_never_act_on_one_resource_at_a_time(site: PostgresSite) -> None:
+    """One lease row decides for both; its token rises with each grant."""
+    hosts = [await site.start_on(name).serving() for name in ("one", "two")]
+    async with RpcClient(site.url, "shop") as client:
+        view = client.prepare(timeout="120s")
+        calls = [view.call("retried", key=f"key-{n}", vm="vm", s=0.05) for n in range(20)]
+        await asyncio.gather(*calls)
+
+    words = [effect.word for effect in site.effects if effect.word in {"start", "done"}]
+    tokens = [int(effect.more[1]) for effect in site.seen("start")]
+    assert words == ["start", "done"] * 20
+    assert tokens == sorted(set(tokens))
+    assert {effect.pid for effect in site.seen("done")} == {host.pid for host in hosts}
+
+
+async def test_a_server_that_is_killed_and_started_again_loses_nothing(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str
+) -> None:
+    """Under load, beside services that are killed: what may be repeated is done, nothing else is
+    begun twice, and the accounts are right.
+    """
+    with Postgres(fsync="on").running() as server:
+        site = PostgresSite(tmp_path, shared_broker, rabbit_vhost, server, "gracekit")
+        try:
+            await _outages(site, server)
+            check_accounts(site)
+            _check_effects(site)
+        finally:
+            site.close()
+
+
+async def _outages(site: PostgresSite, server: Postgres) -> None:
+    settings = {"max_attempts": 30, "max_running": 8}
+    services = {host: await site.start_on(host, **settings).serving() for host in ("one", "two")}
+    caster = site.caster("a", CASTS, per_second=25)
+    for n in range(OUTAGES):
+        await site.effect("done", times=(n + 1) * 15)
+        await asyncio.to_thread(server.kill)
+        victim = "one" if n % 2 else "two"
+        services[victim].kill()
+        for host, service in services.items():
+            if host != victim:
+                await service.wait_log("store.unreachable")
+        await asyncio.to_thread(server.start)
+        services[victim] = await site.start_on(victim, **settings).serving()
+    assert await asyncio.to_thread(caster.wait, 240) == 0
+    await until(lambda: len(site.rows("SELECT 1 FROM task")) == CASTS, "all on record", 120)
+    await until(lambda: not site.transient(), "the end", 180)
+    for service in services.values():
+        assert await _stop(service) == 0
+
+
+async def _stop(service: ServiceProcess) -> int:
+    return await service.stop()
+
+
+def _check_effects(site: PostgresSite) -> None:
+    done = Counter(effect.key for effect in site.seen("done"))
+    started = Counter(effect.key for effect in site.seen("start"))
+    repeatable = [key for key in site.confirmed("a") if "-slow-" not in key]
+    assert set(repeatable) <= done.keys()
+    assert max(n for key, n in started.items() if "-slow-" in key) == 1
+
+
+async def test_a_start_without_a_server_ends_with_69_and_a_sentence(
+    site: PostgresSite, postgres: Postgres
+) -> None:
+    """A service manager tries again; nothing is tried for longer than `connect_timeout`."""
+    away = site.settings["store_url"].replace(str(postgres.port), "1")  # type: ignore[attr-defined]
+    service = site.start_on("one", store_url=away)
+
+    assert await service.exit_code() == 69
+    assert "cannot be reached" in service.log
+
+
+async def test_an_error_reaches_the_caller_of_another_host(site: PostgresSite) -> None:
+    """The host that takes over ends an `error` task, and its caller hears so."""
+    first = await site.start_on("one", max_running=4).serving()
+    async with RpcClient(site.url, "shop") as client:
+        call = asyncio.create_task(client.prepare(timeout="120s").call("slow", key="a", s=60))
+        await site.effect("start", "a")
+        first.kill()
+        second = await site.start_on("two").serving()
+        with pytest.raises(TaskInterruptedError):
+            await call
+
+    assert await second.stop() == 0
+    check_accounts(site)
