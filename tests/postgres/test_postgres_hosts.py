@@ -39,11 +39,9 @@ def site(
 
 def check_accounts(site: PostgresSite) -> None:
     """Accepted = terminal + transient + removed, and nobody owns anything who may not act."""
-    ((accepted,),) = [
-        row.values() for row in site.rows("SELECT n FROM tally WHERE what='accepted'")
-    ]
-    ((rows,),) = [row.values() for row in site.rows("SELECT count(*) FROM task")]
-    assert accepted == rows
+    (tally,) = site.rows("SELECT n FROM tally WHERE what = 'accepted'")
+    (rows,) = site.rows("SELECT count(*) AS n FROM task")
+    assert tally == rows
     assert site.transient() == []
     assert site.rows("SELECT 1 FROM lease WHERE owner IS NOT NULL") == []
 
