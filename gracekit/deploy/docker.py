@@ -43,8 +43,10 @@ def dockerfile(plan: Plan) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     kill_after = variable_name("kill_after_s")
     extras = ["web", "prometheus"] * (plan.admin is not None)
+    extras += ["postgres"] * plan.has_server
     extras += ["uvloop"] * (plan.settings.loop != "asyncio")
     extra = f"[{','.join(extras)}]" if extras else ""
+    extra += " and psycopg[binary]" * plan.has_server
     yield f"# Dockerfile: printed by gracekit init docker. requirements.txt names gracekit{extra}."
     yield "#"
     yield f"#   docker build -t {plan.name} ."
@@ -75,11 +77,12 @@ def _image() -> Iterator[str]:
 
 
 def _settings(plan: Plan) -> Iterator[str]:
-    variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
+    variables = plan.files_inside(DATA) | plan.other_urls() | plan.runs_inside(DATA)
+    variables |= plan.given(with_file=True)
     variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
-    if plan.has_files:
+    if plan.keeps_files:
         yield f"# Files are in {DATA}: a volume, so that they outlive the container."
     for name, value in variables.items():
         yield f"ENV {name}={_word(value)}"

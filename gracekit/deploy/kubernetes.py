@@ -1,8 +1,8 @@
 """The manifests that run a service on Kubernetes: `gracekit init k8s`.
 
-If store or queue are files, the pod is in a StatefulSet: it gets the same volume at each start,
-and its successor begins only after it has ended. Otherwise, which today means that the store is
-in memory, it is in a Deployment.
+If files outlive the process, the pod is in a StatefulSet: it gets the same volume at each start,
+and its successor begins only after it has ended. They are the store, the queue, or the locks of
+runs whose store is on a server. Otherwise, so if the store is in memory, it is in a Deployment.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_socket(plan: Plan) -> None:
     Raises:
         ConfigError: its directory is not writable there.
     """
-    places = [TEMPORARY, DATA] if plan.has_files else [TEMPORARY]
+    places = [TEMPORARY, DATA] if plan.keeps_files else [TEMPORARY]
     if plan.admin is None or plan.admin.path is None or str(plan.admin.path.parent) in places:
         return
     raise ConfigError(
@@ -96,21 +96,22 @@ def check_socket(plan: Plan) -> None:
 
 
 def _workload(plan: Plan, image: str) -> dict[str, object]:
-    kind = "StatefulSet" if plan.has_files else "Deployment"
+    kind = "StatefulSet" if plan.keeps_files else "Deployment"
     spec: dict[str, object] = {
         "replicas": Noted(1, _REPLICAS if plan.has_files else "Each is a run of its own."),
         "selector": {"matchLabels": _labels(plan)},
         "template": {"metadata": {"labels": _labels(plan)}, "spec": _pod(plan, image)},
     }
-    if plan.has_files:
-        spec = {"serviceName": plan.name} | spec | {"volumeClaimTemplates": [_claim()]}
-    note = _WHY_STATEFUL if plan.has_files else _WHY_DEPLOYMENT
+    if plan.keeps_files:
+        spec = {"serviceName": plan.name} | spec | {"volumeClaimTemplates": [_claim(plan)]}
+    files = "store or queue" if plan.has_files else "the locks of runs"
+    note = _WHY_STATEFUL.format(files) if plan.keeps_files else _WHY_DEPLOYMENT
     head = {"apiVersion": Noted("apps/v1", note), "kind": kind, "metadata": _metadata(plan)}
     return head | {"spec": spec}
 
 
 _WHY_STATEFUL: Final = (
-    "A StatefulSet, because store or queue are files: the pod gets the same volume at each\n"
+    "A StatefulSet, because {} are files: the pod gets the same volume at each\n"
     "start, and its successor begins only after it has ended."
 )
 _WHY_DEPLOYMENT: Final = "A Deployment, because neither store nor queue is a file."
@@ -168,7 +169,8 @@ def _container(plan: Plan, image: str) -> dict[str, object]:
 
 
 def _environment(plan: Plan) -> list[object]:
-    variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
+    variables = plan.files_inside(DATA) | plan.other_urls() | plan.runs_inside(DATA)
+    variables |= plan.given(with_file=True)
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
     variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
@@ -180,7 +182,7 @@ def _environment(plan: Plan) -> list[object]:
     for name in plan.secret():
         source = {"secretKeyRef": {"name": plan.name, "key": name}}
         entries.append({"name": name, "valueFrom": source})
-    if not plan.has_files:
+    if not plan.keeps_files:
         entries += _names_of_pods(plan, variables)
     if _has_names(plan):
         entries += _hosts(plan, hosts)
@@ -221,7 +223,7 @@ def _hosts(plan: Plan, given: str) -> Iterator[object]:
     Kubernetes replaces `$(NAME)` by variables that are defined earlier in the list.
     """
     names = [plan.name]
-    if plan.has_files:
+    if plan.keeps_files:
         names.append(f"$(POD_NAME).{plan.name}")
         yield {"name": "POD_NAME", "valueFrom": _field("metadata.name")}
     yield {"name": "POD_NAMESPACE", "valueFrom": _field("metadata.namespace")}
@@ -273,8 +275,10 @@ def _probe(plan: Plan, what: str, *, every_s: int, tries: int) -> dict[str, obje
 # -- volumes ----------------------------------------------------------------------------
 
 
-def _claim() -> dict[str, object]:
+def _claim(plan: Plan) -> dict[str, object]:
     size = Noted("1Gi", "Journal and queue: some kilobytes for each task, kept for `retention`.")
+    if not plan.has_files:
+        size = Noted("16Mi", "The locks, doors and pipes of runs: some kilobytes.")
     return {
         "metadata": {"name": "data"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
@@ -283,7 +287,7 @@ def _claim() -> dict[str, object]:
 
 def _mounts(plan: Plan) -> list[object]:
     mounts: list[object] = [{"name": "tmp", "mountPath": TEMPORARY}]
-    if plan.has_files:
+    if plan.keeps_files:
         mounts.append({"name": "data", "mountPath": DATA})
     for name, place in _secrets(plan):
         mounts.append({"name": name, "mountPath": place, "readOnly": True})

@@ -27,6 +27,7 @@ from gracekit.config.settings import (
 from gracekit.config.urls import UrlKind, file_of, file_url, holds_password, kind_of, shown_url
 from gracekit.config.values import PREFIX, format_duration
 from gracekit.errors import ConfigError
+from gracekit.store.place import RUN_DIRECTORY
 
 WATCHDOG_S: Final = 30
 """Seconds of a blocked event loop after which the platform restarts the service."""
@@ -43,7 +44,10 @@ LONGEST_NAME: Final = 31
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _APART: Final = re.compile(r"[^a-z0-9]+")
 _OWN_LINE: Final = frozenset(
-    {"transport_url", "store_url", "kill_after_s", "admin", "admin_token_file", "admin_tls"}
+    {
+        *("transport_url", "store_url", "run_directory", "kill_after_s"),
+        *("admin", "admin_token_file", "admin_tls"),
+    }
 )
 
 
@@ -150,6 +154,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             if kind_of(url) is UrlKind.FILE
         }
 
+    def runs(self, directory: str) -> dict[str, str]:
+        """The variable for the run directory, if it is not beside the store.
+
+        A relative path is put into *directory*.
+        """
+        named = self.settings.run_directory or (RUN_DIRECTORY if self.has_server else "")
+        place = str(_inside(directory, Path(named)))
+        return {variable_name("run_directory"): place} if named else {}
+
+    def runs_inside(self, directory: str) -> dict[str, str]:
+        """As `runs`, but an absolute path outside *directory* is moved into it."""
+        found = self.runs(directory).items()
+        return {name: str(_moved(directory, PurePosixPath(path))) for name, path in found}
+
     def files_inside(self, directory: str) -> dict[str, str]:
         """As `files`, but absolute paths outside *directory* are moved into it, keeping the name.
 
@@ -195,9 +213,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return any(kind_of(url) is UrlKind.FILE for _, url in self._urls())
 
     @property
+    def has_server(self) -> bool:
+        """Whether the store is on a server of its own."""
+        return kind_of(self.settings.store_url) is UrlKind.DATABASE
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether files must outlive the process: store, queue, or the locks of runs."""
+        return self.has_files or self.has_server
+
+    @property
     def has_door(self) -> bool:
-        """Whether runs have a door, which `gracekit health` asks: only if the store is a file."""
-        return kind_of(self.settings.store_url) is UrlKind.FILE
+        """Whether runs have a door, which `gracekit health` asks."""
+        return kind_of(self.settings.store_url) is not UrlKind.MEMORY
 
     @property
     def admin(self) -> AdminAddress | None:

@@ -186,7 +186,8 @@ def _command(plan: Plan, options: UnitOptions) -> str:
 
 
 def _environment(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    variables = plan.files(_state(plan)) | _urls_of_brokers(plan) | plan.given(with_file=False)
+    variables = plan.files(_state(plan)) | _urls_of_servers(plan) | plan.runs(_state(plan))
+    variables |= plan.given(with_file=False)
     for name, paths in plan.host_files(with_file=False).items():
         variables[name] = ",".join(map(str, paths))
     if plan.config is not None:
@@ -221,7 +222,7 @@ def _of_instances(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield "Environment=" + _quoted(f"{variable_name('admin')}={place}")
 
 
-def _urls_of_brokers(plan: Plan) -> dict[str, str]:
+def _urls_of_servers(plan: Plan) -> dict[str, str]:
     urls = plan.other_urls()
     return {name: url for name, url in urls.items() if not plan.comes_from_file(name)}
 
@@ -270,8 +271,9 @@ def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
 
 
 def _written(plan: Plan) -> Iterator[Path]:
-    """The paths that the service writes: store, queue and the HTTP endpoint's socket."""
+    """The paths that the service writes: store, queue, locks and the HTTP endpoint's socket."""
     yield from map(file_of, plan.files(_state(plan)).values())
+    yield from map(Path, plan.runs(_state(plan)).values())
     if plan.admin is not None and plan.admin.path is not None:
         yield plan.admin.path
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit.config.settings import Settings
+from gracekit.config.settings import Settings, variable_name
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
@@ -27,6 +27,7 @@ from gracekit.doctor.start_command import (
     waits_s,
 )
 from gracekit.errors import ConfigError
+from gracekit.store.place import RUN_DIRECTORY
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds
 KILL_AFTER: Final = f"{PREFIX}KILL_AFTER"
@@ -325,7 +326,7 @@ def check_files(
     name: str,
     unknown: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Check that journal and queue outlive container and pod, and whether replicas share them."""
+    """Check that files outlive container and pod, and whether replicas share journal and queue."""
     is_own = True
     for what, field in (("journal", "store_url"), ("queue", "transport_url")):
         url = getattr(settings, field)
@@ -336,11 +337,31 @@ def check_files(
             continue
         path = PurePosixPath(str(container.get("workingDir", ""))) / file_of(url)
         volume = _volume_of(pod, container, path)
-        yield _check_volume(f"{name}: {what}", what, path, volume)
+        moved = f"{variable_name(field)}={file_url(f'/data/{path.name}')}"
+        yield _check_volume(f"{name}: {what}", what, path, volume, moved)
         is_own = is_own and (volume is None or _is_own(volume))
+    yield from _check_runs(settings, pod, container, name, unknown)
     is_known = not unknown.keys() & {"store_url", "transport_url"}
     if is_known and pod.replicas > 1 and UrlKind.FILE in _kinds(settings):
         yield _check_replicas(settings, pod, name, is_own=is_own)
+
+
+def _check_runs(
+    settings: Settings,
+    pod: Pod,
+    container: Mapping[str, Any],
+    name: str,
+    unknown: Mapping[str, str],
+) -> Iterator[Finding]:
+    """Check that the locks of runs outlive the container, if they are not beside a file."""
+    what, field, named = "run directory", "run_directory", settings.run_directory
+    if field in unknown:
+        yield not_known(f"{name}: {what}", field, unknown[field], f"where the {what} is")
+    elif named or ("store_url" not in unknown and UrlKind.DATABASE in _kinds(settings)):
+        place = PurePosixPath(str(container.get("workingDir", "")))
+        path = place / (named or RUN_DIRECTORY)
+        moved = f"{variable_name(field)}=/data/{path.name}"
+        yield _check_volume(f"{name}: {what}", what, path, _volume_of(pod, container, path), moved)
 
 
 def _kinds(settings: Settings) -> set[UrlKind | None]:
@@ -372,12 +393,10 @@ def _is_own(volume: Mapping[str, Any]) -> bool:
 
 
 def _check_volume(
-    check: str, what: str, path: PurePosixPath, volume: Mapping[str, Any] | None
+    check: str, what: str, path: PurePosixPath, volume: Mapping[str, Any] | None, moved: str
 ) -> Finding:
     remedy = (
-        "mount a volume that stays, by a persistentVolumeClaim, and name a path in it by "
-        f"{PREFIX}{'STORE' if what == 'journal' else 'TRANSPORT'}_URL="
-        f"{file_url(f'/data/{path.name}')}"
+        f"mount a volume that stays, by a persistentVolumeClaim, and name a path in it by {moved}"
     )
     if volume is None:
         seen = f"the {what} {path} is on no volume: it is lost when the container ends"

@@ -331,6 +331,61 @@ def test_a_service_without_files_is_a_deployment():
     assert "volumeClaimTemplates" not in manifests(one, "i")
 
 
+SERVERS: Final = {"store_url": "postgresql://shop@localhost/d", "transport_url": "amqp://broker/v"}
+
+
+@pytest.mark.parametrize(
+    ("named", "unit_s", "pod_s"),
+    [
+        ({}, "/var/lib/shop/gracekit-runs", "/data/gracekit-runs"),
+        ({"run_directory": "runs"}, "/var/lib/shop/runs", "/data/runs"),
+        ({"run_directory": "/mnt/x/runs"}, "/mnt/x/runs", "/data/runs"),
+    ],
+)
+def test_the_locks_of_a_store_on_a_server_are_where_the_service_may_write(named, unit_s, pod_s):
+    """They stay when the process ends: by them the next one knows that it is dead."""
+    one = plan(**SERVERS, **named)
+    words = unit_of(one)
+
+    assert f"Environment=GRACEKIT_STORE_URL={SERVERS['store_url']}" in words.splitlines()
+    assert f"Environment=GRACEKIT_RUN_DIRECTORY={unit_s}" in words.splitlines()
+    assert ("ReadWritePaths=/mnt/x" in words) == unit_s.startswith("/mnt")
+    assert env_of(one)["GRACEKIT_RUN_DIRECTORY"] == pod_s
+    assert f'ENV GRACEKIT_RUN_DIRECTORY="{pod_s}"' in dockerfile(one).splitlines()
+
+
+def test_a_pod_with_its_store_on_a_server_needs_a_small_volume():
+    """It is for the run directory; replicas share the store, so there may be more."""
+    text = manifests(plan(**SERVERS), "i")
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    for each in found.values():
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    (claim,) = found["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    (container,) = found["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+
+    assert claim["spec"]["resources"]["requests"]["storage"] == "16Mi"
+    assert "because the locks of runs are files" in text
+    assert "Each is a run of its own." in text
+    assert container["livenessProbe"]["exec"]["command"] == ["gracekit", "health", "--live"]
+
+
+def test_an_image_for_a_store_on_a_server_names_its_driver():
+    """The application chooses how psycopg finds libpq, and an image mostly has none."""
+    text = dockerfile(plan(**SERVERS))
+
+    assert "requirements.txt names gracekit[postgres] and psycopg[binary]." in text
+    assert "HEALTHCHECK" in text
+
+
+@pytest.mark.parametrize("printed", [unit_of, lambda one: manifests(one, "i"), dockerfile])
+def test_the_password_of_a_store_is_not_printed(printed):
+    """It says where to write the URL instead."""
+    text = printed(plan(store_url="postgresql://shop:canary@localhost/d"))
+
+    assert "canary" not in text
+    assert "GRACEKIT_STORE_URL (postgresql://***@localhost/d) holds a password" in text
+
+
 # -- text -------------------------------------------------------------------------------
 
 printable = st.text().filter(str.isprintable)

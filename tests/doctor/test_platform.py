@@ -476,6 +476,8 @@ def with_volume(
     }
 
 
+ON_SERVERS = env(STORE_URL="postgresql://localhost/d", TRANSPORT_URL="amqp://u:p@broker/v")
+RUNS = env(RUN_DIRECTORY="/data/runs")
 SHARED = env(ACCEPT_UNSHARED_STORE="true")
 
 
@@ -491,6 +493,11 @@ SHARED = env(ACCEPT_UNSHARED_STORE="true")
         (with_volume(CLAIM, mounts=OTHERWISE), "journal", Level.FAIL, "is on no volume"),
         (with_volume(variables=env(HOST="h")), "journal", Level.FAIL, "working directory, which"),
         (with_volume(EMPTY, variables=ON_BROKER), "queue", None, ""),
+        (with_volume(CLAIM, variables=ON_SERVERS), "journal", None, ""),
+        (with_volume(CLAIM, variables=ON_SERVERS, replicas=3), "replicas", None, ""),
+        (with_volume(CLAIM), "run directory", None, ""),
+        (with_volume(CLAIM, variables=ON_SERVERS), "run directory", Level.FAIL, "is on no volume"),
+        (with_volume(CLAIM, variables=ON_SERVERS + RUNS), "run directory", Level.OK, "volume 'da"),
         (with_volume(CLAIM), "replicas", None, ""),
         (with_volume(CLAIM, replicas=3), "replicas", Level.WARN, "for pods of one node alone"),
         (with_volume(EMPTY, replicas=3), "replicas", Level.FAIL, "a queue of its own"),
