@@ -68,6 +68,8 @@ class OwnSeat:
             if self._seat is not None:
                 return
             await self._engine.start()
+            if self._location.is_shared:
+                self._clock.follow(self._engine.wall)
             try:
                 self._seat = await self._take()
             except BaseException:

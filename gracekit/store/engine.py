@@ -59,6 +59,10 @@ class Engine(Protocol):
             DependencyError: opening failed, for example by an I/O error.
         """
 
+    def wall(self) -> float:
+        """Seconds since the epoch, by the clock that all who use the store share."""
+        ...
+
     async def identity(self) -> str | None:
         """A string that no other store has; a copy has another one. Asked after `start`.
 

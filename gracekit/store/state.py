@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -87,6 +88,10 @@ class StatusSource:
             self._callbacks.append(callback)
             if self._status.state is not StoreState.REACHABLE:
                 self._notify_soon(callback)
+
+    def wall(self) -> float:
+        """See `Engine.wall`; a store on this machine has the clock of this machine."""
+        return time.time()
 
     def guard(self, sql: str, *params: Value) -> None:
         """See `Engine.guard`."""

@@ -27,7 +27,9 @@ from gracekit.process import Process
 from gracekit.store.batch import Batch, BatchOutcome, Row, Value, caused
 from gracekit.store.migrate import load_migrations
 from gracekit.store.postgres.postgres_group import (
+    NOW,
     PostgresGroup,
+    ServerClock,
     end_frozen,
     lock_of,
     prove_ended,
@@ -69,12 +71,17 @@ class PostgresEngine(ThreadedEngine):
         self._url = url
         self._schema = schema
         self._process = process
+        self._clock = ServerClock()
         self._migrations = (
             load_migrations(POSTGRES_MIGRATIONS) if migrations is None else tuple(migrations)
         )
 
     def look_at_files(self) -> None:
         """See `Engine.look_at_files`; there are no files, and the engine does not know."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch, by the clock of the server; from any thread, once started."""
+        return self._clock.wall()
 
     async def identity(self) -> str | None:
         """See `Engine.identity`: a copy of the database elsewhere is another store."""
@@ -89,11 +96,13 @@ class PostgresEngine(ThreadedEngine):
         try:
             link = writer.open()
             migrate_store(link, self._migrations, lock=lock, schema=self._schema, where=self._where)
+            writer.clock.note(link.ask(NOW)[0][0])
         except BaseException as error:
             writer.close()
             if isinstance(error, psycopg.Error):
                 raise start_error(error, self._where) from error
             raise
+        self._clock = writer.clock
         return writer
 
     def _open_reader(self) -> PostgresQueries:
@@ -142,6 +151,7 @@ class PostgresWriter(_Connected):
         super().__init__(connect, source)
         self._lock = lock
         self._process = process
+        self.clock: Final = ServerClock()
         self._lost_at: float | None = None
 
     @property
@@ -186,7 +196,7 @@ class PostgresWriter(_Connected):
             raise
 
     def _commit(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
-        group = PostgresGroup(self.open(), self._lock, self._process, self._source)
+        group = PostgresGroup(self.open(), self._lock, self._process, self._source, self.clock)
         return group.run(batches)
 
     def _refused(self, error: psycopg.Error, count: int) -> list[StoreError]:

@@ -9,6 +9,7 @@ is rolled back and done again with a savepoint and a round trip for each batch.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,7 +17,16 @@ import psycopg
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.process import Process
-from gracekit.store.batch import Batch, BatchOutcome, Row, caused, conflict, passed_of, sums_of
+from gracekit.store.batch import (
+    Batch,
+    BatchOutcome,
+    Row,
+    Value,
+    caused,
+    conflict,
+    passed_of,
+    sums_of,
+)
 from gracekit.store.postgres.postgres_link import PostgresLink, rows
 from gracekit.store.postgres.postgres_texts import numbered, only_if, returning_id, with_id_of
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, text_of
@@ -43,6 +53,38 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
     AND state_change < clock_timestamp() - ? * INTERVAL '1 s'"""
 
 
+_NOW: Final = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
+NOW: Final = f"SELECT {_NOW}"
+_LOCK: Final = 1  # index of the result, behind BEGIN
+
+
+class ServerClock:
+    """The time of the server, carried on by what passes on this machine, also asleep.
+
+    A difference that the way of a message can explain is no step of the clock.
+    """
+
+    _WAY_S: Final = 0.05
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - self._passed()
+
+    @staticmethod
+    def _passed() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def note(self, wall: Value) -> None:
+        """Take what the server has just told."""
+        assert isinstance(wall, float)
+        ahead_s = wall - self._passed()
+        if abs(ahead_s - self._ahead_s) > self._WAY_S:
+            self._ahead_s = ahead_s
+
+    def wall(self) -> float:
+        """Seconds since the epoch; from any thread."""
+        return self._ahead_s + self._passed()
+
+
 def lock_of(schema: str) -> int:
     """The key of the lock of a store, which is in its own schema of a database."""
     digest = hashlib.sha256(f"gracekit store {schema}".encode()).digest()
@@ -53,7 +95,7 @@ def begin(link: PostgresLink, lock: int) -> None:
     """Begin a transaction, and take the lock; sends only."""
     link.clear()
     link.send(_BEGIN)
-    link.send(f"SELECT pg_advisory_xact_lock({lock})")
+    link.send(f"SELECT pg_advisory_xact_lock({lock}), {_NOW}")
     link.sync()
 
 
@@ -86,15 +128,23 @@ class PostgresGroup:
         lock: Of the store.
         process: Its `reach` is called with each batch's point, before and after the commit.
         source: Has the guard.
+        clock: Is told the server's time.
     """
 
     def __init__(
-        self, link: PostgresLink, lock: int, process: Process, source: StatusSource
+        self,
+        link: PostgresLink,
+        lock: int,
+        process: Process,
+        source: StatusSource,
+        clock: ServerClock,
     ) -> None:
         self._link = link
         self._lock = lock
         self._process = process
         self._source = source
+        self._clock = clock
+        self._is_begun = False  # the time was asked, and is not read yet
         self._guard_at: int | None = None  # index of the guard's result
 
     def run(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
@@ -127,6 +177,7 @@ class PostgresGroup:
 
     def _begin(self, batches: Sequence[Batch]) -> None:
         begin(self._link, self._lock)
+        self._is_begun = True
         if not any(batch.durable for batch in batches):
             self._link.send("SET LOCAL synchronous_commit = off")
         self._guard_at = None
@@ -136,6 +187,9 @@ class PostgresGroup:
     def _read(self) -> None:
         """Take the results of all that was sent, the guard's first."""
         self._link.read()
+        if self._is_begun:
+            self._is_begun = False
+            self._clock.note(rows(self._link.results[_LOCK])[0][1])
         if self._guard_at is not None:
             if not self._link.results[self._guard_at].ntuples:
                 raise self._source.fence()

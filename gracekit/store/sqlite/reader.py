@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
@@ -153,6 +154,10 @@ class StoreReader:
     def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:  # noqa: ARG002
         """Refused."""
         self._refuse(batch)
+
+    def wall(self) -> float:
+        """See `Engine.wall`."""
+        return time.time()
 
     def guard(self, sql: str, *params: Value) -> None:
         """Does nothing: a reader commits nothing."""
