@@ -5,6 +5,6 @@ PYTHON ?= python3
 ARGS ?=
 
 # The first target: what `make` alone does.
-.PHONY: help demo test quick cover check soak docs dist bench bench-rabbitmq mutate lock
-help demo test quick cover check soak docs dist bench bench-rabbitmq mutate lock:
+.PHONY: help demo test quick cover check soak docs dist bench bench-postgres bench-rabbitmq mutate lock
+help demo test quick cover check soak docs dist bench bench-postgres bench-rabbitmq mutate lock:
 	@$(PYTHON) tools/dev.py $@ $(ARGS)

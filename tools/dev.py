@@ -329,6 +329,12 @@ def bench(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, "benchmarks", *arguments)
 
 
+def bench_postgres(arguments: Sequence[str]) -> int:
+    """Measure a store in PostgreSQL; arguments: --rounds N, --quick."""
+    servers(arguments)
+    return run(DEV_LOCK, "benchmarks.postgres", *arguments)
+
+
 def bench_rabbitmq(arguments: Sequence[str]) -> int:
     """Measure workers on RabbitMQ, beside other libraries in environments of their own."""
     servers(())
@@ -403,6 +409,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "docs": docs,
     "dist": dist,
     "bench": bench,
+    "bench-postgres": bench_postgres,
     "bench-rabbitmq": bench_rabbitmq,
     "mutate": mutate,
     "lock": lock,

@@ -136,12 +136,21 @@ def _on_postgres(
 ) -> Iterator[None]:
     if request.node.get_closest_marker("looptime") is None:
         pytest.skip("its time is not played")
-    plain = MemoryEngine.start
+    plain, asks = MemoryEngine.start, MemoryEngine.query
 
     async def start(self: MemoryEngine) -> None:
         await (_start(self) if isinstance(self._shared, Disk) else plain(self))
 
+    async def query(self: MemoryEngine, sql: str, *params: Any) -> list[Any]:
+        if not isinstance(self._shared, Disk):
+            return await asks(self, sql, *params)
+        found = _read(self._shared, (sql, params), None)
+        if isinstance(found, StoreError):
+            raise found
+        return list(found)
+
     monkeypatch.setattr(MemoryEngine, "start", start)
+    monkeypatch.setattr(MemoryEngine, "query", query)
     monkeypatch.setattr(machine, "open_memory", lambda: Disk(_played_server))
     monkeypatch.setattr(ports, "read", _read)
     yield
