@@ -222,7 +222,7 @@ class PostgresWriter(_Connected):
         if self._link is None or self._link.is_lost:
             return
         try:
-            self._link.ask("ROLLBACK")
+            self._link.roll_back()
             end_frozen(self._link, self._lock)
         except psycopg.Error:
             self._link.close()

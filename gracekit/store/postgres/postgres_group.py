@@ -157,11 +157,11 @@ class PostgresGroup:
         """
         outcomes = self._together(batches)
         if outcomes is None:
-            self.roll_back()
+            self._link.roll_back()
             outcomes = self._apart(batches)
         passed = passed_of(batches, outcomes)
         if not passed:
-            self.roll_back()
+            self._link.roll_back()
             return outcomes
         for batch in passed:
             self._process.reach(batch.point, "before")
@@ -169,11 +169,6 @@ class PostgresGroup:
         for batch in passed:
             self._process.reach(batch.point, "after")
         return outcomes
-
-    def roll_back(self) -> None:
-        """End the transaction without its changes."""
-        self._link.send("ROLLBACK")
-        self._link.read()
 
     def _begin(self, batches: Sequence[Batch]) -> None:
         begin(self._link, self._lock)

@@ -193,6 +193,11 @@ class PostgresLink:
         self.read()
         return rows(self.results[0])
 
+    def roll_back(self) -> None:
+        """End the transaction without its changes."""
+        self.send("ROLLBACK")
+        self.read()
+
     def _result(self, deadline: float) -> pq.abc.PGresult:
         while self._pg.is_busy():
             self._wait(select.POLLIN, deadline)

@@ -100,8 +100,7 @@ def migrate_store(
         raise _failed(error, len(migrations), where) from error
     finally:
         if not link.is_lost:
-            link.send("ROLLBACK")  # a warning and nothing else behind COMMIT
-            link.read()
+            link.roll_back()  # behind COMMIT a warning and nothing else
 
 
 def _failed(error: psycopg.Error, version: int, where: str) -> ConfigError | StoreError:
