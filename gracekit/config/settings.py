@@ -110,9 +110,10 @@ class Settings:
         store_url: Where the journal is kept: `sqlite:///file`, `memory://`, or
             `postgresql://user@host/database`. It must not be the file of the transport.
         run_directory: Directory for what concerns this host alone: locks that prove which runs
-            live, their doors and wake-up pipes. It must be on a local disk, and all runs and
-            commands of one host and store need the same one. If it is unset, it is `{store}-runs`
-            beside a store in a file, and `gracekit-runs` in the working directory for PostgreSQL.
+            live, their doors and wake-up pipes. It must be on a local disk. All runs and commands
+            of one store need the same one, and another store needs another one. If it is unset, it
+            is `{store}-runs` beside a store in a file, and `gracekit-runs` in the working directory
+            for a store in PostgreSQL.
         host: Name of this host. The queue for requests to this host alone is named after it;
             several runs of one host may share that queue.
         instance: Name of this process among those of its service. If it is unset, the run takes
