@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from psycopg.rows import dict_row
 
 from tests.process.helpers import ServiceProcess
@@ -31,6 +32,11 @@ class PostgresSite(RabbitSite):
 
     def rows(self, sql: str, *params: object) -> list[dict[str, Any]]:
         """Rows of the store, as committed by now."""
-        with self._server.connect(row_factory=dict_row) as connection:
-            connection.execute(f"SET search_path = {self._schema}")
+        with self.connect() as connection:
             return list(connection.execute(sql.replace("?", "%s").encode(), params))
+
+    def connect(self) -> psycopg.Connection[dict[str, Any]]:
+        """A connection to the store that has nothing to do with gracekit."""
+        connection = self._server.connect(row_factory=dict_row)
+        connection.execute(f"SET search_path = {self._schema}")
+        return connection

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ import pytest
 
 from gracekit import RpcClient
 from gracekit.errors import TaskInterruptedError
+from tests.loops import without_settings
 from tests.postgres.site import PostgresSite
-from tests.process.helpers import ServiceProcess, until
+from tests.process.helpers import ROOT, ServiceProcess, until
 from tests.rabbit.broker import Broker
 from tests.store.postgres import Postgres
 
@@ -142,16 +145,38 @@ async def test_a_start_without_a_server_ends_with_69_and_a_sentence(
     assert "cannot be reached" in service.log
 
 
-async def test_an_error_reaches_the_caller_of_another_host(site: PostgresSite) -> None:
-    """The host that takes over ends an `error` task, and its caller hears so."""
-    first = await site.start_on("one", max_running=4).serving()
+async def test_the_tasks_of_a_dead_host_wait_until_an_operator_says_so(site: PostgresSite) -> None:
+    """Nothing proves from another host that it is dead. Then its `error` task ends, and its caller
+    hears so from there.
+    """
+    first = await site.start_on("one", instance="one").serving()
     async with RpcClient(site.url, "shop") as client:
         call = asyncio.create_task(client.prepare(timeout="120s").call("slow", key="a", s=60))
         await site.effect("start", "a")
         first.kill()
+        with site.connect() as connection:  # as if it were another machine
+            connection.execute("UPDATE run SET boot_id = 'another'")
         second = await site.start_on("two").serving()
+        same = site.start_on("two", instance="one")
+        code, told = await same.exit_code(), same.log
+        await second.wait_log("run.not_proven")
+        assert site.transient() != []
+        assert await asyncio.to_thread(gone, site, str(first.run["run_id"])) == 0
         with pytest.raises(TaskInterruptedError):
             await call
 
+    assert code == 69
+    assert f"gracekit runs gone {first.run['run_id']} --reason" in told
     assert await second.stop() == 0
     check_accounts(site)
+
+
+def gone(site: PostgresSite, run_id: str) -> int:
+    """The command of an operator, on the second host."""
+    words = ("runs", "gone", run_id, "--reason", "its power supply burns")
+    ours = {
+        "GRACEKIT_STORE_URL": str(site.settings["store_url"]),
+        "GRACEKIT_RUN_DIRECTORY": str(site.root / "runs-two"),
+    }
+    command = (sys.executable, "-m", "gracekit", *words)
+    return subprocess.run(command, cwd=ROOT, env=without_settings() | ours, check=False).returncode
