@@ -109,11 +109,11 @@ class Settings:
             broker by `amqp://`, `amqps://` or `rabbit://`.
         store_url: Where the journal is kept: `sqlite:///file`, `memory://`, or
             `postgresql://user@host/database`. It must not be the file of the transport.
-        run_directory: Directory for what concerns this host alone: locks that prove which runs
-            live, their doors and wake-up pipes. It must be on a local disk. All runs and commands
-            of one store need the same one, and another store needs another one. If it is unset, it
-            is `{store}-runs` beside a store in a file, and `gracekit-runs` in the working directory
-            for a store in PostgreSQL.
+        run_directory: Directory beside a store in PostgreSQL for what concerns this host alone:
+            locks that prove which runs live, their doors and wake-up pipes. It must be on a local
+            disk. All runs and commands of one store need the same one, and another store needs
+            another one. If it is unset, it is `gracekit-runs` in the working directory. A store in
+            a file has its own, `{store}-runs`.
         host: Name of this host. The queue for requests to this host alone is named after it;
             several runs of one host may share that queue.
         instance: Name of this process among those of its service. If it is unset, the run takes
@@ -596,6 +596,12 @@ def _urls(settings: Settings) -> Iterator[Problem]:
             f"transport_url and store_url both name {paths[0]}: the journal needs a file of its "
             "own, with other durability and mode; set GRACEKIT_STORE_URL to another one",
             *("transport_url", "store_url"),
+        )
+    if settings.run_directory is not None and kind_of(settings.store_url) is UrlKind.FILE:
+        yield problem(
+            f"run_directory = {settings.run_directory} is for a store in PostgreSQL; a store in a "
+            "file has its own beside it: leave GRACEKIT_RUN_DIRECTORY out",
+            *("run_directory", "store_url"),
         )
     kinds = kind_of(settings.store_url), kind_of(settings.transport_url)
     if kinds == (UrlKind.MEMORY, UrlKind.FILE):

@@ -32,7 +32,7 @@ _END: Final = "coalesce(ended_at, adopted_at)"
 BY_ID: Final = f"{_RUNS} run_id IN ({{marks}})"
 ALL_NOT_ADOPTED: Final = f"{_RUNS} adopted_at IS NULL ORDER BY started_at DESC, generation DESC"
 LAST_ENDED: Final = f"""
-{_RUNS} adopted_at IS NOT NULL AND {{where}} ORDER BY {_END} DESC LIMIT ?"""
+{_RUNS} adopted_at IS NOT NULL AND {{where}} ORDER BY {_END} DESC, generation DESC LIMIT ?"""
 # No run was adopted before its last beat, so the second condition implies the first one, which lets
 # SQLite use an index.
 LAST_OF_INSTANCES: Final = f"""

@@ -58,7 +58,7 @@ class StorePlace:
         return str(self.path) if self.postgres is None else self.postgres.name
 
     def _run_directory(self, named: str | None) -> Path:
-        if named is None and self.path is not None:
+        if self.path is not None:
             return self.path.with_name(f"{self.path.name}-runs")
         return absolute(Path(named or RUN_DIRECTORY))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -20,23 +20,12 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_commands_find_a_run_by_a_run_directory_elsewhere(directory: Path):
-    """Its lock and its door are there alone, and an operator's command needs the same setting."""
-    elsewhere = {"GRACEKIT_RUN_DIRECTORY": "here/runs"}
-    (directory / "here").mkdir(mode=0o700)
-    with Running(directory, "--instance", "api-1", **elsewhere) as run:
-        healthy = gracekit(directory, "health", **elsewhere)
-        blind = gracekit(directory, "health")
-        doctor = gracekit(directory, "doctor", "--json", **elsewhere)
-        drained = gracekit(directory, "drain", **elsewhere)
-        ended = run.wait()
+def test_a_store_in_a_file_has_its_run_directory_beside_it(directory: Path):
+    """Elsewhere, a migration would not see the runs that it must wait for."""
+    refused = gracekit(directory, "run", "compute:svc", GRACEKIT_RUN_DIRECTORY="here")
 
-    seen = {one["check"]: one["seen"] for one in doctor.json["findings"] if one["area"] == "store"}
-    assert (healthy.code, blind.code, drained.code, ended) == (0, 4, 0, 0)
-    assert "1 live: compute@api-1" in seen["runs"]
-    assert seen["doors"] == "each run that lives has one, and answers"
-    assert (directory / "here" / "runs" / "mark").exists()
-    assert not (directory / "gracekit-store.db-runs").exists()
+    assert refused.code == 78
+    assert "run_directory = here is for a store in PostgreSQL" in refused.err
 
 
 @pytest.mark.parametrize(

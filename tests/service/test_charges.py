@@ -541,7 +541,7 @@ async def test_a_stop_that_was_cut_short_is_nobodys_crash(world: World, svc: Ser
     for number in range(4):
         await world.until(lambda number=number: len(site.starts) == number + 1)
         drain = asyncio.create_task(site.lives[-1].drain())
-        await world.until(lambda: world.rows("SELECT 1 FROM run WHERE stop_at NOT NULL") != [])
+        await world.until(lambda: world.rows("SELECT 1 FROM run WHERE stop_at IS NOT NULL") != [])
         await asyncio.sleep(1)
         await site.lives[-1].crash()
         await asyncio.gather(drain, return_exceptions=True)

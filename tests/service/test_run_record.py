@@ -51,7 +51,7 @@ async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service)
     await life.crash()
     life = await world.start(svc)
 
-    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
+    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY generation")]
     assert verdicts == ["drained", "handed_over", "killed", "stop_timeout", None]
     assert world.tally()["adopted_runs"] == 4
 
@@ -115,7 +115,7 @@ async def test_an_end_that_an_older_copy_of_the_store_lacks_is_unknown(world: Wo
     await life.crash()
     await world.start(svc)
 
-    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
+    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY generation")]
     assert verdicts == ["unknown", "unknown", "killed", None]
 
 

@@ -104,10 +104,12 @@ def _prove_nothing_of(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(life.process)
     judge = kind.judge
 
-    def judge_others(self: Any, other: Recorded, directory: Path | None) -> Liveness:
+    def judge_others(
+        self: Any, other: Recorded, directory: Path | None, *, is_shared: bool
+    ) -> Liveness:
         if other.identity == life.process.identity:
             return Liveness(Alive.NOT_PROVEN, "its lock file is gone")
-        return judge(self, other, directory)
+        return judge(self, other, directory, is_shared=is_shared)
 
     monkeypatch.setattr(kind, "judge", judge_others)
 
