@@ -657,7 +657,6 @@ def test_modules_and_functions_can_be_read_at_a_sitting():
 SHORTEST_MODULE: Final = 50
 SHORTER: Final = {
     "web.py": "one public thing, for applications of the web",
-    "cli/store.py": "one command",
     "runs/names.py": "the names of files, which commands ask before they load anything else",
     "version.py": "read without loading anything else",
 }

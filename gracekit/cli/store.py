@@ -1,4 +1,4 @@
-"""`gracekit store`: what is done with the file of a store."""
+"""`gracekit store`: copy the file of a store, or print the text that makes one in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
 from gracekit.config.urls import absolute
+from gracekit.store.location import StoreLocation
 
 
 @click.group(cls=HintingGroup)
 def store() -> None:
-    """Look after the file of a store."""
+    """Copy a store, or print what makes its tables."""
 
 
 @store.command()
@@ -44,3 +45,16 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
             f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "
             "whole; to restore it see docs/backup.md"
         )
+
+
+@store.command("sql")
+@store_option
+@config_option
+def show_sql(*, store_url: str | None, config: Path | None) -> None:
+    """Print the SQL that makes a store in PostgreSQL.
+
+    Give it to psql as a user who may create a schema, if the user of the service
+    may not: it may use the tables then, and its start makes none.
+    """
+    settings = load({"store_url": store_url}, os.environ, config)
+    click.echo(StoreLocation(settings).sql_text(), nl=False)

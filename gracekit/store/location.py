@@ -94,6 +94,19 @@ class StoreLocation(StorePlace):
             raise ConfigError(f"{self.url} is the memory of one process, and cannot be copied")
         return back_up(self.path, target, now=now)
 
+    def sql_text(self) -> str:
+        """The script that makes the store, for a user who may do that.
+
+        Raises:
+            ConfigError: a service makes such a store by itself.
+        """
+        if self.postgres is None:
+            raise ConfigError(f"{self.url} is made by the first start of its service, without SQL")
+        made: str = _in_postgres("postgres_migrate").sql_text(
+            self.postgres.libpq, self.postgres.schema
+        )
+        return made
+
     def wakeups(self, run_id: str | None = None) -> Wakeups:
         """The wake-up pipes of the store's runs; *run_id* names the run that listens, if any."""
         return Wakeups(self.run_directory, run_id)

@@ -122,6 +122,6 @@ def test_who_may_not_make_tables_is_sent_to_who_may(postgres: Postgres, schema: 
         server.execute("CREATE ROLE guest LOGIN")
         with pytest.raises(ConfigError, match="gracekit store sql"):
             migrated(postgres, schema, OURS, "guest")
-        server.execute(sql_text(OURS, schema, "guest"))
+        server.execute(sql_text(postgres.url(user="guest"), schema).encode())
 
         assert migrated(postgres, schema, OURS, "guest") == 1

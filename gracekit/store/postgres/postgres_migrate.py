@@ -6,13 +6,16 @@ migrates and the others find it done. The table `meta` has the number of the las
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
+from gracekit.store.migrate import load_migrations
 from gracekit.store.postgres.postgres_group import begin
 from gracekit.store.postgres.postgres_link import PostgresLink
 from gracekit.store.postgres.sqlstates import text_of
@@ -53,13 +56,14 @@ def statements_of(migrations: Sequence[str], version: int = 0) -> Iterator[str]:
     yield f"{_SET_VERSION} = {len(migrations)}"
 
 
-def sql_text(migrations: Sequence[str], schema: str, user: str) -> str:
-    """The script that makes an empty store which *user* may use, for a user who may make it."""
+def sql_text(url: str, schema: str) -> str:
+    """The script that makes an empty store which the user of *url* may use."""
+    user = conninfo_to_dict(url).get("user") or getpass.getuser()
     lines = (
         "BEGIN",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
         f'SET LOCAL search_path = "{schema}"',
-        *statements_of(migrations),
+        *statements_of(load_migrations(POSTGRES_MIGRATIONS)),
         f'GRANT USAGE ON SCHEMA "{schema}" TO "{user}"',
         f'GRANT ALL ON ALL TABLES IN SCHEMA "{schema}" TO "{user}"',
         f'GRANT ALL ON ALL SEQUENCES IN SCHEMA "{schema}" TO "{user}"',
