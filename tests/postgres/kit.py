@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from gracekit.process import Process
 from gracekit.store.migrate import load_migrations
 from gracekit.store.postgres.postgres_engine import PostgresEngine
+from gracekit.store.postgres.postgres_group import lock_of
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS
 from tests.rabbit.proxy import Proxy
 from tests.store.postgres import Postgres
@@ -33,6 +34,7 @@ class Site:
     def __init__(self, server: Postgres, schema: str) -> None:
         self.server = server
         self.schema = schema
+        self.lock = lock_of(schema)
         self.proxy = Proxy(server.port)
 
     def __enter__(self) -> Self:
