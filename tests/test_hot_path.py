@@ -22,8 +22,8 @@ TIMES: Final = 6
 # Calls of gracekit's functions from the client's to the reply, or to the end of the record. A
 # change may raise one, and its commit says why; one that lowers one writes the new number here.
 CALLS: Final = {
-    ("cast", "retry"): 248,
-    ("call", "retry"): 345,
+    ("cast", "retry"): 254,
+    ("call", "retry"): 354,
     ("cast", "requeue"): 188,
     ("call", "requeue"): 255,
 }

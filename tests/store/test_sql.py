@@ -47,7 +47,9 @@ _NAMED: Final = {
     "testing/ports.py": {"gracekit.store.sqlite.sqlite_engine", "gracekit.store.sqlite.threads"},
 }
 # A scheme, as code writes it that decides by one.
-_SCHEME: Final = re.compile(r"(sqlite|amqps?|rabbit|memory|postgres(ql)?):?")
+_SCHEME: Final = re.compile(
+    r"(sqlite|amqps?|rabbit|memory|postgresql):?|postgres:"
+)  # `postgres` is an extra
 # The table of them, and the client of brokers, which reads the rest of its URLs.
 _KNOWS_SCHEMES: Final = ("config/urls.py", "rpc/amqp/")
 
