@@ -896,7 +896,7 @@ def test_settings_are_checked_as_a_whole():
     env = {
         "GRACEKIT_DRAIN_TIMEOUT": "soon",
         "GRACEKIT_MAX_RUNING": "5",
-        "GRACEKIT_STORE_URL": "postgres://x",
+        "GRACEKIT_STORE_URL": "redis://x",
     }
     with pytest.raises(ConfigError) as caught:
         load({}, env)

@@ -131,6 +131,8 @@ NOT_MEASURED: Final = {
     ("reconciliation.waits", "requests"): "part of the line of one pass",
     ("reconciliation.waits", "waited_s"): "part of the line of one pass",
     ("reconciliation.finished", "took_s"): "of one pass, for who reads its line",
+    ("store.stranded", "unfinished"): "it must never come; who reads its line looks for why",
+    ("store.stranded", "not_started"): "as unfinished",
     ("store.unreachable", "away_s"): "gracekit_ready shows it",
     ("store.reachable", "away_s"): "gracekit_ready shows it",
 }

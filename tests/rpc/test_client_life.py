@@ -456,6 +456,7 @@ def lock(path: Path) -> apsw.Connection:
 
 def impatient(client: RpcClient) -> RpcClient:
     client._transport._engine._busy_timeout_s = LOCKED_S
+    client._transport._engine._patience_s = LOCKED_S
     return client
 
 
