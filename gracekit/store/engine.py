@@ -47,7 +47,7 @@ class Engine(Protocol):
         """Commit nothing more unless *sql* returns a row: the run that commits may still act.
 
         It is asked in the transaction of each commit, before all other statements, so that a run
-        whose rows were taken over leaves none that nobody looks for. If it returns no row, the
+        whose rows were taken over leaves none that recovery would miss. If it returns no row, the
         store is FENCED. `start` forgets it.
         """
 

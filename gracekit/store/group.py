@@ -50,7 +50,7 @@ class GroupCommit:
         connection: Used by this object alone.
         process: Its `reach` is called with each batch's point, before and after the commit.
         synchronous: Level of durable commits; the others are NORMAL.
-        source: Has the guard, and is told of a final error before its group is answered.
+        source: Has the guard, and gets a final error before its group is answered.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from gracekit import RpcClient
 from gracekit.errors import TaskInterruptedError
 from tests.loops import without_settings
 from tests.postgres.site import PostgresSite
-from tests.process.helpers import ROOT, ServiceProcess, until
+from tests.process.helpers import ROOT, until
 from tests.rabbit.broker import Broker
 from tests.store.postgres import Postgres
 
@@ -119,11 +119,7 @@ async def _outages(site: PostgresSite, server: Postgres) -> None:
     await until(lambda: len(site.rows("SELECT 1 FROM task")) == CASTS, "all on record", 120)
     await until(lambda: not site.transient(), "the end", 180)
     for service in services.values():
-        assert await _stop(service) == 0
-
-
-async def _stop(service: ServiceProcess) -> int:
-    return await service.stop()
+        assert await service.stop() == 0
 
 
 def _check_effects(site: PostgresSite) -> None:

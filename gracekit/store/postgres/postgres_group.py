@@ -74,7 +74,7 @@ class ServerClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def note(self, wall: Value) -> None:
-        """Take what the server has just told."""
+        """Take the time that the server has just sent."""
         assert isinstance(wall, float)
         ahead_s = wall - self._passed()
         if abs(ahead_s - self._ahead_s) > self._WAY_S:
@@ -128,7 +128,7 @@ class PostgresGroup:
         lock: Of the store.
         process: Its `reach` is called with each batch's point, before and after the commit.
         source: Has the guard.
-        clock: Is told the server's time.
+        clock: Gets the server's time.
     """
 
     def __init__(
