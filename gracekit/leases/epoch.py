@@ -17,7 +17,6 @@ from pathlib import Path
 from gracekit.clock import Clock
 from gracekit.journal.claims import add_restored
 from gracekit.leases import epoch_sql as sql
-from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -36,7 +35,6 @@ class Epoch:
         directory: Directory of its run locks.
         keep: Keeps a mark for the name of the store in the queue, if it is the highest;
             returns the highest.
-        leases: Gets the lowest token that it may grant.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class Epoch:
         name: str,
         directory: Path,
         keep: Keep,
-        leases: Leases,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -53,7 +50,6 @@ class Epoch:
         self._name = name
         self._directory = directory
         self._keep = keep
-        self._leases = leases
         self._telemetry = telemetry
         self._clock = clock
 
@@ -74,7 +70,6 @@ class Epoch:
         index = batch.ask(sql.RISE)
         ((epoch, age),) = (await self._engine.commit(batch))[index]
         mark = mark_of(epoch, age)
-        self._leases.lowest = mark >> EPOCH_BITS << EPOCH_BITS
         self._write_file(mark)
         await self._keep(self._name, mark)
 

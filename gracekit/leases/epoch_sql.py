@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.store.older import EPOCH_BITS
+
 LOOK: Final = "SELECT epoch, age, copied_at FROM epoch"
 RISE: Final = "UPDATE epoch SET age = age + 1 RETURNING epoch, age"
-RAISE: Final = """
-UPDATE epoch SET epoch = CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1,
+_RAISED: Final = "(CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1)"
+RAISE: Final = f"""
+UPDATE epoch SET epoch = {_RAISED}, floor = {_RAISED} * {1 << EPOCH_BITS},
     age = CASE WHEN age > ?2 THEN age ELSE ?2 END, copied_at = NULL"""

@@ -86,11 +86,7 @@ class _Owed(NamedTuple):
 
 
 class Leases:
-    """The leases of one run.
-
-    Attributes:
-        lowest: Every token is above it; see `epoch`.
-    """
+    """The leases of one run."""
 
     def __init__(self, engine: Engine, clock: Clock, *, run_id: str) -> None:
         self._engine = engine
@@ -98,7 +94,6 @@ class Leases:
         self._run_id = run_id
         self._owed: list[_Owed] = []
         self._looked_to: Resource = ("", "")  # the last one that `remove_old` has seen
-        self.lowest = 0
         self.kept = 0  # leases of tasks that were cut: only the death of this process frees them
 
     def add_take(
@@ -122,7 +117,7 @@ class Leases:
         self, resource: Resource, request_id: str, row_id: int | None
     ) -> tuple[str | int | float | None, ...]:
         who = (self._run_id, request_id, self._clock.wall(), row_id)
-        return (*resource, self.lowest, *who)
+        return (*resource, *who)
 
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
         """Release the lease; nothing if it was lost already."""

@@ -19,7 +19,7 @@ _WAITS: Final = (
 # another run waits for the lease.
 TAKE: Final = f"""
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
-SELECT ?1, ?2, CASE WHEN floor > ?3 THEN floor ELSE ?3 END + 1, ?4, ?5, ?6 FROM epoch WHERE 1 = 1
+SELECT ?1, ?2, floor + 1, ?3, ?4, ?5 FROM epoch WHERE 1 = 1
 ON CONFLICT (kind, id) DO UPDATE SET
     lver = CASE WHEN lease.lver + 1 > excluded.lver THEN lease.lver + 1 ELSE excluded.lver END,
     owner = excluded.owner, request_id = excluded.request_id,
@@ -32,7 +32,7 @@ WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT E
             AND (task.target = '' OR task.owner IS NOT NULL)
             OR task.{_WAITS.format(now="excluded.acquired_at")}
             AND task.owner <> excluded.owner)
-        AND task.id < coalesce(?7, (
+        AND task.id < coalesce(?6, (
             SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
 RETURNING lver"""
 RIVALS: Final = f"""
@@ -68,8 +68,8 @@ TAKE_AWAY_ONE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
     not_before = CASE WHEN not_before > ?2 THEN not_before ELSE ?2 END
 WHERE owner = ?3 AND request_id = ?4"""
-# A free row is kept only for its token. `floor` is the highest token of removed rows, and new rows
-# begin above it.
+# A free row is kept only for its token. Every new token is above `floor`: the highest one of rows
+# that were removed, or of what a newer copy of the store can have granted.
 REMOVE_AT_ONCE: Final = 500
 _IS_OLD: Final = f"""
 owner IS NULL AND released_at < ?1 AND not_before < ?1

@@ -49,7 +49,7 @@ def in_order(
 ) -> PartList:
     """The list of all parts: starting goes from the first line down, stopping from the last up."""
     reconciler, margin_s = parts.reconciler, ground.settings.exit_margin_s
-    epoch = _epoch(ground, records)
+    epoch = _epoch(ground)
     signs = _life_signs(ground, records, reconciler, coordinator)
     abandoning = requests.dispatcher.abandon_threads
     work = partial(_work, ground)
@@ -214,12 +214,12 @@ async def _look_for_readers(ground: Ground) -> None:
     await readers.start()
 
 
-def _epoch(ground: Ground, records: Records) -> Epoch | None:
+def _epoch(ground: Ground) -> Epoch | None:
     name, locks = ground.location.name, ground.location.run_directory
     if name is None or locks is None:
         return None
     keep = ground.transport.keep_mark
-    return Epoch(ground.engine, name, locks, keep, records.leases, ground.telemetry, ground.clock)
+    return Epoch(ground.engine, name, locks, keep, ground.telemetry, ground.clock)
 
 
 def _life_signs(

@@ -49,7 +49,8 @@ class Batch:
     Args:
         point: Names this commit, so that tests can crash before or after it.
         durable: False for commits that may be lost in a power cut (SQLite's
-            `synchronous=NORMAL`); a killed process loses neither kind.
+            `synchronous=NORMAL`); a killed process loses neither kind. On PostgreSQL all commits
+            are durable, as a server can crash while the run lives, and knows better.
     """
 
     __slots__ = ("durable", "point", "statements", "sums")

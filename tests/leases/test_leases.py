@@ -487,14 +487,12 @@ async def test_nobody_gets_a_resource_before_it_has_settled(desks: tuple[Desk, D
     assert (await two.must_take()).token == 2
 
 
-async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk, Desk]):
-    """A store that is an older one gives no token twice, for old and new resources alike; a run
-    that does not know its new epoch yet does not fall behind it.
-    """
+async def test_tokens_are_above_the_floor_and_rise_from_there(desks: tuple[Desk, Desk]):
+    """A store that is an older one gives no token twice, for old and new resources alike."""
     desk, other = desks
     await desk.release(await desk.must_take(VM))
 
-    desk.leases.lowest = 1 << 40
+    desk.world.disk.execute("UPDATE epoch SET floor = ?", (1 << 40,))
 
     first = await desk.must_take(VM)
     assert (first.token, (await desk.must_take(DISK)).token) == ((1 << 40) + 1, (1 << 40) + 1)
@@ -578,7 +576,7 @@ def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> 
     telemetry = Telemetry()
     telemetry.subscribe(lambda event, fields: heard.append(event))
     path = directory / "store.db"
-    return Epoch(desk.engine, str(path), directory, keep, desk.leases, telemetry, desk.clock)
+    return Epoch(desk.engine, str(path), directory, keep, telemetry, desk.clock)
 
 
 async def test_the_mark_is_closed_to_others(desks: tuple[Desk, Desk], tmp_path: Path):

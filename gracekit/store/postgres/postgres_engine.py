@@ -27,15 +27,15 @@ from gracekit.process import Process
 from gracekit.store.batch import Batch, BatchOutcome, Row, Value, caused
 from gracekit.store.migrate import load_migrations
 from gracekit.store.postgres.postgres_group import (
-    NOW,
     PostgresGroup,
     ServerClock,
     end_frozen,
     lock_of,
-    prove_ended,
+    take_over,
 )
 from gracekit.store.postgres.postgres_link import PostgresLink, shown
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, migrate_store
+from gracekit.store.postgres.postgres_server import check_server
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, start_error, text_of
 from gracekit.store.state import StatusSource, StoreState
 from gracekit.store.threaded import Query, ThreadedEngine
@@ -95,8 +95,9 @@ class PostgresEngine(ThreadedEngine):
         )
         try:
             link = writer.open()
+            check_server(link)
             migrate_store(link, self._migrations, lock=lock, schema=self._schema, where=self._where)
-            writer.clock.note(link.ask(NOW)[0][0])
+            take_over(link, lock, self, writer.clock)
         except BaseException as error:
             writer.close()
             if isinstance(error, psycopg.Error):
@@ -233,7 +234,7 @@ class PostgresWriter(_Connected):
         self.mend()
 
     def _reopen(self) -> None:
-        """Reach the server on a new connection; prove that no transaction of an old one goes on.
+        """Reach the server on a new connection, when no transaction of an old one goes on.
 
         Raises:
             psycopg.Error: that failed.
@@ -242,7 +243,7 @@ class PostgresWriter(_Connected):
         self.close()
         link = self.open()
         try:
-            prove_ended(link, self._lock, self._source)
+            take_over(link, self._lock, self._source, self.clock)
         except psycopg.Error:
             self._roll_back()
             raise

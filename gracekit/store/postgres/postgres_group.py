@@ -28,6 +28,7 @@ from gracekit.store.batch import (
     sums_of,
 )
 from gracekit.store.postgres.postgres_link import PostgresLink, rows
+from gracekit.store.postgres.postgres_server import note_origin
 from gracekit.store.postgres.postgres_texts import numbered, only_if, returning_id, with_id_of
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, text_of
 from gracekit.store.state import StatusSource
@@ -54,7 +55,6 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 
 
 _NOW: Final = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
-NOW: Final = f"SELECT {_NOW}"
 _LOCK: Final = 1  # index of the result, behind BEGIN
 
 
@@ -99,8 +99,8 @@ def begin(link: PostgresLink, lock: int) -> None:
     link.sync()
 
 
-def prove_ended(link: PostgresLink, lock: int, source: StatusSource) -> None:
-    """Wait until no transaction of this store is under way that began before.
+def take_over(link: PostgresLink, lock: int, source: StatusSource, clock: ServerClock) -> None:
+    """Wait until no transaction of this store is under way that began before; see `note_origin`.
 
     Raises:
         psycopg.Error: it is not proven.
@@ -109,10 +109,14 @@ def prove_ended(link: PostgresLink, lock: int, source: StatusSource) -> None:
     begin(link, lock)
     guard = source.guarded
     asked = None if guard is None else link.send(numbered(guard[0]), guard[1])
-    link.send("ROLLBACK")
     link.read()
+    clock.note(rows(link.results[_LOCK])[0][1])
     if asked is not None and not link.results[asked].ntuples:
+        link.roll_back()
         raise source.fence()
+    note_origin(link)
+    link.send("COMMIT")
+    link.read()
 
 
 def end_frozen(link: PostgresLink, lock: int) -> None:
@@ -170,11 +174,9 @@ class PostgresGroup:
             self._process.reach(batch.point, "after")
         return outcomes
 
-    def _begin(self, batches: Sequence[Batch]) -> None:
+    def _begin(self) -> None:
         begin(self._link, self._lock)
         self._is_begun = True
-        if not any(batch.durable for batch in batches):
-            self._link.send("SET LOCAL synchronous_commit = off")
         self._guard_at = None
         if (guard := self._source.guarded) is not None:
             self._guard_at = self._link.send(numbered(guard[0]), guard[1])
@@ -192,7 +194,7 @@ class PostgresGroup:
 
     def _together(self, batches: Sequence[Batch]) -> list[BatchOutcome] | None:
         """Try all without savepoints; None if a batch fails."""
-        self._begin(batches)
+        self._begin()
         try:
             places = [self._send(batch) for batch in batches]
             self._send_sums(batches)
@@ -207,7 +209,7 @@ class PostgresGroup:
 
     def _apart(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
         """Do each batch behind a savepoint of its own."""
-        self._begin(batches)
+        self._begin()
         outcomes = [self._attempt(batch) for batch in batches]
         self._send_sums(passed_of(batches, outcomes))
         self._read()

@@ -4,11 +4,13 @@
 -- two columns of different collations cannot be compared at all. There are no foreign keys: they
 -- would lock rows, and one writer at a time needs no such locks.
 
--- Which store this is, and the number of the last migration.
+-- Which store this is, the number of the last migration, and the server that wrote it last: its
+-- identifier and its timeline, which every failover and every restored backup begins anew.
 CREATE TABLE meta (
     one      BIGINT PRIMARY KEY CHECK (one = 1),
     schema   BIGINT NOT NULL,
-    store_id TEXT COLLATE "C" NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', '')
+    store_id TEXT COLLATE "C" NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', ''),
+    origin   TEXT COLLATE "C"
 );
 INSERT INTO meta VALUES (1, 0);
 

@@ -188,10 +188,10 @@ CREATE INDEX lease_owner ON lease (owner) WHERE owner IS NOT NULL;
 CREATE TABLE epoch (
     one       INTEGER PRIMARY KEY CHECK (one = 1),
     age       INTEGER NOT NULL,              -- rises at each start, and each half minute of a run
-    epoch     INTEGER NOT NULL,              -- rises when the store was found to be an older one; tokens begin at epoch * 2^40
+    epoch     INTEGER NOT NULL,              -- rises when the store was found to be an older one
     copied_at REAL,                          -- set in a copy by `gracekit store backup`, until its first start
-    -- Free lease rows go with the rest of the past. Tokens rise all the same: the first one of a
-    -- resource without a row is above the highest token of a row that was removed.
+    -- All new tokens are above it. Free lease rows go with the rest of the past; it is the highest
+    -- token of those, or of what a newer copy of the store can have granted.
     floor     INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 INSERT INTO epoch VALUES (1, 0, 0, NULL, 0);

@@ -1,0 +1,103 @@
+"""The server behind a store: what it must be, and whether it is the one that wrote last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from gracekit.errors import ConfigError
+from gracekit.store.batch import Row
+from gracekit.store.older import EPOCH_BITS
+from gracekit.store.postgres.postgres_link import PostgresLink
+
+OLDEST: Final = 15
+"""The oldest version that is tested."""
+
+FACTS: Final = """
+SELECT CAST(current_setting('server_version_num') AS BIGINT) / 10000,
+    current_setting('server_version'), current_setting('server_encoding'),
+    current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+    CAST(current_setting('max_connections') AS BIGINT)
+        - CAST(current_setting('superuser_reserved_connections') AS BIGINT)
+        - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"""
+_ORIGIN: Final = """
+SELECT origin, system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
+FROM meta, pg_control_system()"""
+_NOTE_ORIGIN: Final = "UPDATE meta SET origin = $1"
+# It is not known what was granted since the copy was made: all new tokens are above that. The next
+# start finds a copy, as it finds a restored backup.
+_BEGIN_EPOCH: Final = f"""
+UPDATE epoch SET epoch = epoch + 1, floor = (epoch + 1) * {1 << EPOCH_BITS},
+    copied_at = CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"""  # noqa: S608 - a constant
+
+
+class ServerFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What a server says of itself.
+
+    Attributes:
+        major: 15 for PostgreSQL 15.4.
+        version: For example `15.4 (Debian 15.4-1)`.
+        encoding: Of the database.
+        commit: Its `synchronous_commit` for this role.
+        standbys: Its `synchronous_standby_names`; empty for none.
+        free: So many more connections a role without special rights can open.
+    """
+
+    major: int
+    version: str
+    encoding: str
+    commit: str
+    standbys: str
+    free: int
+
+    @classmethod
+    def of(cls, row: Row) -> ServerFacts:
+        """From the row that `FACTS` returns."""
+        return msgspec.convert(row, cls)
+
+    @property
+    def refusal(self) -> ConfigError | None:
+        """Why no service may keep a store there; None if one may."""
+        if self.major < OLDEST:
+            return ConfigError(
+                f"PostgreSQL {self.version} is older than {OLDEST}, the oldest version that is "
+                "tested; upgrade the server, or use another one"
+            )
+        if self.encoding != "UTF8":
+            return ConfigError(
+                f"the encoding of the database is {self.encoding} and the store needs UTF8; make a "
+                "database with CREATE DATABASE ... TEMPLATE template0 ENCODING 'UTF8'"
+            )
+        if self.commit == "off":
+            return ConfigError(
+                "synchronous_commit is off: a crash of the server would lose requests that were "
+                "acknowledged; turn it on: ALTER ROLE ... SET synchronous_commit = on"
+            )
+        return None
+
+
+def check_server(link: PostgresLink) -> None:
+    """Refuse a server on which a store would not be safe.
+
+    Raises:
+        ConfigError: what is wrong, and the remedy.
+        psycopg.Error: the connection is lost.
+    """
+    if (refusal := ServerFacts.of(link.ask(FACTS)[0]).refusal) is not None:
+        raise refusal
+
+
+def note_origin(link: PostgresLink) -> None:
+    """If another server wrote last, begin a new epoch, in the transaction that is under way.
+
+    A standby that took over has a timeline of its own, and so has a server that was restored from a
+    backup. Both may lack what was written last.
+    """
+    ((before, now),) = link.ask(_ORIGIN)
+    if before == now:
+        return
+    if before is not None:
+        link.send(_BEGIN_EPOCH)
+    link.send(_NOTE_ORIGIN, (now,))
+    link.read()
