@@ -89,7 +89,10 @@ WHERE NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = owners.owner AND adopted_
 
 # A task that is accepted in the older store may have begun, and even ended, in the newer one.
 # The `repr` of a tuple of texts is valid SQL.
-_RESTORED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r}"
+# A run that has lived on since the copy knows what became of its requests.
+_RESTORED: Final = f"""
+{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r} AND NOT EXISTS (
+    SELECT 1 FROM run, epoch WHERE run_id = owner AND beat_at > copied_at AND adopted_at IS NULL)"""
 NOTE_RESTORED: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'

@@ -621,6 +621,26 @@ async def test_two_runs_that_find_their_store_older_at_once_both_rise_above_it(
     assert heard == ["store.older", "store.older"]
 
 
+async def test_a_run_that_lived_on_since_the_copy_keeps_its_accepted_requests(
+    desks: tuple[Desk, Desk], tmp_path: Path
+):
+    """A server that took over is a copy under runs that live: they know what they have begun."""
+    desk, _ = desks
+    for run_id in ("lives", "silent"):
+        desk.begin_run(run_id)
+        desk.put(run_id, state="accepted", cut=None, owner=run_id)
+    desk.world.disk.execute("UPDATE epoch SET copied_at = 100")
+    desk.world.disk.execute("UPDATE run SET beat_at = 101 WHERE run_id = 'lives'")
+
+    await epoch_of(desk, tmp_path, [0], []).begin()
+
+    states = desk.world.rows("SELECT request_id, state FROM task ORDER BY id")
+    assert [tuple(row.values()) for row in states] == [
+        ("lives", "accepted"),
+        ("silent", "handed_over"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("waits", "granted"),
     [
