@@ -29,6 +29,7 @@ from gracekit.listings.store_view import (
     verdict_of,
 )
 from gracekit.process import Process
+from gracekit.runs.names import door_name
 from gracekit.runs.pages import is_known, list_instances, list_services
 from gracekit.runs.run import Run
 from gracekit.store.location import StoreLocation
@@ -59,6 +60,11 @@ class StoreRecords(StoreView):
         self.run_directory: Path = location.run_directory
         self._reader = reader
         self._wakeups = location.wakeups()
+
+    def is_elsewhere(self, run: Run) -> bool:
+        """Whether *run* may be one of another host, whose door no command of this one reaches."""
+        door = self.run_directory / door_name(run.run_id)
+        return self.location.is_shared and not door.exists()
 
     def __enter__(self) -> Self:
         lost = lost_store(self.location)

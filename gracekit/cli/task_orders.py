@@ -333,6 +333,11 @@ class _OrderExecution:
         self, control: ControlClient, target: OrderTarget, run: Run, progress: OrderProgress
     ) -> bool:
         now = (run.run_id, target.state)
+        if progress.asked != now and not self._replaced and self._records.is_elsewhere(run):
+            if not await self._leave(target, run):
+                self._count_move(progress)
+                return False
+            progress.asked = now
         if progress.asked == now:
             return self._may_wait_no_longer(target.state.value, progress)
         answer = await self._put(control, run, target.request_id, target.recipient)
@@ -346,6 +351,22 @@ class _OrderExecution:
             self._done(target, words, progress, state=answer.get("state"))
             return True
         return False
+
+    async def _leave(self, target: OrderTarget, run: Run) -> bool:
+        """Leave the order in the row, where a run of another host looks each second.
+
+        Returns:
+            False if the row has changed since it was read.
+        """
+        if target.state is TaskState.HANDED_OVER:
+            raise GracekitError(
+                f"{target} is being settled by {label(run)} on host {run.host}: give the command "
+                "there, or again when it has been settled"
+            )
+        if target.ordered is not None:
+            return True
+        async with open_writing(self._settings) as engine:
+            return await self._orders(engine).leave(target, self._order)
 
     async def _put(
         self, control: ControlClient, run: Run, request_id: str, recipient: str

@@ -9,20 +9,23 @@ changed here: the answer is then `moved`, and the caller reads the row again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gracekit.dispatcher import Dispatcher
-from gracekit.errors import GracekitError
+from gracekit.errors import GracekitError, StoreError
 from gracekit.journal.order_rows import (
     OrderTarget,
     add_taken,
     incident_of,
+    order_of,
     refusal,
     refusal_of,
     target_named,
     target_of,
+    targets_in_flight,
 )
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
@@ -37,6 +40,8 @@ from gracekit.tracker.tracker import Tracker
 LOOKS: Final = 50
 BETWEEN_LOOKS_S: Final = 0.02
 """Seconds between two looks at a task that is in a step of gracekit, such as a commit."""
+LOOK_EVERY_S: Final = 1.0
+"""Seconds between two looks for orders that were given on another host."""
 
 VerbAnswer = dict[str, Any]
 
@@ -126,6 +131,22 @@ class Orders:
             return {"moved": True, "state": None if target is None else target.state.value}
         end = await self._parked_tasks.carry_out(target, order, args, source="operator")
         return {"moved": True, "state": None} if end is None else {"state": end.value}
+
+    async def keep_left(self) -> None:
+        """Each second, carry out what commands on other hosts have left, until cancelled."""
+        while True:
+            await self._journal.clock.wait_tick(LOOK_EVERY_S)
+            with contextlib.suppress(StoreError):  # the next look finds them
+                await self._carry_out_left()
+
+    async def _carry_out_left(self) -> None:
+        journal = self._journal
+        for target in await targets_in_flight(journal.engine, journal.service, journal.run_id):
+            task = self._tracker.get(target.request_id, target.recipient)
+            if task is None or task.row_id != target.id or task.cancel_cause is not None:
+                continue  # the row goes another way, or the handler is cancelled already
+            if task.state in {TaskState.ACCEPTED, TaskState.RUNNING}:
+                self._order(task, order_of(target))
 
     # -- in flight ----------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Control:
     """The verbs of one run, and the orders about its tasks.
 
     Attributes:
+        orders: As given.
         quieted_by_signal: Whether SIGTSTP was the last to change the intake.
     """
 
@@ -80,7 +81,7 @@ class Control:
         self._phase = phase
         self._tracker = tracker
         self._coordinator = coordinator
-        self._orders = orders
+        self.orders: Final = orders
         self._health = health
         self._journal = journal
         self._passes = passes
@@ -389,7 +390,7 @@ class Control:
                 "args must be an object, and are for the verb 'retry' alone"
             )
         recipient = str(args.get("recipient", ""))
-        answer = await self._orders.carry_out(task_id, recipient, order, replaced)
+        answer = await self.orders.carry_out(task_id, recipient, order, replaced)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
 
 

@@ -43,7 +43,7 @@ class OrderTarget(RowOfTask, frozen=True, kw_only=True):
         settle_s: Seconds between an unclean end and recovery's first look.
         errored_due: Whether it has ended and its errored hook is still to be called, or to return.
         calling: Whether its errored hook was called and has not returned.
-        ordered: The order that its run has taken, as JSON; None if none was.
+        ordered: The order that its run carries out, as JSON; None for none.
         has_arguments: Whether its arguments are still on record.
         owes_replies: Whether a caller is still to be answered, or may not have got the answer.
     """
@@ -128,6 +128,11 @@ async def targets_overdue(
 async def targets_ordered(engine: Queries, service: str, *, limit: int) -> list[OrderTarget]:
     """Unfinished rows of *service* that no run owns, with an order that was taken; oldest first."""
     return list(map(_target, await engine.query(sql.TARGETS_ORDERED, service, limit)))
+
+
+async def targets_in_flight(engine: Queries, service: str, owner: str) -> list[OrderTarget]:
+    """Rows that run *owner* has in flight, with an order."""
+    return list(map(_target, await engine.query(sql.TARGETS_IN_FLIGHT, service, owner)))
 
 
 async def targets_pending(
@@ -260,7 +265,7 @@ def incident_of(
 
 
 def order_of(target: OrderTarget) -> Order:
-    """The order that a run has taken about the row.
+    """The order about the row that a run carries out.
 
     Raises:
         StoreError: it cannot be read.
@@ -272,7 +277,7 @@ def order_of(target: OrderTarget) -> Order:
 
 
 def add_taken(batch: Batch, row_id: int, owner: str, order: Order) -> None:
-    """Record that run *owner* has taken an order about a task that it has in flight.
+    """Record an order about a task that run *owner* has in flight, and carries out.
 
     If that run ends before the task has ended, recovery carries the order out. A conflict if the
     task has ended already, or was handed over.

@@ -28,6 +28,10 @@ ORDER BY pending_deadline LIMIT ?"""
 TARGETS_ORDERED: Final = f"""
 {_TARGETS} ordered IS NOT NULL AND finished_at IS NULL AND service = ? AND owner IS NULL
     AND state IN ('accepted', 'handed_over') ORDER BY id LIMIT ?"""
+# A command on another host wrote the order there, or this run has taken it.
+TARGETS_IN_FLIGHT: Final = f"""
+{_TARGETS} ordered IS NOT NULL AND finished_at IS NULL AND service = ? AND owner = ?
+    AND state IN ('accepted', 'running')"""
 TARGETS_PENDING: Final = f"""
 {_TARGETS} resource_kind = ? AND resource_id = ? AND finished_at IS NULL AND state = 'pending'
     AND service = ? ORDER BY id"""

@@ -16,6 +16,7 @@ from gracekit.journal.order_rows import (
     OrderTarget,
     add_drop_hook,
     add_order,
+    add_taken,
     incident_of,
     state_of,
 )
@@ -94,6 +95,19 @@ class RowOrders:
         if not await incident.is_committed((commit or self._commit)(batch), self._engine):
             return None
         return TaskState.ACCEPTED if outcome is None else outcome.state
+
+    async def leave(self, target: OrderTarget, order: Order) -> bool:
+        """Leave an order to the run on another host that has the task in flight.
+
+        Returns:
+            False if the row has changed since it was read.
+        """
+        assert target.owner is not None
+        batch = Batch(Point.TALLY)
+        add_taken(batch, target.id, target.owner, order)
+        incident = self._incident_of(target, order, state_of(target))
+        incident.add(batch)
+        return await incident.is_committed(self._commit(batch), self._engine)
 
     async def end(self, target: OrderTarget, outcome: Outcome, *, what: str, detail: str) -> bool:
         """End a task without a new order, and note why as the incident *what*.

@@ -92,6 +92,7 @@ def in_order(
             ListedPart("jobs", work(parts.jobs.run)),
             ListedPart("watch", work(_watch(ground, signs, parts.servers).watch)),
             ListedPart("beat", work(signs.beat)),
+            ListedPart("orders", _left_orders(ground, control)),
             ListedPart("tidying", work(_tidying(ground, records, epoch, reconciler).tidy)),
             ListedPart("facts", work(facts.keep)),
             ListedPart("watchdog", StepPart(feeding.start)),
@@ -149,6 +150,11 @@ def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
         await sending.stop()
 
     return StepPart(sending.start, end=end)
+
+
+def _left_orders(ground: Ground, control: Control) -> StepPart | Background:
+    """Commands on this host ask by the door; only a store that hosts share has such orders."""
+    return _work(ground, control.orders.keep_left) if ground.location.is_shared else StepPart()
 
 
 async def _check_kinds(ground: Ground, members: Members) -> None:

@@ -1,0 +1,75 @@
+"""Commands on one host about runs of another one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gracekit import RpcClient
+from gracekit.errors import TaskCancelledError
+from tests.loops import without_settings
+from tests.postgres.site import PostgresSite
+from tests.process.helpers import ROOT
+from tests.rabbit.broker import Broker
+from tests.store.postgres import Postgres
+
+pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def site(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, postgres: Postgres, schema: str
+) -> Iterator[PostgresSite]:
+    made = PostgresSite(tmp_path, shared_broker, rabbit_vhost, postgres, schema)
+    yield made
+    made.close()
+
+
+async def command(site: PostgresSite, *words: str) -> tuple[int, str]:
+    """Exit status and output of a command on a host without services."""
+    ours = {
+        "GRACEKIT_STORE_URL": str(site.settings["store_url"]),
+        "GRACEKIT_RUN_DIRECTORY": str(site.root / "runs-elsewhere"),
+    }
+    done = await asyncio.to_thread(
+        subprocess.run,
+        (sys.executable, "-m", "gracekit", *words),
+        cwd=ROOT,
+        env=without_settings() | ours,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("state", ["running", "accepted"])
+async def test_a_task_of_another_host_is_cancelled_by_its_row(site: PostgresSite, state: str):
+    """Its run looks there each second; the order and its sender are on record once."""
+    service = await site.start_on("one", max_running=1).serving()
+    async with RpcClient(site.url, "shop") as client:
+        view = client.prepare(timeout="120s")
+        first = asyncio.create_task(view.call("slow", key="a", s=600))
+        await site.effect("start", "a")
+        second = asyncio.create_task(view.call("slow", key="b", s=600))
+        while len(site.rows("SELECT 1 FROM task WHERE state <> 'rejected'")) < 2:
+            await asyncio.sleep(0.05)
+        (row,) = site.rows("SELECT request_id FROM task WHERE state = ?", state)
+        words = ("tasks", "cancel", str(row["request_id"]), "--reason", "wrong host", "--json")
+        code, out = await command(site, *words)
+        call, other = (first, second) if state == "running" else (second, first)
+        with pytest.raises(TaskCancelledError):
+            await call
+        other.cancel()
+
+    assert (code, json.loads(out)["words"]) == (0, "cancelled")
+    incidents = site.rows("SELECT what, detail FROM incident WHERE request_id = ?", *row.values())
+    assert [one["what"] for one in incidents] == ["operator_cancel"]
+    assert "wrong host" in str(incidents[0]["detail"])
+    service.kill()
