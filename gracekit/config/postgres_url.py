@@ -49,6 +49,10 @@ class PostgresUrl(NamedTuple):
         """Without the password."""
         return f"PostgresUrl({self.name!r})"
 
+    def with_schema(self, schema: str) -> str:
+        """The URL of a store in another schema of the same database."""
+        return f"{self.libpq}{'&' if '?' in self.libpq else '?'}{_OWN}={schema}"
+
 
 def read_postgres_url(url: str) -> PostgresUrl:
     """Read and check *url*, which begins with `postgresql://` or `postgres://`.

@@ -13,12 +13,14 @@ from pathlib import Path
 import click
 
 from gracekit.config.loading import load
+from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, kind_of, shown_url
 from gracekit.demo.app import PINGS, entries
 from gracekit.demo.judge import Judgement, judge
 from gracekit.demo.story import Story, View
 from gracekit.demo.view import PlainView, TableView, can_draw
 from gracekit.errors import GracekitError
+from gracekit.store.place import StorePlace
 
 
 @click.command()
@@ -38,9 +40,22 @@ from gracekit.errors import GracekitError
     metavar="URL",
     help="Queues on this broker instead of in a file.  [env: GRACEKIT_TRANSPORT_URL]",
 )
+@click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    help="The store in a schema of its own in this database of PostgreSQL, instead of in a file."
+    "  [env: GRACEKIT_STORE_URL]",
+)
 @click.pass_context
 def demo(
-    ctx: click.Context, *, keep: bool, crash: bool, check: Path | None, transport_url: str | None
+    ctx: click.Context,
+    *,
+    keep: bool,
+    crash: bool,
+    check: Path | None,
+    transport_url: str | None,
+    store_url: str | None,
 ) -> None:
     """Show a drain and a restart in about 20 seconds.
 
@@ -52,25 +67,29 @@ def demo(
     Exit status: 0, or 1 if anything was lost or run twice.
     """
     if check is None:
-        judgement = _play_and_judge(keep=keep, crash=crash, broker=_broker(transport_url))
+        settings = load({"transport_url": transport_url, "store_url": store_url})
+        judgement = _play_and_judge(settings, keep=keep, crash=crash)
     else:
         judgement = asyncio.run(judge(check))
         _tell(judgement, check)
     ctx.exit(0 if judgement.good else 1)
 
 
-def _broker(transport_url: str | None) -> str | None:
-    """The URL of the user's broker; None for files, as the demonstration uses its own file."""
-    url = load({"transport_url": transport_url}).transport_url
-    return url if kind_of(url) is UrlKind.BROKER else None
-
-
-def _play_and_judge(*, keep: bool, crash: bool, broker: str | None) -> Judgement:
+def _play_and_judge(settings: Settings, *, keep: bool, crash: bool) -> Judgement:
+    """Play it on the user's broker and database, or on files of its own."""
     directory, view = Path(tempfile.mkdtemp(prefix="gracekit-demo-")), _view()
     view.say(f"files and logs are in {directory}")
-    if broker is not None:
+    broker = settings.transport_url
+    story = Story(
+        directory,
+        view,
+        broker if kind_of(broker) is UrlKind.BROKER else None,
+        StorePlace(settings).postgres,
+    )
+    if story.broker is not None:
         view.say(f"queues are on {shown_url(broker)}")
-    story = Story(directory, view, broker)
+    if story.database is not None:
+        view.say(f"the store is schema {story.schema} of {story.database.name.partition('?')[0]}")
     kept = keep
     try:
         judgement = asyncio.run(_perform(story, crash=crash))
@@ -83,6 +102,7 @@ def _play_and_judge(*, keep: bool, crash: bool, broker: str | None) -> Judgement
         raise click.Abort from None
     finally:
         if not kept:
+            story.remove_store()
             shutil.rmtree(directory, ignore_errors=True)
     return judgement
 
@@ -94,7 +114,7 @@ async def _perform(story: Story, *, crash: bool) -> Judgement:
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await story.play(crash=crash)
-    return await judge(story.directory)
+    return await judge(story.directory, story.store_url)
 
 
 def _view() -> View:

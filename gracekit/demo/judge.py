@@ -64,8 +64,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         return f"accepted {self.accepted}, {finished}{len(self.lost)} lost, {twice} run twice"
 
 
-async def judge(directory: Path) -> Judgement:
-    """Compare the files of a finished demonstration.
+async def judge(directory: Path, store_url: str | None = None) -> Judgement:
+    """Compare the files of a finished demonstration; its store is one of them without *store_url*.
 
     Raises:
         DemoError: there is none in *directory*.
@@ -74,7 +74,7 @@ async def judge(directory: Path) -> Judgement:
     confirmed, processes = entries(directory / CONFIRMED), entries(directory / PROCESSES)
     if not confirmed:
         raise DemoError(f"{directory} holds no demonstration: name a directory kept by --keep")
-    rows = await _rows(directory, processes)
+    rows = await _rows(reader_of(directory, store_url), processes)
     effects: dict[str, list[Entry]] = {}
     for effect in entries(directory / EFFECTS):
         effects.setdefault(effect["id"], []).append(effect)
@@ -88,8 +88,7 @@ async def judge(directory: Path) -> Judgement:
     )
 
 
-async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
-    reader = reader_of(directory)
+async def _rows(reader: ReadOnlyStore, processes: list[Entry]) -> dict[str, Entry]:
     await reader.start()
     try:
         return await read_rows(reader, {entry["pid"]: entry["name"] for entry in processes})
@@ -97,10 +96,11 @@ async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
         await reader.stop()
 
 
-def reader_of(directory: Path) -> ReadOnlyStore:
+def reader_of(directory: Path, store_url: str | None = None) -> ReadOnlyStore:
     """A reader of the demonstration's store, not opened yet."""
-    reader = StoreLocation(Settings(store_url=file_url(directory / STORE))).reader()
-    assert reader is not None  # it is a file
+    url = store_url or file_url(directory / STORE)
+    reader = StoreLocation(Settings(store_url=url)).reader()
+    assert reader is not None  # it is not in memory
     return reader
 
 

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gracekit.clock import Clock
+from gracekit.config.postgres_url import PostgresUrl
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.values import PREFIX
 from gracekit.demo.app import (
@@ -39,7 +40,7 @@ from gracekit.demo.app import (
     append,
     entries,
 )
-from gracekit.demo.judge import ENDED, STORE, read_rows, reader_of
+from gracekit.demo.judge import ENDED, read_rows, reader_of
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.process import Process as ThisProcess
@@ -128,12 +129,14 @@ class Story(msgspec.Struct):
 
     Attributes:
         broker: URL of the broker with the queues; None for a file in the directory.
+        database: A database for the store, which gets a schema of its own; None for a file.
         exit_codes: Exit codes of the service's processes, by name.
     """
 
     directory: Path
     view: View
     broker: str | None = None
+    database: PostgresUrl | None = None
     exit_codes: dict[str, int] = msgspec.field(default_factory=dict)
     _clock: Clock = msgspec.field(default_factory=Clock)
     _children: dict[str, _Child] = msgspec.field(default_factory=dict)
@@ -141,6 +144,25 @@ class Story(msgspec.Struct):
     _reader: ReadOnlyStore | None = None
     _began: float = 0.0
     _topic: str = msgspec.field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
+
+    @property
+    def schema(self) -> str:
+        """Of the store in the user's database."""
+        return self._topic.replace("-", "_")
+
+    @property
+    def store_url(self) -> str | None:
+        """Of the store in the user's database; None for a file in the directory."""
+        return None if self.database is None else self.database.with_schema(self.schema)
+
+    def remove_store(self) -> None:
+        """Remove the store from the user's database."""
+        if self.database is not None:
+            from gracekit.store.postgres.postgres_link import PostgresLink  # noqa: PLC0415 - an extra
+
+            link = PostgresLink(self.database.libpq, self.schema)
+            link.ask(f'DROP SCHEMA IF EXISTS "{self.schema}" CASCADE')
+            link.close()
 
     async def play(self, *, crash: bool) -> None:
         """Play the story, from the first start to the last exit.
@@ -254,9 +276,9 @@ class Story(msgspec.Struct):
     async def _read_store(self) -> tuple[Mapping[str, Entry], dict[str, str]]:
         phases = dict.fromkeys(self._services, "starting")
         if self._reader is None:
-            if not (self.directory / STORE).exists() or not self._services:
+            if not self._services:
                 return {}, phases
-            reader = reader_of(self.directory)
+            reader = reader_of(self.directory, self.store_url)
             try:
                 await reader.start()
             except GracekitError:
@@ -338,10 +360,13 @@ class Story(msgspec.Struct):
         await self._until(lambda snapshot: snapshot.state(label) != "", f"{label} to be confirmed")
 
     def _way(self) -> dict[str, str]:
-        """Environment variables by which all processes use the same queues."""
-        if self.broker is None:
-            return {}
-        return {variable_name("transport_url"): self.broker, TOPIC_VARIABLE: self._topic}
+        """Environment variables by which all processes use the same queues and the same store."""
+        way = {}
+        if self.broker is not None:
+            way = {variable_name("transport_url"): self.broker, TOPIC_VARIABLE: self._topic}
+        if self.store_url is not None:
+            way[variable_name("store_url")] = self.store_url
+        return way
 
     def _stop(self, name: str, number: int) -> None:
         child = self._services[name]

@@ -73,3 +73,22 @@ async def test_a_task_of_another_host_is_cancelled_by_its_row(site: PostgresSite
     assert [one["what"] for one in incidents] == ["operator_cancel"]
     assert "wrong host" in str(incidents[0]["detail"])
     service.kill()
+
+
+def test_the_demonstration_plays_in_a_schema_of_its_own(postgres: Postgres):
+    """It leaves nothing in the user's database, and says where its store is meanwhile."""
+    schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'demo%'"
+    played = subprocess.run(
+        (sys.executable, "-m", "gracekit", "demo", "--crash", "--store", postgres.url()),
+        cwd=ROOT,
+        env=without_settings(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert "the store is schema demo_" in played.stdout
+    assert played.stdout.splitlines()[-1].endswith("0 lost, 0 run twice")
+    with postgres.connect() as server:
+        assert server.execute(schemas).fetchall() == []
