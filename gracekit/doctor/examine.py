@@ -29,7 +29,7 @@ from gracekit.doctor import (
     store_runs,
     units,
 )
-from gracekit.doctor.finding import Finding, fail, skip, told
+from gracekit.doctor.finding import Finding, Level, fail, skip, told
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc import connect
@@ -205,13 +205,15 @@ def _host_checks() -> tuple[Check, ...]:
 def _runs(settings: Settings) -> tuple[store_runs.Runs, list[Finding]]:
     """The runs of the store, or none and the reason."""
     location = StoreLocation(settings)
-    if location.path is None or not location.path.is_file():
+    if location.is_memory or (location.path is not None and not location.path.is_file()):
         return _NO_RUNS, []
     try:
         return store_runs.read_runs(location), []
     except ConfigError:
         return _NO_RUNS, []  # check_schema reports it
     except GracekitError as error:
+        if location.postgres is not None:
+            return _NO_RUNS, []  # check_server reports it
         found = told("runs", error, ExitCode.DEPENDENCY)
         return _NO_RUNS, [msgspec.structs.replace(one, area="store") for one in found]
 
@@ -221,6 +223,8 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
     path, directory = location.path, location.run_directory
     if location.is_memory:
         yield from _in("store", lambda: _no_file(settings.store_url))
+    if location.postgres is not None:
+        yield from _database(settings, location, found)
     if path is None or directory is None:
         return
     migrations = load_migrations(MIGRATIONS)
@@ -243,6 +247,38 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
     yield from _file("store", path, migrations, STORE_TABLES, inside)
     if not path.is_file():
         yield from _in("store", lambda: store_runs.check_lost(location))
+
+
+def _database(settings: Settings, location: StoreLocation, found: store_runs.Runs) -> Findings:
+    # Imported here: the package for it is an extra.
+    try:
+        from gracekit.doctor import store_server  # noqa: PLC0415
+    except ImportError:
+        yield from _in("store", lambda: _without_package(location))
+        return
+    directory = location.run_directory
+    assert directory is not None
+    server = list(_in("store", lambda: store_server.check_server(location)))
+    yield from server
+    if any(one.level is Level.FAIL for one in server):
+        return
+    yield from _in(
+        "store",
+        lambda: store_runs.check_living(found),
+        lambda: store_runs.check_doubtful(found),
+        lambda: store_runs.check_doors(found, directory),
+        lambda: store_runs.check_instance(settings, found),
+        lambda: store_server.check_inside(settings, location, found),
+        lambda: store_runs.check_resources(found),
+    )
+
+
+def _without_package(location: StoreLocation) -> list[Finding]:
+    try:
+        location.reader()
+    except ConfigError as error:
+        return told("package", error)
+    return []
 
 
 def _transport(settings: Settings, found: store_runs.Runs, service: Service | None) -> Findings:

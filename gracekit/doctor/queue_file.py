@@ -41,17 +41,17 @@ def check_waiting(look: ReadOnlyDatabase) -> Finding:
     now = time.time()
     listed = ", ".join(
         f"{number!s} in {queue!s} (oldest {duration(age_s(now, float(str(sent_at))))})"
-        for queue, number, sent_at in look.rows(rows.WAITING)[:SHOWN]
+        for queue, number, sent_at in look.read(rows.WAITING)[:SHOWN]
     )
     return ok("waiting", listed or "no message waits")
 
 
 def check_dead_letters(look: ReadOnlyDatabase) -> Finding:
     """Report messages that no consumer could process."""
-    ((number,),) = look.rows("SELECT count(*) FROM dead_letter")
+    ((number,),) = look.read("SELECT count(*) FROM dead_letter")
     if not number:
         return ok("dead letters", "none")
-    ((queue, reason),) = look.rows(
+    ((queue, reason),) = look.read(
         "SELECT queue, reason FROM dead_letter ORDER BY dead_letter_id DESC LIMIT 1"
     )
     return warn(
@@ -87,7 +87,7 @@ def check_readers(
 
 def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
     """The living readers of all shared queues, with their stores."""
-    found = map(rows.reader_of, look.rows(rows.READERS))
+    found = map(rows.reader_of, look.read(rows.READERS))
     return [reader for reader, peer in found if _lives(look, peer)]
 
 
@@ -131,7 +131,7 @@ def judge(
 
 
 def _nameless(look: ReadOnlyDatabase, queue: str) -> list[int]:
-    peers = map(rows.peer_of, look.rows(_NAMELESS, queue))
+    peers = map(rows.peer_of, look.read(_NAMELESS, queue))
     return [peer.identity.pid for peer in peers if _lives(look, peer)]
 
 
@@ -150,7 +150,7 @@ def check_connections(look: ReadOnlyDatabase) -> Iterator[Finding]:
     check = "connections"
     doubtful = [
         f"pid {peer.identity.pid} ({judgement.reason})"
-        for peer in map(rows.peer_of, look.rows(rows.PEERS, ""))
+        for peer in map(rows.peer_of, look.read(rows.PEERS, ""))
         if not (judgement := judge_peer(look, peer)).is_alive and not judgement.is_dead
     ]
     if doubtful:

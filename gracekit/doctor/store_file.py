@@ -73,7 +73,7 @@ class ReadOnlyDatabase:
         with contextlib.suppress(apsw.Error):
             self._connection.close()
 
-    def rows(self, sql: str, *params: Value) -> list[Row]:
+    def read(self, sql: str, *params: Value) -> list[Row]:
         """The rows of a query.
 
         Raises:
@@ -86,11 +86,11 @@ class ReadOnlyDatabase:
 
     def tables(self) -> set[str]:
         """Names of its tables."""
-        return {str(name) for (name,) in self.rows("SELECT name FROM sqlite_master")}
+        return {str(name) for (name,) in self.read("SELECT name FROM sqlite_master")}
 
     def schema(self) -> int:
         """Version of its schema; 0 for a new database, or another program's."""
-        return int(str(self.rows("PRAGMA user_version")[0][0]))
+        return int(str(self.read("PRAGMA user_version")[0][0]))
 
     def damage(self, within_s: float) -> list[str] | None:
         """The errors that `PRAGMA quick_check` finds; None if it was not done in time."""
@@ -394,8 +394,8 @@ def _at_one_a_second(settings: Settings, record: _Record) -> str:
 
 def _read(look: ReadOnlyDatabase) -> _Record:
     now = Clock().wall()
-    ((ended, first),) = look.rows(_ENDED, now - LONGEST_S)
-    ((rows, size, used),) = (tuple(map(int, map(str, row))) for row in look.rows(_SIZE))
+    ((ended, first),) = look.read(_ENDED, now - LONGEST_S)
+    ((rows, size, used),) = (tuple(map(int, map(str, row))) for row in look.read(_SIZE))
     return _Record(
         requests=int(str(ended)),
         seconds=0.0 if first is None else max(0.0, now - float(str(first))),

@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -28,6 +28,7 @@ from gracekit.process import Process
 from gracekit.runs.names import door_name
 from gracekit.runs.pages import count_runs, list_not_adopted
 from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.store.batch import Row, Value
 from gracekit.store.location import ReadOnlyStore, StoreLocation
 from gracekit.store.older import LOST, PUT_BACK, lost_store, mark_of, read_mark
 from gracekit.store.place import StorePlace
@@ -56,9 +57,9 @@ SELECT (SELECT count(*) FROM task WHERE state = 'pending' AND pending_deadline <
 # working on it now.
 _AT_WORK: Final = f"""
 SELECT 'task ' || request_id || ' (' || method || ')', crashes,
-    iif(state = 'running' OR probing, owner, NULL) FROM task WHERE {IS_OPEN} UNION ALL
+    CASE WHEN state = 'running' OR probing = 1 THEN owner END FROM task WHERE {IS_OPEN} UNION ALL
 SELECT 'the errored hook of task ' || request_id || ' (' || method || ')', hook_crashes,
-    iif(calling, owner, NULL) FROM task WHERE errored_due = 1 UNION ALL
+    CASE WHEN calling = 1 THEN owner END FROM task WHERE errored_due = 1 UNION ALL
 SELECT 'hold ' || name || ' ' || key || ' (' || method || ')', crashes, asker
     FROM hold WHERE ended_at IS NULL OR errored_due = 1"""  # noqa: S608 - a constant
 _ACCOUNTS: Final = f"""
@@ -73,6 +74,18 @@ SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
 _NEWEST_MOMENT: Final = """
 SELECT max(moment) FROM (SELECT max(beat_at) AS moment FROM run
 UNION ALL SELECT max(accepted_at) FROM task UNION ALL SELECT max(finished_at) FROM task)"""
+
+
+class Look(Protocol):
+    """A store that is only read."""
+
+    def read(self, sql: str, *params: Value) -> list[Row]:
+        """The rows of a query.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        ...
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,10 +147,10 @@ async def _read(reader: ReadOnlyStore) -> tuple[list[Run], list[Run], int]:
     return newest, await list_not_adopted(reader), await count_runs(reader)
 
 
-def check_epoch(look: ReadOnlyDatabase, directory: Path) -> Iterator[Finding]:
+def check_epoch(look: Look, directory: Path) -> Iterator[Finding]:
     """Check by the mark in *directory* that the store is not an older copy of the last one."""
     known = read_mark(directory)
-    ((epoch, age, copied_at),) = look.rows("SELECT epoch, age, copied_at FROM epoch")
+    ((epoch, age, copied_at),) = look.read("SELECT epoch, age, copied_at FROM epoch")
     remedy = "the next start raises the tokens above all that it can know; see docs/backup.md"
     if copied_at is not None:
         yield warn("history", "it is a backup that no service has started with", remedy)
@@ -157,9 +170,9 @@ def check_epoch(look: ReadOnlyDatabase, directory: Path) -> Iterator[Finding]:
         yield ok("history", "it is the last one that was here")
 
 
-def _begun_anew_at(look: ReadOnlyDatabase) -> float | None:
+def _begun_anew_at(look: Look) -> float | None:
     """When a start began this store in the place of a lost one, while that is on record."""
-    rows = look.rows("SELECT max(at) FROM incident WHERE what = ?", LOST)
+    rows = look.read("SELECT max(at) FROM incident WHERE what = ?", LOST)
     return next((float(str(at)) for (at,) in rows if at is not None), None)
 
 
@@ -291,18 +304,18 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     )
 
 
-def check_unfinished(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Finding:
+def check_unfinished(look: Look, runs: Runs, settings: Settings) -> Finding:
     """Count what is not finished; warn if no run settles it, or only when asked."""
     not_dead, kept = {run.run_id for run in runs.not_dead}, Counter[str]()
     left, unclean = Counter[str](), 0
-    for state, is_unclean, owner, number in look.rows(_OPEN_TASKS):
+    for state, is_unclean, owner, number in look.read(_OPEN_TASKS):
         count = int(str(number))
         if state == TaskState.PENDING.value or owner in not_dead:
             kept[str(state)] += count
         else:
             left[str(state)] += count
             unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
-    overdue, errored, holds, replies = map(int, map(str, look.rows(_DUE, Clock().wall())[0]))
+    overdue, errored, holds, replies = map(int, map(str, look.read(_DUE, Clock().wall())[0]))
     waiting = sum(one.waiting for one in runs.resources)
     counts = {
         **dict(sorted(kept.items())),
@@ -339,12 +352,12 @@ def check_resources(runs: Runs) -> Iterator[Finding]:
             )
 
 
-def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
+def check_suspects(look: Look, runs: Runs) -> Finding:
     """Report tasks, hooks and holds that were running at the crashes of several processes."""
     living = {run.run_id for run in runs.living}
     suspects = [
         f"{str(name)[:80]}: {times}"
-        for name, crashes, owner in look.rows(_AT_WORK)
+        for name, crashes, owner in look.read(_AT_WORK)
         # Add one crash if the owner is dead: the next start will count it.
         if (times := int(str(crashes)) + (owner not in {None, *living})) >= SUSPECTED
     ]
@@ -360,10 +373,10 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     )
 
 
-def check_accounts(look: ReadOnlyDatabase) -> Finding:
+def check_accounts(look: Look) -> Finding:
     """Check the accounts: accepted = ended + unfinished + removed; no row contradicts itself."""
     ((accepted, removed, all_, rejected, *wrong),) = (
-        tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
+        tuple(map(int, map(str, row))) for row in look.read(_ACCOUNTS)
     )
     rows, odd = all_ - rejected, sum(wrong)
     seen = f"accepted {accepted} = {rows} on record + {removed} removed"
@@ -383,7 +396,7 @@ def check_accounts(look: ReadOnlyDatabase) -> Finding:
 def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
     """Check whether the wall clock is behind the newest record of the store."""
     now = Clock().wall() if wall is None else wall
-    ((newest,),) = look.rows(_NEWEST_MOMENT)
+    ((newest,),) = look.read(_NEWEST_MOMENT)
     ahead = float(str(newest)) - now if newest is not None else 0.0
     if ahead > TOLERANCE_S:
         return warn(

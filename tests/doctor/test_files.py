@@ -640,7 +640,7 @@ def test_a_store_that_was_begun_anew_for_a_lost_one_is_told_also_after_the_start
 
     with store_file.ReadOnlyDatabase(used) as look:
         (found,) = store_runs.check_epoch(look, location_of(look.path).run_directory)
-        incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
+        incidents = list(look.read("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.WARN
     assert "the store used before was lost, and this one was begun empty" in found.seen
@@ -662,7 +662,7 @@ def test_a_restored_backup_is_an_incident_and_no_warning_after_its_start(
 
     with store_file.ReadOnlyDatabase(used) as look:
         (found,) = store_runs.check_epoch(look, location_of(look.path).run_directory)
-        incidents = list(look.rows("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
+        incidents = list(look.read("SELECT what, detail FROM incident WHERE what LIKE 'store%'"))
 
     assert found.level is Level.OK
     assert incidents == [("store_older", "it is a backup: what was recorded since is not known")]

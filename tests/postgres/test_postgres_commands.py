@@ -92,3 +92,28 @@ def test_the_demonstration_plays_in_a_schema_of_its_own(postgres: Postgres):
     assert played.stdout.splitlines()[-1].endswith("0 lost, 0 run twice")
     with postgres.connect() as server:
         assert server.execute(schemas).fetchall() == []
+
+
+async def test_doctor_judges_the_server_and_what_the_store_knows(site: PostgresSite):
+    """Before the first start, while a service of this host lives, and without the server."""
+    directory = site.root / "runs-elsewhere"
+    before = await doctor(site)
+    service = await site.start(run_directory=directory).serving()
+    living = await doctor(site)
+    await service.stop()
+    site.settings["store_url"] = "postgresql://127.0.0.1:1/nothing"
+    away = await doctor(site)
+
+    assert before["schema"] == ("ok", "no store yet")
+    assert before["server"][1].startswith("PostgreSQL ")
+    assert living["runs"][1].startswith("1 live")
+    assert living["doors"][0] == living["suspects"][0] == living["history"][0] == "ok"
+    assert "accepted 0 = 0 on record + 0 removed: balanced" in living["accounts"][1]
+    assert [(check, level) for check, (level, _) in away.items()] == [("server", "fail")]
+
+
+async def doctor(site: PostgresSite) -> dict[str, tuple[str, str]]:
+    """The level and the observation of each check of the store."""
+    _, out = await command(site, "doctor", "--json")
+    found = json.loads(out)["findings"]
+    return {one["check"]: (one["level"], one["seen"]) for one in found if one["area"] == "store"}
