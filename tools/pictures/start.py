@@ -107,6 +107,7 @@ _STAGES: Final = (
             "jobs",
             "watch",
             "beat",
+            "orders",
             "tidying",
             "facts",
             "watchdog",
