@@ -123,12 +123,18 @@ def check_alone(migrations: Sequence[str], version: int, path: Path | str) -> No
         ConfigError: such runs live.
     """
     if is_alone(migrations, version) and (living := living_beside(Path(path))):
-        raise ConfigError(
-            f"{path} has schema version {version}, and a start of this gracekit makes it "
-            f"{len(migrations)}, "
-            f"with which {named(living)} could not go on: stop all of them, for example by "
-            "SIGTERM, before you start this version (docs/releases.md, Upgrade)"
-        )
+        raise not_alone(migrations, version, path, living)
+
+
+def not_alone(
+    migrations: Sequence[str], version: int, where: Path | str, living: Sequence[str]
+) -> ConfigError:
+    """The error for a migration that the runs *living* could not go on beside."""
+    return ConfigError(
+        f"{where} has schema version {version}, and a start of this gracekit makes it "
+        f"{len(migrations)}, with which {named(living)} could not go on: stop all of them, for "
+        "example by SIGTERM, before you start this version (docs/releases.md, Upgrade)"
+    )
 
 
 def living_beside(store: Path) -> list[str]:
