@@ -23,7 +23,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 HOLDER: Final = """
 SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND wait_event = '{event}'"""
-EVENTS: Final = {"idle": "ClientRead", "sending": "ClientRead", "unread": "ClientWrite"}
+WRITES: Final = {"unread"}
+"""Where the server waits until its results are read; else it waits for more."""
 
 
 @contextlib.asynccontextmanager
@@ -33,7 +34,8 @@ async def frozen(site: Site, how: str) -> AsyncIterator[int]:
     with subprocess.Popen([sys.executable, "-m", "tests.postgres.frozen", *words], cwd=ROOT) as one:
         try:
             await until(lambda: Path(f"/proc/{one.pid}/stat").read_text().split()[2] == "T", how)
-            ((pid,),) = await site.until(HOLDER.format(event=EVENTS[how]))
+            event = "ClientWrite" if how in WRITES else "ClientRead"
+            ((pid,),) = await site.until(HOLDER.format(event=event))
             yield pid
         finally:
             one.kill()
@@ -43,12 +45,32 @@ def alive(site: Site, pid: int) -> bool:
     return bool(site.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
 
 
-async def test_a_process_that_stops_between_two_messages_is_ended_by_the_server(
+@pytest.mark.parametrize("how", ["locked", "idle", "large"])
+async def test_a_process_that_stops_behind_a_sync_is_ended_by_the_server(
+    site: Site, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """It is idle in its transaction, also amid a large group: no other process need do anything."""
+    monkeypatch.setattr(postgres_group, "FROZEN_S", 1e6)
+    async with site.opened() as engine, frozen(site, how) as pid:
+        await engine.commit(put(1))
+
+        assert not alive(site, pid)
+
+
+async def test_without_a_sync_only_a_waiter_ends_a_process_that_stops_amid_a_large_group(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was idle in its transaction: no other process need do anything."""
+    """The server takes it for active, and its time-out for idle transactions does not count."""
+    monkeypatch.setattr(postgres_engine, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(postgres_link, "LOCK_TIMEOUT_S", 2 * postgres_link.IDLE_TIMEOUT_S)
     monkeypatch.setattr(postgres_group, "FROZEN_S", 1e6)
-    async with site.opened() as engine, frozen(site, "idle") as pid:
+    async with site.opened() as engine, frozen(site, "unsynced") as pid:
+        with pytest.raises(StoreLockedError):
+            await engine.commit(put(1))
+        assert alive(site, pid)
+        monkeypatch.setattr(postgres_group, "FROZEN_S", 0.0)
+        with pytest.raises(StoreLockedError):
+            await engine.commit(put(1))
         await engine.commit(put(1))
 
         assert not alive(site, pid)
