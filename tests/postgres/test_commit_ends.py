@@ -9,19 +9,25 @@ from typing import Final
 
 import pytest
 
-from gracekit.errors import StoreError, StoreUnreachableError, UnknownCommitError
+from gracekit.errors import (
+    StoreError,
+    StoreFencedError,
+    StoreUnreachableError,
+    UnknownCommitError,
+)
 from gracekit.process import Point, Process, Side
 from gracekit.store.batch import Batch
 from gracekit.store.postgres import postgres_group, postgres_link
 from gracekit.store.state import StoreState
 from tests.postgres.kit import Site, until
 from tests.rabbit.proxy import Counts, Way
+from tests.scale import scale
 from tests.store.engine_suite import Heard, keys, put
 from tests.store.postgres import Postgres
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(scale(300, 3600))]
 
-CUTS: Final = 50
+CUTS: Final = scale(50, 500)
 LAST: Final = 60
 """Bytes at the end of a commit, of which COMMIT and its answer are a part."""
 WAITS_FOR_STANDBY: Final = """
@@ -150,6 +156,22 @@ async def test_a_commit_whose_wait_was_cancelled_is_unknown(
         paused(False)
 
         assert await keys(engine) == [1]
+
+
+async def test_a_run_that_may_not_act_any_more_when_it_gets_the_lock_is_fenced(site: Site):
+    """The lock is a statement of its own: the guard behind it sees what was committed meanwhile."""
+    async with site.opened() as engine:
+        await engine.commit(put(1))
+        engine.guard("SELECT 1 FROM kv WHERE key = ?", 1)
+        with site.server.connect() as other, other.transaction():
+            other.execute(f"SELECT pg_advisory_xact_lock({site.lock})")
+            commit = engine.submit(put(2))
+            await site.until(WAITS_FOR_LOCK)
+            other.execute(f"DELETE FROM {site.schema}.kv")
+        with pytest.raises(StoreFencedError):
+            await commit
+
+        assert site.keys() == set()
 
 
 async def test_what_is_cut_at_any_byte_ends_as_it_was_answered(far: Site):
