@@ -23,9 +23,9 @@ PAGE = Page("quickstart.md")
 
 
 @contextmanager
-def serving(directory: Path, *command: str) -> Iterator[Program]:
+def serving(directory: Path, *command: str, **env: str) -> Iterator[Program]:
     """The process of a `gracekit run`, once it serves."""
-    with running(directory, "-m", *command) as program:
+    with running(directory, "-m", *command, **env) as program:
         program.wait_text("service.serving")
         yield program
 
@@ -41,9 +41,14 @@ def test_first_service_answers_as_the_page_says(tmp_path: Path):
     """The first block, the first `run` and the first `call` are all that is needed; SIGTERM
     drains it.
     """
-    PAGE.write_to(tmp_path)
-    with serving(tmp_path, *commands("gracekit run")[0]) as service:
-        assert run(tmp_path, "-m", *commands("gracekit call")[0]) == PAGE.outputs[0]
+    check_first_service(tmp_path)
+
+
+def check_first_service(directory: Path, **env: str) -> None:
+    """The same, with more in the environment."""
+    PAGE.write_to(directory)
+    with serving(directory, *commands("gracekit run")[0], **env) as service:
+        assert run(directory, "-m", *commands("gracekit call")[0], **env) == PAGE.outputs[0]
         assert service.stop(signal.SIGTERM) == 0, service.log.read_text()
 
 
@@ -52,12 +57,17 @@ def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
     """A drain amid the cast ends with 75, and the next start goes on with the next picture. The
     commands that look at a service work meanwhile.
     """
-    PAGE.write_to(tmp_path)
-    hurry(tmp_path / "thumbs.py", "asyncio.sleep(1)", "asyncio.sleep(0.2)")
-    hurry(tmp_path / "ask.py", "range(60)", "range(20)")
+    check_drain_and_second_start(tmp_path)
+
+
+def check_drain_and_second_start(directory: Path, **env: str) -> None:
+    """The same, with more in the environment."""
+    PAGE.write_to(directory)
+    hurry(directory / "thumbs.py", "asyncio.sleep(1)", "asyncio.sleep(0.2)")
+    hurry(directory / "ask.py", "range(60)", "range(20)")
     start = commands("gracekit run thumbs:svc")[0]
-    with serving(tmp_path, *start) as service:
-        assert run(tmp_path, "ask.py") == PAGE.outputs[1]
+    with serving(directory, *start, **env) as service:
+        assert run(directory, "ask.py", **env) == PAGE.outputs[1]
         service.wait_text("spring/0")
         assert service.stop(signal.SIGTERM) == 75, service.log.read_text()
         (*_, line, _) = service.log.read_text().splitlines()  # as JSON, where no terminal is
@@ -65,13 +75,13 @@ def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
         assert told.items() <= json.loads(line).items()
         done = pictures_in(service.log)
     for look in commands("gracekit (?:status|tasks)"):
-        run(tmp_path, "-m", *look)
+        run(directory, "-m", *look, **env)
 
-    with serving(tmp_path, *start) as service:
+    with serving(directory, *start, **env) as service:
         for look in commands("gracekit (?:status|tasks|call thumbs)"):
-            run(tmp_path, "-m", *look)
+            run(directory, "-m", *look, **env)
         service.wait_text("spring/19")
-        run(tmp_path, "-m", *commands("gracekit drain")[0])
+        run(directory, "-m", *commands("gracekit drain")[0], **env)
         assert service.process.wait(WAIT_S) == 0, service.log.read_text()
         again = pictures_in(service.log)
 

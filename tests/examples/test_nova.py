@@ -101,14 +101,16 @@ class ComputeHost(Site):
 class Cloud:
     """Two hosts, and what both see."""
 
-    def __init__(self, queues: Site, *, hold: str) -> None:
+    def __init__(
+        self, queues: Site, *, hold: str, host: Callable[[Cloud, str], ComputeHost] = ComputeHost
+    ) -> None:
         self.queues = queues
         self.hold = hold
         self.files = queues.root / "cloud"
         self.halt = self.files / "halt"
         self.halt.mkdir(parents=True)
-        self.src = ComputeHost(self, "src")
-        self.dst = ComputeHost(self, "dst")
+        self.src = host(self, "src")
+        self.dst = host(self, "dst")
         self.hosts = (self.src, self.dst)
 
     # -- acting ----------------------------------------------------------------------
