@@ -37,6 +37,8 @@ CREATE TEMP TRIGGER task_charged AFTER UPDATE OF crashes ON main.task
 CREATE TEMP TRIGGER run_left AFTER UPDATE OF report ON main.run
     WHEN json_extract(new.report, '$.left') BEGIN
     INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'left'); END;
+CREATE TEMP TRIGGER run_gone AFTER UPDATE OF gone_at ON main.run WHEN new.gone_at IS NOT NULL BEGIN
+    INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'gone'); END;
 """
 
 
@@ -49,6 +51,7 @@ class Ledger:
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
+        fenced: Runs that were declared gone while their process lived: others act in their place.
         charged_alone: Keys of tasks that were by themselves in a process when it died.
         born: When each task came, as a number that rises with each step.
         granted: When each lease was granted last, as `born`.
@@ -67,6 +70,7 @@ class Ledger:
         self.read_parked: Callable[[Life], None] = lambda _: None
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
+        self.fenced: set[str] = set()
         self.runs: dict[str, Life] = {}
         self.charged_alone: set[str] = set()
         self._order = 0
@@ -103,9 +107,11 @@ class Ledger:
         """Judge one row of the table `step`, less its number."""
         what, key, before, after, owner_before, owner_after, cut, lane = step
         self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
+        if actor.runtime.run_id in self.fenced:
+            raise Violation(f"fence: {actor.name} changed {key} after it was declared gone")
         self._note_order(what, key, before, after, owner_after)
         if what == "run":
-            self._note_left(actor)
+            self._note_gone(key) if after == "gone" else self._note_left(actor)
         if what in {"run", "grant"}:
             return
         if what == "task":
@@ -190,8 +196,13 @@ class Ledger:
             if act.life is actor:
                 raise Violation(f"I8: {actor.name} has left while {act.request_id} acts in it")
 
+    def _note_gone(self, run_id: str) -> None:
+        life = self.runs.get(run_id)
+        if life is not None and life.process.lives:
+            self.fenced.add(run_id)
+
     def _judge_owner(self, actor: Life, key: str, owner_before: str | None) -> None:
-        """Only its owner changes a row, or somebody after the owner has left or died.
+        """Only its owner changes a row, or somebody after the owner has left, died or been fenced.
 
         A run leaves by its stop record, and its process goes on for a moment; an embedded one for
         as long as the program around it.
@@ -201,7 +212,8 @@ class Ledger:
         if owner_before is None or owner_before == actor.runtime.run_id:
             return
         life = self.runs.get(owner_before)
-        if life is not None and life.process.lives and owner_before not in self.left:
+        may_act = owner_before not in self.left | self.fenced
+        if life is not None and life.process.lives and may_act:
             raise Violation(f"I8: {actor.name} changed {key} of {life.name}, which lives")
 
     def _judge_disowned(self, actor: Life, key: str, owner_before: str | None) -> None:

@@ -94,7 +94,8 @@ class Operator:
         key = f"{row['request_id']}/{row['recipient']}"
         answer: Any
         try:
-            if life is not None and life.process.lives and (wired := life.runtime.wired):
+            may_act = life is not None and life.process.lives and not story.is_fenced(life)
+            if may_act and (wired := life.runtime.wired):
                 story.truth.orders.setdefault(row["request_id"], set()).add(verb)
                 asked = {"task_id": row["request_id"], "recipient": row["recipient"], "by": NAME}
                 async with asyncio.timeout(ANSWER_S):

@@ -261,14 +261,17 @@ class ParkedTasks:
             raise Violation(f"Q5: {ctx.request_id} runs with n={ctx._args['n']}, not {rows}")
 
     def check_hook(self, ctx: Context, life: Life) -> None:
-        """Q9: one run calls the errored hook of one end, unless it has died."""
+        """Q9: one run calls the errored hook of one end, unless it has died or may not act."""
+        if self._story.is_fenced(life):
+            return
         sql = "SELECT finished_at FROM task WHERE request_id = ? AND recipient = ?"
         rows = self._story.machine.rows(sql, *key_of(ctx).split("/"))
         end = (key_of(ctx), rows[0]["finished_at"])
         other = self._hooks.setdefault(end, life)
         if other is life:
             return
-        if other.process.lives and other.runtime.run_id not in self._story.ledger.left:
+        may_act = other.runtime.run_id not in self._story.ledger.left
+        if other.process.lives and may_act and not self._story.is_fenced(other):
             raise Violation(f"Q9: the errored hook of {ctx.request_id} is called by two runs")
         self._hooks[end] = life
 

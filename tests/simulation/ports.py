@@ -92,6 +92,8 @@ class SimLife(Life):
         had_company: When it died, a handler without a row, or a job, was at work in it.
     """
 
+    process: GreenProcess
+
     def __init__(self, story: Story, service: Service, settings: Settings, number: int) -> None:
         self.story = story
         self.name = f"run{number}"
@@ -101,6 +103,7 @@ class SimLife(Life):
         self.forced = False
         self.had_company = False
         super().__init__(story.machine, service, settings, signals=True)
+        story.apart.settle(self)
 
     def _hear(self, name: str, fields: Any) -> None:
         super()._hear(name, fields)

@@ -82,6 +82,9 @@ class Reckoning:
         """Every request came to a rightful end."""
         self._story.ledger.check_accounts()
         self._story.parked.reckon()
+        for life in self._story.machine.lives:
+            if told := life.told("store.stranded"):
+                raise Violation(f"fence: {life.name} found rows of a run that may not act: {told}")
         for lease in self._story.machine.rows("SELECT * FROM lease WHERE owner IS NOT NULL"):
             life = self._story.ledger.runs[lease["owner"]]
             if life.report is None or not life.report.leases_kept:

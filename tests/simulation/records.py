@@ -158,7 +158,7 @@ class Records:
     async def write(self, ctx: Context, found: Found, status: str) -> Any:
         """Compare and set, of status and token."""
         life = _life()
-        if life.process.lives:
+        if life.process.lives and not self._story.is_fenced(life):
             self._story.judged(self._check_write, ctx, found)
         await asyncio.sleep(self._rng.choice([0.0, 0.1]))
         if self._is_odd(0.05):
@@ -184,7 +184,7 @@ class Records:
         life, truth = _life(), self._story.truth
         self._story.tell(f"{life.name} asks about {found.id} {found.status} fence {ctx.fence}")
         act = Act(f"rule on {found.id}", f"rule on {found.id}/", life, found.id, ctx.fence)
-        if life.process.lives:
+        if life.process.lives and not self._story.is_fenced(life):
             self._story.judged(self._check_begin, ctx, found, life)
         truth.acts.append(act)
         return act

@@ -19,7 +19,9 @@ from gracekit.errors import GracekitError
 from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.testing.loop import IterationsExceededError, VirtualLoop
+from gracekit.testing.machine import Life
 from gracekit.testing.ports import Died
+from tests.simulation.apart import HostsApart
 from tests.simulation.app import App
 from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
 from tests.simulation.capacity import Capacity
@@ -86,6 +88,7 @@ class Story:
         self.ends: Counter[str] = Counter()
         self.capacity = Capacity(self)
         self.parked = ParkedTasks(self)
+        self.apart = HostsApart(self)
         self.truth = app.truth = Truth(
             tell=self.tell,
             on_start=self.watch.check_start,
@@ -96,6 +99,7 @@ class Story:
             on_hook=self.parked.check_hook,
             hook_s=(0.0, 0.5, 2.0) if self.capacity.is_on else (0.0,),
             has_left=lambda life: life.runtime.run_id in self.ledger.left,
+            is_fenced=self.is_fenced,
         )
         if self.capacity.is_on:
             self.truth.take_along = self.callers.take_along
@@ -168,8 +172,16 @@ class Story:
             faults=self.swarm.met,
             runs=len(self.machine.lives),
             iterations=self.loop.iterations,
-            ends=self.ends + self.records.acted,
+            ends=self.ends + self.records.acted + self._ends_of_fenced(),
         )
+
+    def is_fenced(self, life: Life) -> bool:
+        """Whether a process was declared gone while it lived."""
+        return life.runtime.run_id in self.ledger.fenced
+
+    def _ends_of_fenced(self) -> Counter[str]:
+        fenced = {"fenced": len(self.ledger.fenced), "old token refused": self.truth.refused}
+        return Counter(fenced)
 
     def raise_first(self) -> None:
         if self.violations:
@@ -194,8 +206,11 @@ class Story:
         """Processes and clients, until the clients have sent all and all fates are told."""
         slots = self.rng.choice(SLOTS)
         self.hosts = sorted(set(slots))
+        self.apart.draw(self.hosts)
         self.records.fill(self.hosts)
         self.spawn(self.records.drift())
+        if self.apart.is_on:
+            self.spawn(self.apart.work())
         settings = self._settings()
         fates = [
             self.spawn(self._slot(host, n, settings, random.Random(f"{self.seed} {host} {n}")))
@@ -275,6 +290,7 @@ class Story:
                 fates -= 1
                 fate = self.spawn(self._fate(life, rng))
             await self._wait_end(life)
+            self.apart.note_end(life)
             if fate is not None:
                 fate.cancel()
             if fates == 0 and fate is not None:
@@ -329,6 +345,7 @@ class Story:
                 self._stop(life)
             case "pause":
                 self.machine.pause(life)
+                self.apart.note_silent(life)
                 await asyncio.sleep(rng.random() * 40)
                 self.machine.resume(life)
                 await asyncio.sleep(5)

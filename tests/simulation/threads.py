@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import greenlet
+import msgspec
 
+from gracekit.life import Alive, Liveness, Lock, RecordedLife
 from gracekit.process import Threads
 from gracekit.testing.faults import Fault, Faults
 from gracekit.testing.ports import PlayedProcess
@@ -79,7 +82,20 @@ class GreenThreads(Threads):
 
 
 class GreenProcess(PlayedProcess):
-    """A played process whose threads are greenlets."""
+    """A played process on some host, whose threads are greenlets."""
+
+    def move_to(self, boot_id: str) -> None:
+        """Be a process of that boot of some host; processes of others cannot see it."""
+        self._living.discard(self.identity)
+        self.identity = msgspec.structs.replace(self.identity, boot_id=boot_id)
+        self._living.add(self.identity)
+
+    def judge(
+        self, life: RecordedLife, directory: Path | None, *, is_shared: bool = False
+    ) -> Liveness:
+        if life.identity.boot_id != self.identity.boot_id:
+            return Liveness(Alive.NOT_PROVEN, Lock.ELSEWHERE.value)
+        return super().judge(life, directory, is_shared=is_shared)
 
     def threads(self, number: int) -> Threads:
         return GreenThreads(number, self._faults)

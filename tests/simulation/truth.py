@@ -126,6 +126,9 @@ class Truth:
         foreign: Keys of starts that somebody else than gracekit cancelled.
         late: Starts that ended that way, with an effect that may still be on its way.
         taken: The order that a run has taken, by key.
+        is_fenced: Whether a process was declared gone while it lived. What its handlers do until
+            they are cancelled breaks no promise; a resource refuses their old tokens.
+        refused: Effects that a resource has refused for their token.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -152,6 +155,8 @@ class Truth:
     foreign: set[str] = field(default_factory=set)
     late: list[Act] = field(default_factory=list)
     taken: dict[str, Verb] = field(default_factory=dict)
+    is_fenced: Callable[[Life], bool] = lambda _: False
+    refused: int = 0
 
     # -- one start ----------------------------------------------------------------------
 
@@ -162,7 +167,7 @@ class Truth:
         act = Act(ctx.request_id, key_of(ctx), life, vm, ctx.fence, ctx)
         self.starts[act.key] += 1
         self.tell(f"{life.name} begins {ctx.request_id} attempt {ctx.attempt} fence {ctx.fence}")
-        if life.process.lives:
+        if life.process.lives and not self.is_fenced(life):
             self.judged(self.on_start, life, ctx, vm)
             self.judged(self._check_begin, ctx, act, vm)
         self.acts.append(act)
@@ -189,7 +194,9 @@ class Truth:
     def _is_built(self, act: Act) -> bool:
         """Whether a handler of it has returned in a process that still lives and records that."""
         builder = self.built.get(act.key)
-        return builder is not None and builder.process.lives and not self.has_left(builder)
+        if builder is None or not builder.process.lives:
+            return False
+        return not (self.has_left(builder) or self.is_fenced(builder))
 
     def end(self, act: Act) -> None:
         if act in self.acts:
@@ -202,8 +209,8 @@ class Truth:
         return any(key.partition("/")[0] == request_id for key in self.starts)
 
     def acting(self) -> list[Act]:
-        """Starts whose handler has not returned, in processes that live."""
-        return [act for act in self.acts if act.life.process.lives]
+        """Starts whose handler has not returned, in processes that live and may act."""
+        return [act for act in self.acts if act.life.process.lives and not self.is_fenced(act.life)]
 
     def has_company(self, life: Life) -> bool:
         """Whether something ran in it that leaves no row, and that a suspect must not meet."""
@@ -232,6 +239,10 @@ class Truth:
 
     def _land(self, act: Act, item: int) -> None:
         act.effect = None
+        if act.vm and (act.fence or 0) < self.fences[act.vm] and self.is_fenced(act.life):
+            self.tell(f"{act.vm} refuses fence {act.fence} of {act.request_id}")
+            self.refused += 1
+            return
         self.landed[act.key, item] += 1
         self.tell(f"{act.life.name} did {act.request_id} item {item}")
         self.judged(self._check_landed, act, item)
@@ -379,7 +390,8 @@ class Truth:
         if self.was_ordered(ctx.request_id, Verb.RETRY):
             return  # whoever orders it does not want to wait
         for act in (*self.acts, *self.late):
-            if act.key == key_of(ctx) and act.effect is not None and not self.jumps:
+            is_late = act.effect is not None and not self.is_fenced(act.life)
+            if act.key == key_of(ctx) and is_late and not self.jumps:
                 raise Violation(f"settle: {ctx.request_id} is begun with an effect on its way")
 
     async def call_errored(self, ctx: Context) -> None:
