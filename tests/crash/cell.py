@@ -19,8 +19,9 @@ from gracekit.errors import GracekitError
 from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
-from tests.crash.queues import PATIENCE_S, Database, Queues, until
+from tests.crash.queues import PATIENCE_S, Queues, until
 from tests.crash.service import TOPIC, effects
+from tests.crash.stores import FileStore, Store
 from tests.process.doors import ask_by_door
 from tests.process.volumes import RECORDS, VolumeRecords
 
@@ -30,7 +31,6 @@ CALLER: Final = Path(__file__).with_name("caller.py")
 SIGKILLED: Final = -signal.SIGKILL
 
 SETTINGS: Final = {
-    "STORE_URL": "sqlite:///store.db",
     "HOST": "node",
     "STARTUP_RECONCILIATION_WAIT_SECONDS": "50ms",
     "RECONCILE_EVERY": "200ms",
@@ -47,6 +47,7 @@ class Cell:
     Args:
         directory: Of the store and the effects.
         queues: Through which its messages go.
+        store: A file in there, if None.
 
     Attributes:
         sent: Request ids whose publish was confirmed, and the method of each.
@@ -54,7 +55,7 @@ class Cell:
         child: The service, or None.
     """
 
-    def __init__(self, directory: Path, queues: Queues) -> None:
+    def __init__(self, directory: Path, queues: Queues, store: Store | None = None) -> None:
         self.directory = directory
         self.queues = queues
         self.transport = queues.transport
@@ -64,7 +65,7 @@ class Cell:
         self.garbage: list[bytes] = []
         self.child: asyncio.subprocess.Process | None = None
         self._starts = 0
-        self._store = Database(directory / "store.db")
+        self._store = store or FileStore(directory)
         self._records = VolumeRecords(directory / RECORDS)
 
     # -- the service --------------------------------------------------------------
@@ -81,6 +82,7 @@ class Cell:
         self, script: Path, failpoint: str, settings: dict[str, str], *arguments: str
     ) -> None:
         self._starts += 1
+        given = {**SETTINGS, **self._store.settings, **settings}
         with (self.directory / f"log-{self._starts}").open("wb") as log:
             self.child = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -92,8 +94,7 @@ class Cell:
                     FAILPOINT_VARIABLE: failpoint,
                     **FAILPOINTS_ON,
                     "GRACEKIT_TRANSPORT_URL": self.queues.url,
-                    **{f"GRACEKIT_{name}": value for name, value in SETTINGS.items()},
-                    **{f"GRACEKIT_{name}": value for name, value in settings.items()},
+                    **{f"GRACEKIT_{name}": value for name, value in given.items()},
                 },
                 stdout=log,
                 stderr=log,
@@ -230,9 +231,11 @@ class Cell:
 
 
 @contextlib.asynccontextmanager
-async def cell_in(directory: Path, queues: Queues) -> AsyncIterator[Cell]:
+async def cell_in(
+    directory: Path, queues: Queues, store: Store | None = None
+) -> AsyncIterator[Cell]:
     """A cell that is cleared away at the end."""
-    cell = Cell(directory, queues)
+    cell = Cell(directory, queues, store)
     await cell.open()
     try:
         yield cell

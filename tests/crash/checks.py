@@ -17,6 +17,7 @@ from gracekit.errors import CallTimeoutError, NoCapacity
 from gracekit.life import read_note
 from gracekit.rpc.notifications import decode_notification
 from tests.crash.cell import Cell
+from tests.crash.stores import RUNS
 
 TERMINAL: Final = {"succeeded", "failed", "cancelled", "errored", "rejected"}
 VOLUME_ENDS: Final = {"creating": "available", "deleting": "deleted"}
@@ -99,7 +100,7 @@ def look(cell: Cell) -> Snapshot:
         "namespace, parkings, pending_deadline <= ? FROM task",
         time.time(),
     )
-    locks = cell.directory / "store.db-runs"
+    locks = cell.directory / RUNS
     return Snapshot(
         tasks={row[0]: Task(**dict(zip(Task.__slots__, row, strict=True))) for row in tasks},
         runs=[
