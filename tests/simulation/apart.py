@@ -29,7 +29,9 @@ REBOOTS: Final = 0.4
 LOOKS_EVERY_S: Final = 4.0
 """Between two looks of the operator at the list of runs."""
 SILENT: Final = 0.6
-"""How often a run that stands still is declared gone."""
+"""How often a run that stands still is declared gone, and how often one that is declared gone by
+error stands still first."""
+STILL_S: Final = 20.0
 ERRS_WITHIN_S: Final = 60.0
 
 
@@ -89,7 +91,7 @@ class HostsApart:
                 life = self._story.ledger.runs.get(run_id)
                 if life is not None and life.process.lives:
                     if self._errs():
-                        await self._declare(run_id)
+                        self._story.spawn(self._err(life))
                 elif self._story.truth.is_quiet or self._rng.random() < 0.5:
                     await self._declare(run_id)
 
@@ -98,6 +100,16 @@ class HostsApart:
             return []
         sql = "SELECT run_id FROM run WHERE adopted_at IS NULL AND gone_at IS NULL ORDER BY run_id"
         return [row["run_id"] for row in self._story.machine.rows(sql)]
+
+    async def _err(self, life: SimLife) -> None:
+        """Declare a run gone that lives: it may stand still, and go on after others act for it."""
+        is_still = self._rng.random() < SILENT
+        if is_still:
+            self._story.machine.pause(life)
+        await self._declare(life.runtime.run_id)
+        if is_still:
+            await asyncio.sleep(self._rng.random() * STILL_S)
+            self._story.machine.resume(life)
 
     def _errs(self) -> bool:
         if self._story.truth.is_quiet or not self._errs_at:
@@ -108,7 +120,7 @@ class HostsApart:
         return True
 
     async def _declare_later(self, life: SimLife) -> None:
-        await asyncio.sleep(self._rng.random() * 20)
+        await asyncio.sleep(self._rng.random() * STILL_S)
         if life.runtime.run_id in self._open_runs():
             await self._declare(life.runtime.run_id)
 

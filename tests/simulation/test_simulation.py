@@ -80,7 +80,7 @@ def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, 
     assert {"term", "kill", "operator", "quiet", "pause"} <= set(met["ends"])
     assert {"drift", "probe answered", "probe raised", "delete"} <= set(met["ends"])
     assert {"write", "write refused"} <= set(met["ends"])
-    assert {"host booted again", "fenced", "old token refused"} <= set(met["ends"])
+    assert {"host booted again", "fenced"} <= set(met["ends"])
     assert set(met["ends"]) >= PARKED
 
 
