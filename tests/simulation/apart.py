@@ -138,5 +138,7 @@ class HostsApart:
         finally:
             await engine.stop()
         story.tell(f"operator: gone {run_id}: {answer}")
-        for life in story.serving():  # the command wakes them
-            life.runtime.wired.trigger.poke()
+        serving = story.serving()
+        for life in story.machine.lives:  # the command wakes them; a set has no order of its own
+            if life in serving:
+                life.runtime.wired.trigger.poke()
