@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -16,8 +17,7 @@ from gracekit.deploy.kubernetes import (
     USER_ID,
     check_socket,
 )
-from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented
-from gracekit.errors import ConfigError
+from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented, printable
 
 _HOME: Final = "/app"
 
@@ -57,7 +57,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"#       -e {kill_after}={plan.stop_s} -v {plan.name}:{DATA} {plan.name}"
     for variable, shown in plan.secret().items():
         yield "#"
-        yield f"# {variable} ({_line(shown)}) holds a password, so it is not in this file:"
+        yield f"# {variable} ({shown}) holds a password, so it is not in this file:"
         yield "# give it by --env-file, in a file of mode 0600."
     for variable in plan.host_files(with_file=True):
         mounts = " ".join(f"-v FILE:{place}:ro" for place in SECRETS[variable].split(","))
@@ -114,13 +114,6 @@ def _reasons(plan: Plan) -> Iterator[str]:
         )
 
 
-def _line(text: str) -> str:
-    if not text.isprintable():
-        raise ConfigError(f"{text!r} has characters that cannot stand in a Dockerfile")
-    return text
-
-
 def _word(text: str) -> str:
     r"""*text* in quotes, with `\`, `"` and `$` escaped."""
-    escaped = "".join(f"\\{one}" if one in '\\"$' else one for one in _line(text))
-    return f'"{escaped}"'
+    return '"' + re.sub(r'([\\"$])', r"\\\1", printable(text, "a Dockerfile")) + '"'

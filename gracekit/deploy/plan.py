@@ -195,9 +195,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def secret(self) -> dict[str, str]:
-        """Variables for URLs with a password, each with its URL as it may be shown."""
+        """Variables for URLs with a password, each with its URL as it may be shown.
+
+        Raises:
+            ConfigError: a URL has control characters.
+        """
         return {
-            variable_name(field): shown_url(url)
+            variable_name(field): printable(shown_url(url), "a comment")
             for field, url in self._urls()
             if holds_password(url)
         }
@@ -266,6 +270,17 @@ def commented(head: str, reasons: Iterable[str]) -> Iterator[str]:
             break_long_words=False,
             break_on_hyphens=False,
         )
+
+
+def printable(text: str, where: str) -> str:
+    """*text*, checked: a line break in it could add a directive or a key.
+
+    Raises:
+        ConfigError: it has control characters.
+    """
+    if not text.isprintable():
+        raise ConfigError(f"{text!r} has characters that cannot stand in {where}")
+    return text
 
 
 def _is_file(origin: str) -> bool:

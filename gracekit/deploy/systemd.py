@@ -21,7 +21,7 @@ import msgspec
 from gracekit.config.settings import variable_name
 from gracekit.config.urls import file_of
 from gracekit.config.values import PREFIX, format_duration
-from gracekit.deploy.plan import NUMBERS, RESTART_S, WATCHDOG_S, Plan, commented
+from gracekit.deploy.plan import NUMBERS, RESTART_S, WATCHDOG_S, Plan, commented, printable
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 
@@ -141,7 +141,7 @@ def _head(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield f"#   systemctl enable --now {started}"
     for variable, shown in _secrets(plan).items():
         yield "#"
-        yield f"# {variable} ({_plain(shown)}) holds a password, so it is not in this file."
+        yield f"# {variable} ({shown}) holds a password, so it is not in this file."
         yield f"# Write a line {variable}=... into {_secret_file(plan)}, which only root"
         yield "# may read (chmod 600)."
 
@@ -315,9 +315,7 @@ def _plain(text: str) -> str:
     Raises:
         ConfigError: it has control characters.
     """
-    if not text.isprintable():
-        raise ConfigError(f"{text!r} has characters that cannot stand in a unit")
-    return text.replace("%", "%%")
+    return printable(text, "a unit").replace("%", "%%")
 
 
 def _to_the_end(text: str) -> str:
