@@ -23,11 +23,14 @@ SAMPLE: Final = "sample"
 SAMPLE_ID: Final = "5a3b1e" + 26 * "0"
 """Their id, and the queue for the call's reply: who sends them again puts in its own."""
 
+SENDER: Final = "sender"
+"""Prepare this, and it puts as many tasks into its library's queue as it is asked for."""
+
 URL_FILE: Final = "url"
 
 
 def url_of(directory: Path) -> str:
-    """Where the broker is."""
+    """Where the broker is, or the database."""
     return (directory / URL_FILE).read_text()
 
 

@@ -1,18 +1,19 @@
-"""What a store in PostgreSQL costs, beside a bare pipeline, and what several hosts get of one.
+"""What a store in PostgreSQL costs, beside a bare pipeline and beside other libraries.
 
-make bench-postgres                       seven rounds on a private server
-make bench-postgres ARGS="--quick"        tiny sizes: shows that it runs, measures nothing
+make bench-postgres                             seven rounds on a private server
+make bench-postgres ARGS="--quick --rounds 1"   tiny sizes: shows that it runs, measures nothing
 
 The bare writer sends the same statements behind the same lock, all of them with BEGIN and COMMIT in
 one round trip, and looks at no count. The server's data are in the directory for temporary files,
-with fsync. A *host* is a process that accepts and begins tasks, 32 at a time, on the store of the
-others.
+with fsync. A *host* is a process that accepts and begins tasks, 32 at a time, on the store that all
+hosts share. `benchmarks.journaled` compares whole workers with those of other libraries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import sys
@@ -20,12 +21,14 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
+from benchmarks import journaled
 from benchmarks.child import Child
 from benchmarks.durable import acceptance
 from benchmarks.machine import describe
@@ -56,6 +59,10 @@ SCHEMA: Final = "bench"
 GOALS: Final = {1: Goal(1.3), 32: Goal(1.3), 256: Goal(2.0)}
 AT_ONCE: Final = 32
 URL: Final = "GRACEKIT_BENCH_URL"
+SERVER: Final = {"fsync": "on", "max_connections": "100"}
+"""Its settings, which are its defaults."""
+DELAYS: Final = {"0 ms": {}, "5 ms": {"commit_delay": "5000", "commit_siblings": "0"}}
+"""By how much longer a commit takes, and what makes it so."""
 
 # Found at run time: mypy checks no tests.
 servers: Any = import_module("tests.store.postgres")
@@ -198,20 +205,26 @@ def fleets(plan: Plan, delay: str) -> list[Figure]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and tell; 0 also when a goal is missed, which the table shows."""
     options = command_line("python -m benchmarks.postgres", __doc__, "-", ()).parse_args(arguments)
-    print("\n".join(f"- {name}: {value}" for name, value in describe(options.dir).items()))
+    notes = describe(options.dir)
+    for kind in journaled.KINDS:
+        notes |= kind.versions()
+    print("\n".join(f"- {name}: {value}" for name, value in notes.items()), flush=True)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.dir) as directory:
         plan = Plan(rounds=options.rounds, quick=options.quick, directory=Path(directory))
-        for delay, settings in (("0 ms", {}), ("5 ms", {"commit_delay": "5000"})):
-            extra = settings and {"commit_siblings": "0"}
-            with servers.Postgres(fsync="on", **settings, **extra).running() as server:
+        for delay, settings in DELAYS.items():
+            with servers.Postgres(**SERVER, **settings).running() as server:
                 os.environ[URL] = server.url()
                 if not settings:
                     figures += asyncio.run(commits(plan, server.url()))
+                    figures += journaled.figures(plan, server)
                 else:
                     asyncio.run(_made(server.url()))
                 figures += fleets(plan, delay)
     print("\n" + "\n".join(lines(figures)))
+    if options.json is not None:
+        told = {"machine": notes, "figures": [asdict(figure) for figure in figures]}
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
     return 0
 
 

@@ -32,6 +32,7 @@ DOCS_LOCK: Final = ROOT / "requirements" / "docs.lock"
 OSLO_LOCK: Final = ROOT / "requirements" / "oslo.lock"
 API_LOCK: Final = ROOT / "requirements" / "api.lock"
 PEERS_LOCK: Final = ROOT / "requirements" / "peers.lock"
+POSTGRES_PEERS_LOCK: Final = ROOT / "requirements" / "postgres-peers.lock"
 
 # oslo.service asks for eventlet although its threads do without; a peer that cannot import it
 # is sure to run on real threads.
@@ -330,7 +331,7 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def bench_postgres(arguments: Sequence[str]) -> int:
-    """Measure a store in PostgreSQL; arguments: --rounds N, --quick."""
+    """Measure a store in PostgreSQL, beside other libraries in an environment of their own."""
     servers(arguments)
     return run(DEV_LOCK, "benchmarks.postgres", *arguments)
 
@@ -367,7 +368,8 @@ def lock(arguments: Sequence[str]) -> int:
     options = ("--no-allow-unsafe", *left_out, *arguments)
     code = code or _compile([*runtime, *_group(project, "oslo")], OSLO_LOCK, options)
     code = code or _compile(_group(project, "api"), API_LOCK, arguments)
-    return code or _compile(_group(project, "peers"), PEERS_LOCK, arguments)
+    code = code or _compile(_group(project, "peers"), PEERS_LOCK, arguments)
+    return code or _compile(_group(project, "postgres-peers"), POSTGRES_PEERS_LOCK, arguments)
 
 
 def _group(project: dict[str, dict[str, list[str | dict[str, str]]]], name: str) -> list[str]:
