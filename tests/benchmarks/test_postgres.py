@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import pytest
 
 from benchmarks.journaled import GOALS, KINDS, UNITS
 from benchmarks.postgres import main
+from tests.scale import SOAK_VARIABLE
 
 
+@pytest.mark.skipif(
+    SOAK_VARIABLE not in os.environ,
+    reason="it takes two minutes and an environment of its own: `make soak` runs it",
+)
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_libraries_take_turns_on_one_server_and_tell_their_figures(tmp_path: Path):
