@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,9 +19,10 @@ from tests.loops import without_settings
 from tests.postgres.site import PostgresSite
 from tests.process.helpers import ROOT, until
 from tests.rabbit.broker import Broker
+from tests.scale import scale
 from tests.store.postgres import Postgres
 
-pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(scale(300, 3600))]
 
 SHORT = {
     "drain_timeout": "0.3s",
@@ -27,8 +30,10 @@ SHORT = {
     "handover_flush": "3s",
     "exit_margin": "3s",
 }
-CASTS = 150
-OUTAGES = 3
+OUTAGES_S: Final = scale([0.0] * 3, [20.0] * 10 + [120.0])
+"""How long the server stays away, each time; with 0 until the survivor has noticed it."""
+CASTS_PER_S: Final = scale(25, 10)
+MAY_RUN_OFTEN: Final = {"max_attempts": 30, "max_running": 8}
 
 
 @pytest.fixture
@@ -102,22 +107,29 @@ async def test_a_server_that_is_killed_and_started_again_loses_nothing(
 
 
 async def _outages(site: PostgresSite, server: Postgres) -> None:
-    settings = {"max_attempts": 30, "max_running": 8}
-    services = {host: await site.start_on(host, **settings).serving() for host in ("one", "two")}
-    caster = site.caster("a", CASTS, per_second=25)
-    for n in range(OUTAGES):
-        await site.effect("done", times=(n + 1) * 15)
+    hosts = ("one", "two")
+    services = {host: await site.start_on(host, **MAY_RUN_OFTEN).serving() for host in hosts}
+    enough = site.root / "enough"
+    caster = site.caster("a", 0, per_second=CASTS_PER_S, enough=enough)
+    for n, away_s in enumerate(OUTAGES_S):
+        await site.effect("done", times=len(site.seen("done")) + 15)
         await asyncio.to_thread(server.kill)
+        back = time.monotonic() + away_s
         victim = "one" if n % 2 else "two"
         services[victim].kill()
         for host, service in services.items():
             if host != victim:
                 await service.wait_log("store.unreachable")
+        while time.monotonic() < back:  # as a service manager does
+            assert await site.start_on(victim, **MAY_RUN_OFTEN).exit_code() == 69
+            await asyncio.sleep(1)
         await asyncio.to_thread(server.start)
-        services[victim] = await site.start_on(victim, **settings).serving()
+        services[victim] = await site.start_on(victim, **MAY_RUN_OFTEN).serving()
+    enough.touch()
     assert await asyncio.to_thread(caster.wait, 240) == 0
-    await until(lambda: len(site.rows("SELECT 1 FROM task")) == CASTS, "all on record", 120)
-    await until(lambda: not site.transient(), "the end", 180)
+    casts = len(site.confirmed("a"))
+    await until(lambda: len(site.rows("SELECT 1 FROM task")) == casts, "all on record", 600)
+    await until(lambda: not site.transient(), "the end", 600)
     for service in services.values():
         assert await service.stop() == 0
 
