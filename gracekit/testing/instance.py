@@ -54,7 +54,6 @@ class InstanceLife(Life):
         machine.lives.append(self)
 
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
-        super()._hear(name, fields)
         if self.process.lives:
             self.instance.hear(name, fields)
 
@@ -65,7 +64,11 @@ class InstanceLife(Life):
         )
 
     async def start(self) -> None:
-        """See `Life.start`; also returns if it is killed meanwhile."""
+        """Open, start, and serve in the background; also returns if it is killed meanwhile.
+
+        Raises:
+            GracekitError: as `Runtime`; the process has then ended.
+        """
         starting = self.machine.spawn_as(self, self.runtime.__aenter__())
         over = asyncio.ensure_future(self.over.wait())
         try:
@@ -78,8 +81,8 @@ class InstanceLife(Life):
             raise
         finally:
             over.cancel()
-        self._serving = self.machine.spawn_as(self, self.runtime.serve())
-        self._following = asyncio.create_task(self._follow(self._serving))
+        serving = self.machine.spawn_as(self, self.runtime.serve())
+        self._following = asyncio.create_task(self._follow(serving))
 
     async def _follow(self, serving: asyncio.Task[DrainReport]) -> None:
         """Wait for the drain, and end the process with it. In a killed process this never wakes."""

@@ -22,7 +22,7 @@ from gracekit import (
     Service,
     TaskCancelledError,
 )
-from gracekit.testing.machine import PATIENCE_S
+from tests.played import PATIENCE_S
 from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime

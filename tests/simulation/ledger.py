@@ -9,8 +9,8 @@ from typing import Any
 import apsw
 
 from gracekit.phase import ServiceState
-from gracekit.testing.machine import Life, Machine
 from gracekit.tracker.task import _NEXT, RETRIED, TERMINAL, TaskState, Verb
+from tests.played import Life, Machine
 from tests.simulation.truth import Truth, Violation
 
 _SCHEMA = """

@@ -14,9 +14,9 @@ from gracekit.errors import GracekitError, NoCapacity, Parked
 from gracekit.journal.outbox import NO_CAPACITY, UPDATE
 from gracekit.rpc.notifications import Notification, decode_notification
 from gracekit.rpc.transport import Message, Queue
-from gracekit.testing.machine import Life
 from gracekit.testing.ports import EPOCH_S
 from gracekit.tracker.task import Verb
+from tests.played import Life
 from tests.simulation.truth import Violation, key_of
 
 if TYPE_CHECKING:

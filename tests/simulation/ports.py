@@ -11,8 +11,8 @@ from gracekit.service import Service
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Rows
 from gracekit.testing.faults import NoCrash
-from gracekit.testing.machine import Life, Machine
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, PlayedTransport
+from tests.played import Life, Machine
 from tests.simulation.threads import GreenProcess
 from tests.simulation.truth import Violation, violate
 

@@ -13,7 +13,7 @@ from gracekit import Absent, Context, Found, ResourceKind, Service, Settled, Wai
 from gracekit.errors import GracekitError
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing.loop import owner
-from gracekit.testing.machine import Life
+from tests.played import Life
 from tests.simulation.truth import Act, Violation
 
 if TYPE_CHECKING:

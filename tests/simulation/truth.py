@@ -15,8 +15,8 @@ import anyio
 
 from gracekit import Context, Done, Fail, Retry, Wait
 from gracekit.testing.loop import owner
-from gracekit.testing.machine import Life
 from gracekit.tracker.task import CancelCause, Lane, Verb
+from tests.played import Life
 
 Items = Callable[[], Coroutine[Any, Any, None]]
 

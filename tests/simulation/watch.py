@@ -14,8 +14,8 @@ from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import decode_reply, decode_request
 from gracekit.rpc.transport import Delivery, Message
 from gracekit.testing.faults import Fault
-from gracekit.testing.machine import Life
 from gracekit.tracker.task import CancelCause
+from tests.played import Life
 from tests.simulation.ledger import state_of
 from tests.simulation.truth import Violation, key_of, violate
 
