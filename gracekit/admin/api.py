@@ -151,7 +151,7 @@ class AdminApi:
             text += page["text"]
         return {"text": text}
 
-    def config(self) -> dict[str, Any]:
+    async def config(self) -> dict[str, Any]:
         """Every setting of this run with its origin; no secrets."""
         return {
             "settings": [

@@ -66,8 +66,12 @@ def describe(*, read_only: bool) -> dict[str, Any]:
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
     if not read_only:
-        paths["/api/v1/action-key"] = {"get": _key()}
-    paths["/api/v1/events"] = {"get": _events()}
+        key = "A key for one action on this run; it expires after a minute."
+        answer = _answer("ActionKey", "A new key.")
+        paths["/api/v1/action-key"] = {"get": _get("get_action_key", key, answer)}
+    events = "The run's own status, once a second, as server-sent events."
+    stream = {"description": "Status once a second.", "content": {"text/event-stream": {}}}
+    paths["/api/v1/events"] = {"get": _get("get_events", events, stream)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "gracekit", "version": VERSION},
@@ -147,22 +151,11 @@ def _answer(name: str, meaning: str) -> dict[str, Any]:
     return {"description": meaning, "content": {"application/json": {"schema": schema}}}
 
 
-def _key() -> dict[str, Any]:
+def _get(name: str, summary: str, answer: dict[str, Any]) -> dict[str, Any]:
     errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (400, 401, 403, 503)}
     return {
-        "operationId": "get_action_key",
-        "summary": "A key for one action on this run; it expires after a minute.",
+        "operationId": name,
+        "summary": summary,
         "security": [{"token": []}],
-        "responses": {"200": _answer("ActionKey", "A new key."), **errors},
-    }
-
-
-def _events() -> dict[str, Any]:
-    errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (400, 401, 403, 503)}
-    stream = {"description": "Status once a second.", "content": {"text/event-stream": {}}}
-    return {
-        "operationId": "get_events",
-        "summary": "The run's own status, once a second, as server-sent events.",
-        "security": [{"token": []}],
-        "responses": {"200": stream, **errors},
+        "responses": {"200": answer, **errors},
     }

@@ -41,6 +41,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 Values = Mapping[str, Any]
 """Values by name, from path, query and body, checked against their schemas."""
+Answer = Awaitable[Mapping[str, Any]]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     need: Need
-    do: Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]]
+    do: Callable[[AdminApi, Values], Answer]
     query: tuple[Parameter, ...] = ()
     body: tuple[Parameter, ...] = ()
 
@@ -218,10 +219,6 @@ _LISTING: Final = (
 )
 
 
-async def _task(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.task(values["task_id"])
-
-
 async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
     query = TaskQuery(
         name=values.get("instance"),
@@ -232,35 +229,7 @@ async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
     return await api.tasks(query)
 
 
-async def _pending(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.pending(values.get("service"), values.get("limit", 50))
-
-
-async def _status(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.status(values.get("limit", GONE_SHOWN))
-
-
-async def _exits(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.exits(values.get("limit", 20))
-
-
-async def _incidents(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.incidents(values.get("what", ""), values.get("limit", 50))
-
-
-async def _accounts(api: AdminApi, _: Values) -> Mapping[str, Any]:
-    return await api.accounts()
-
-
-async def _config(api: AdminApi, _: Values) -> Mapping[str, Any]:
-    return api.config()
-
-
-async def _dump(api: AdminApi, _: Values) -> Mapping[str, Any]:
-    return await api.dump()
-
-
-def _probe(probe: Probe) -> Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]]:
+def _probe(probe: Probe) -> Callable[[AdminApi, Values], Answer]:
     async def ask(api: AdminApi, _: Values) -> Mapping[str, Any]:
         return (await api.probe(probe)).as_json()
 
@@ -268,29 +237,29 @@ def _probe(probe: Probe) -> Callable[[AdminApi, Values], Awaitable[Mapping[str, 
 
 
 def _verb(name: str, summary: str, *more: Parameter) -> Operation:
-    async def act(api: AdminApi, values: Values) -> Mapping[str, Any]:
-        args = {key: value for key, value in values.items() if key not in {"key", "run_id"}}
-        return await api.act(name, values["run_id"], args)
-
-    path = f"/api/v1/{name}"
-    body = (_RUN, _KEY, _REASON, *more)
-    return Operation(method="POST", path=path, summary=summary, need=Need.ACT, do=act, body=body)
+    return _action(f"/api/v1/{name}", summary, name, AdminApi.act, more)
 
 
 def _order(name: str, summary: str) -> Operation:
+    path = f"/api/v1/tasks/{{task_id}}/{name}"
+    return _action(path, summary, name, AdminApi.order, (_RECIPIENT,))
+
+
+def _action(
+    path: str, summary: str, name: str, do: Callable[..., Answer], more: tuple[Parameter, ...]
+) -> Operation:
     async def act(api: AdminApi, values: Values) -> Mapping[str, Any]:
         args = {key: value for key, value in values.items() if key not in {"key", "run_id"}}
-        return await api.order(name, values["run_id"], args)
+        return await do(api, name, values["run_id"], args)
 
-    path = f"/api/v1/tasks/{{task_id}}/{name}"
-    body = (_RUN, _KEY, _REASON, _RECIPIENT)
+    body = (_RUN, _KEY, _REASON, *more)
     return Operation(method="POST", path=path, summary=summary, need=Need.ACT, do=act, body=body)
 
 
 def _show(
     path: str,
     summary: str,
-    do: Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]],
+    do: Callable[[AdminApi, Values], Answer],
     *query: Parameter,
     need: Need = Need.READ,
 ) -> Operation:
@@ -306,20 +275,46 @@ LISTINGS: Final = (
     _show(
         "/api/v1/status",
         "The runs of the store, with this run's own status.",
-        *(_status, _limit(GONE_SHOWN, _OF_GONE)),
+        lambda api, values: api.status(values.get("limit", GONE_SHOWN)),
+        _limit(GONE_SHOWN, _OF_GONE),
     ),
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
-    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
+    _show(
+        "/api/v1/tasks/{task_id}",
+        "All that is on record of one task.",
+        lambda api, values: api.task(values["task_id"]),
+    ),
     _show(
         "/api/v1/pending",
         "Tasks that wait for capacity, the oldest deadline first.",
-        *(_pending, _SERVICE, _limit(50)),
+        lambda api, values: api.pending(values.get("service"), values.get("limit", 50)),
+        *(_SERVICE, _limit(50)),
     ),
-    _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
-    _show("/api/v1/incidents", "The last incidents, newest first.", _incidents, _WHAT, _limit(50)),
-    _show("/api/v1/accounts", "Whether every accepted request is accounted for.", _accounts),
-    _show("/api/v1/dump", "Tasks in flight, and the stacks of the process.", _dump),
-    _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),
+    _show(
+        "/api/v1/exits",
+        "The last runs that ended, newest first.",
+        lambda api, values: api.exits(values.get("limit", 20)),
+        _limit(20),
+    ),
+    _show(
+        "/api/v1/incidents",
+        "The last incidents, newest first.",
+        lambda api, values: api.incidents(values.get("what", ""), values.get("limit", 50)),
+        *(_WHAT, _limit(50)),
+    ),
+    _show(
+        "/api/v1/accounts",
+        "Whether every accepted request is accounted for.",
+        lambda api, _: api.accounts(),
+    ),
+    _show(
+        "/api/v1/dump",
+        "Tasks in flight, and the stacks of the process.",
+        lambda api, _: api.dump(),
+    ),
+    _show(
+        "/api/v1/config", "Every setting with its origin; no secrets.", lambda api, _: api.config()
+    ),
 )
 ACTIONS: Final = (
     _verb("drain", "Drain the run; `resume` undoes it until a task has stopped.", _SECONDS),
