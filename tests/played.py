@@ -3,21 +3,146 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import functools
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
+from gracekit.errors import DependencyError, StoreError
+from gracekit.life import Alive, Identity, Liveness, RecordedLife
 from gracekit.process import Point, Side
+from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Consumer, Message, OnDelivery, Queue
 from gracekit.service import Service
-from gracekit.testing import machine
+from gracekit.store.batch import Row
+from gracekit.testing import machine, ports
+from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.machine import EmittedEvent
+from gracekit.testing.ports import _PUBLISH, _SUBSCRIBE, _open
 
 T = TypeVar("T")
 
 PATIENCE_S: Final = 7200.0
 """Timeout of waits, in virtual seconds."""
+
+
+_QUERY: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
+
+
+@functools.cache
+def _step(point: Point, side: Side) -> str:
+    return f"{point.value}.{side}"
+
+
+# -- the ports, with the faults that applications cannot plan ---------------------------
+
+
+class VirtualClock(ports.VirtualClock):
+    """Wall time that a fault may change."""
+
+    def __init__(self, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
+        super().__init__(seed)
+        self._faults = faults
+
+    def wall(self) -> float:
+        if self._faults.draw("clock", "wall", (Fault.JUMP,)):
+            self.shift_s += self._faults.seconds("clock", "wall")
+        return super().wall()
+
+
+class PlayedProcess(ports.PlayedProcess):
+    """A process that a fault may kill at any point, or of which nothing may be proven."""
+
+    def __init__(
+        self,
+        living: set[Identity],
+        number: int,
+        *,
+        faults: Faults = NO_FAULTS,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(living, number, on_death=on_death)
+        self._faults = faults
+
+    def reach(self, point: Point, side: Side) -> None:
+        if self.lives and self.dies_at != (point, side):
+            step = _step(point, side)
+            if self._faults.draw("process", step, (Fault.CRASH,)):
+                self.dies_at = None
+                self.die(step)
+        super().reach(point, side)
+
+    def judge(
+        self, life: RecordedLife, directory: Path | None, *, is_shared: bool = False
+    ) -> Liveness:
+        if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
+            return Liveness(Alive.NOT_PROVEN, "nothing can be seen of it now")
+        return super().judge(life, directory, is_shared=is_shared)
+
+
+class PlayedEngine(ports.PlayedEngine):
+    """A store that may not open, and may not answer queries."""
+
+    async def start(self) -> None:
+        await _open(self._faults, self._played, "store")
+        await super().start()
+
+    async def query(self, sql: str, *params: Any) -> list[Row]:
+        match self._faults.draw("store", "query", _QUERY):
+            case Fault.DELAY:
+                await asyncio.sleep(self._faults.seconds("store", "query"))
+            case Fault.REFUSED:
+                raise StoreError("the read failed")
+            case Fault.CRASH:
+                self._played.die("query")
+        return await super().query(sql, *params)
+
+
+class PlayedTransport(ports.PlayedTransport):
+    """A transport whose queues may not be declared, read or counted."""
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        await self._meet("declare", _SUBSCRIBE)
+        await super().declare(queues)
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        fault = await self._meet("publish_fanout", _PUBLISH)
+        await super().publish_fanout(topic, message)
+        self._lose_answer(fault)
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        try:
+            async with asyncio.timeout(DEPTH_TIMEOUT_S):
+                await self._meet("depth", _QUERY)
+        except (StoreError, TimeoutError) as error:
+            raise DependencyError(f"the queues were not counted: {error!r}") from error
+        return await super().depth(queues)
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> Consumer:
+        await self._meet("consume", _SUBSCRIBE)
+        return await super().consume(queues, on_delivery, prefetch=prefetch)
+
+
+class NoCrash(Faults):
+    """The same faults without crashes, for processes that must not be killed."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
+        """See `Faults.draw`."""
+        return self._faults.draw(port, step, [kind for kind in kinds if kind is not Fault.CRASH])
+
+    def seconds(self, port: str, step: str) -> float:
+        """See `Faults.seconds`."""
+        return self._faults.seconds(port, step)
+
+
+# -- processes and their machine ---------------------------------------------------------
 
 
 class Life(machine.Life):
@@ -99,7 +224,35 @@ class Life(machine.Life):
 
 
 class Machine(machine.Machine):
-    """The machine on which lives run."""
+    """The machine on which lives run.
+
+    Args:
+        seed: Of ids and random numbers.
+        faults: The faults of its ports.
+    """
+
+    def __init__(self, *, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
+        super().__init__(seed=seed)
+        self.faults = faults
+        self.clock = VirtualClock(seed, faults)
+
+    def faults_of(self, life: machine.Life) -> Faults:
+        return self.faults
+
+    def make_process(self, life: machine.Life) -> ports.PlayedProcess:
+        self._processes += 1
+        return PlayedProcess(
+            self.living, 100 + self._processes, faults=life.faults, on_death=life.end
+        )
+
+    def make_engine(self, life: machine.Life) -> ports.PlayedEngine:
+        return PlayedEngine(self.disk, life.process, life.faults)
+
+    def make_transport(self, life: machine.Life) -> ports.PlayedTransport:
+        return PlayedTransport(self.broker, life.process, life.faults)
+
+    def make_caller(self) -> ports.PlayedTransport:
+        return PlayedTransport(self.broker, PlayedProcess(set(), 1), NoCrash(self.faults))
 
     def life(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
         """Make a process, without starting it.

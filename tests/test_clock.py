@@ -10,7 +10,7 @@ import pytest
 
 from gracekit.clock import Clock, SharedTimeouts
 from gracekit.testing import loop
-from gracekit.testing.ports import VirtualClock
+from tests.played import VirtualClock
 
 
 class SetClock(Clock):

@@ -64,21 +64,6 @@ def check_count(name: str, number: object) -> None:
 NO_FAULTS: Final = Faults()
 
 
-class NoCrash(Faults):
-    """The same faults without crashes, for processes that must not be killed."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-
-    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
-        """See `Faults.draw`."""
-        return self._faults.draw(port, step, [kind for kind in kinds if kind is not Fault.CRASH])
-
-    def seconds(self, port: str, step: str) -> float:
-        """See `Faults.seconds`."""
-        return self._faults.seconds(port, step)
-
-
 class PlannedFaults(Faults):
     """Faults that a test has planned, one by one."""
 

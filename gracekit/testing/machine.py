@@ -22,7 +22,7 @@ from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.store.files import look_up, open_memory
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
+from gracekit.testing.faults import Faults
 from gracekit.testing.loop import VirtualLoop, owner
 from gracekit.testing.ports import (
     Died,
@@ -104,7 +104,6 @@ class Machine:
 
     Args:
         seed: Of ids and random numbers.
-        faults: The faults of its ports.
 
     Attributes:
         disk: The database of the store, which survives crashes.
@@ -112,11 +111,10 @@ class Machine:
         lives: All lives so far, in order.
     """
 
-    def __init__(self, *, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
-        self.faults = faults
+    def __init__(self, *, seed: int = 0) -> None:
         self.broker = MemoryBroker()
         self.disk = open_memory()
-        self.clock = VirtualClock(seed, faults)
+        self.clock = VirtualClock(seed)
         self.living: set[Identity] = set()
         self.lives: list[Life] = []
         self._clients: list[tuple[RpcClient, PlayedTransport]] = []
@@ -128,16 +126,14 @@ class Machine:
 
     # -- processes ----------------------------------------------------------------------
 
-    def faults_of(self, life: Life) -> Faults:  # noqa: ARG002 - for overrides
+    def faults_of(self, life: Life) -> Faults:
         """The faults of the ports of a life."""
-        return self.faults
+        raise NotImplementedError
 
     def make_process(self, life: Life) -> PlayedProcess:
         """Make the process of a life."""
         self._processes += 1
-        return PlayedProcess(
-            self.living, 100 + self._processes, faults=life.faults, on_death=life.end
-        )
+        return PlayedProcess(self.living, 100 + self._processes, on_death=life.end)
 
     def make_engine(self, life: Life) -> PlayedEngine:
         """Make the engine of a life."""
@@ -147,10 +143,13 @@ class Machine:
         """Make the transport of a life."""
         return PlayedTransport(self.broker, life.process, life.faults)
 
+    def make_caller(self) -> PlayedTransport:
+        """Make the transport of a caller, in a process that does not crash."""
+        return PlayedTransport(self.broker, PlayedProcess(set(), 1))
+
     async def client(self, service: Service, *, ops_topic: str | None = None) -> RpcClient:
-        """A caller on this machine, in a process that does not crash."""
-        process = PlayedProcess(set(), 1)
-        transport = PlayedTransport(self.broker, process, NoCrash(self.faults))
+        """A caller on this machine."""
+        transport = self.make_caller()
         await transport.start()
         one = RpcClient(
             transport,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ from gracekit.life import Alive, Identity, Liveness, RecordedLife
 from gracekit.process import Point, Process, Side, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import (
-    DEPTH_TIMEOUT_S,
     Consumer,
     Delivery,
     Message,
@@ -63,7 +61,6 @@ _COMMIT: Final = (
     Fault.LOST_AFTER,
     Fault.BROKEN,
 )
-_QUERY: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
 _PUBLISH: Final = (
     Fault.DELAY,
     Fault.REFUSED,
@@ -101,10 +98,9 @@ class VirtualClock(Clock):
         shift_s: Seconds by which the wall clock was changed.
     """
 
-    def __init__(self, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(seed)  # noqa: S311 - a replay
-        self._faults = faults
         self._ids = 0
         self.shift_s = 0.0
 
@@ -114,8 +110,6 @@ class VirtualClock(Clock):
 
     def wall(self) -> float:
         """See `Clock.wall`."""
-        if self._faults.draw("clock", "wall", (Fault.JUMP,)):
-            self.shift_s += self._faults.seconds("clock", "wall")
         return EPOCH_S + self._loop.time() + self.shift_s
 
     def machine(self) -> float:
@@ -155,11 +149,6 @@ class CountedThreads(Threads):
         return await work
 
 
-@functools.cache
-def _step(point: Point, side: Side) -> str:
-    return f"{point.value}.{side}"
-
-
 class PlayedProcess(Process):
     """A simulated process, with an identity, and points at which it can die.
 
@@ -177,12 +166,10 @@ class PlayedProcess(Process):
         living: set[Identity],
         number: int,
         *,
-        faults: Faults = NO_FAULTS,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = Identity(boot_id="boot", pid_ns=1, pid=number, start_ticks=number)
         self._living = living
-        self._faults = faults
         self._alarm: asyncio.TimerHandle | None = None
         self.alarms: list[float | None] = []
         self.dies_at: tuple[Point, Side] | None = None
@@ -207,13 +194,12 @@ class PlayedProcess(Process):
         self.disarm_alarm()
 
     def reach(self, point: Point, side: Side) -> None:
-        """See `Process.reach`; dies at `dies_at`, or by a drawn fault."""
+        """See `Process.reach`; dies at `dies_at`."""
         if not self.lives:
             raise Died(f"{point.value}.{side} of a process that has ended")
-        step = _step(point, side)
-        if self.dies_at == (point, side) or self._faults.draw("process", step, (Fault.CRASH,)):
+        if self.dies_at == (point, side):
             self.dies_at = None
-            self.die(step)
+            self.die(f"{point.value}.{side}")
 
     def identify(self) -> Identity:
         """See `Process.identify`."""
@@ -226,9 +212,7 @@ class PlayedProcess(Process):
         *,
         is_shared: bool = False,  # noqa: ARG002
     ) -> Liveness:
-        """See `Process.judge`; by a drawn fault, nothing is proven."""
-        if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
-            return Liveness(Alive.NOT_PROVEN, "nothing can be seen of it now")
+        """See `Process.judge`."""
         if life.identity in self._living:
             return Liveness(Alive.ALIVE, "it has not ended")
         return Liveness(Alive.DEAD, "it has ended")
@@ -304,11 +288,6 @@ class PlayedEngine(MemoryEngine):
         self._connection = None
         self._line.clear()
 
-    async def start(self) -> None:
-        """See `Engine.start`."""
-        await _open(self._faults, self._played, "store")
-        await super().start()
-
     async def stop(self) -> None:
         """See `Engine.stop`."""
         self._carry_out()
@@ -371,13 +350,6 @@ class PlayedEngine(MemoryEngine):
 
     async def query(self, sql: str, *params: Any) -> list[Row]:
         """See `Engine.query`."""
-        match self._faults.draw("store", "query", _QUERY):
-            case Fault.DELAY:
-                await asyncio.sleep(self._faults.seconds("store", "query"))
-            case Fault.REFUSED:
-                raise StoreError("the read failed")
-            case Fault.CRASH:
-                self._played.die("query")
         if self._connection is None:
             raise StoreClosedError("the store is not open")
         rows = read(self._connection, (sql, params), self.break_)
@@ -420,11 +392,6 @@ class PlayedTransport(MemoryTransport):
         await _open(self._faults, self._played, "transport")
         await super().start()
 
-    async def declare(self, queues: Sequence[Queue]) -> None:
-        """See `Transport.declare`."""
-        await self._meet("declare", _SUBSCRIBE)
-        await super().declare(queues)
-
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
         fault = await self._meet("publish", _PUBLISH)
@@ -433,26 +400,10 @@ class PlayedTransport(MemoryTransport):
             self._broker.put(queue.name, message)
         self._lose_answer(fault)
 
-    async def publish_fanout(self, topic: str, message: Message) -> None:
-        """See `Transport.publish_fanout`."""
-        fault = await self._meet("publish_fanout", _PUBLISH)
-        await super().publish_fanout(topic, message)
-        self._lose_answer(fault)
-
-    async def depth(self, queues: Sequence[Queue]) -> int:
-        """See `Transport.depth`."""
-        try:
-            async with asyncio.timeout(DEPTH_TIMEOUT_S):
-                await self._meet("depth", _QUERY)
-        except (StoreError, TimeoutError) as error:
-            raise DependencyError(f"the queues were not counted: {error!r}") from error
-        return await super().depth(queues)
-
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> Consumer:
         """See `Transport.consume`."""
-        await self._meet("consume", _SUBSCRIBE)
         played = _PlayedConsumer(self._broker, self._faults, on_delivery, self._settle_with_faults)
         played.inner = await super().consume(queues, played.deliver, prefetch=prefetch)
         return played

@@ -20,8 +20,8 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.state import StoreState
 from gracekit.testing.faults import Fault, PlannedFaults
-from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
 from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
+from tests.played import PlayedEngine, PlayedProcess, VirtualClock
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime

@@ -19,7 +19,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.older import EPOCH_BITS, FILE, read_mark
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import Fault, PlannedFaults
-from gracekit.testing.ports import PlayedEngine, PlayedProcess
+from tests.played import PlayedEngine, PlayedProcess
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime

@@ -11,7 +11,7 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Queue, QueueKind, reply_queue, shared_queue
 from gracekit.testing.faults import Fault, PlannedFaults
-from gracekit.testing.ports import PlayedProcess, PlayedTransport
+from tests.played import PlayedProcess, PlayedTransport
 from tests.rpc.kit import Inbox, message
 
 pytestmark = pytest.mark.looptime

@@ -15,8 +15,7 @@ from gracekit.process import Point
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.transport import Message, shared_queue
 from gracekit.testing.faults import Fault, PlannedFaults
-from gracekit.testing.ports import PlayedProcess, VirtualClock
-from tests.played import PATIENCE_S, Machine
+from tests.played import PATIENCE_S, Machine, PlayedProcess, VirtualClock
 from tests.played import Life as BaseLife
 from tests.store.remote import PlayedRemoteEngine
 

@@ -11,7 +11,7 @@ from gracekit.errors import Parked
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.notifications import Notification
-from gracekit.testing.ports import PlayedProcess
+from tests.played import PlayedProcess
 from tests.service.kit import Life, World
 
 TIMEOUT_S: Final = 3600.0

@@ -21,7 +21,7 @@ from gracekit import (
 from gracekit.drain.report import DrainReport
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.testing.ports import PlayedProcess, PlayedTransport
+from tests.played import PlayedProcess, PlayedTransport
 from tests.service.kit import Doors, Fault, World, now, run_row
 
 pytestmark = pytest.mark.looptime

@@ -23,7 +23,7 @@ from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Message, directed_queue, reply_queue, shared_queue
-from gracekit.testing.ports import PlayedProcess
+from tests.played import PlayedProcess
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime

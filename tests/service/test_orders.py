@@ -16,8 +16,8 @@ from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
-from gracekit.testing.ports import PlayedProcess
 from gracekit.tracker.task import _NEXT, ENDS, Lane, Order, Verb
+from tests.played import PlayedProcess
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime

@@ -18,8 +18,8 @@ from gracekit.store.batch import Batch
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.testing.faults import Fault
-from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from gracekit.tracker.task import Order, TaskState, Verb
+from tests.played import PlayedProcess, PlayedTransport
 from tests.service.kit import Life, World, now
 from tests.service.parked import Builds, step_of
 

@@ -22,8 +22,9 @@ from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
-from gracekit.testing.ports import EPOCH_S, Died, PlayedEngine, PlayedProcess
+from gracekit.testing.ports import EPOCH_S, Died
 from gracekit.tracker.task import Order, TaskState, Verb
+from tests.played import PlayedEngine, PlayedProcess
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story

@@ -10,9 +10,7 @@ from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, Settleme
 from gracekit.service import Service
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Rows
-from gracekit.testing.faults import NoCrash
-from gracekit.testing.ports import PlayedEngine, PlayedProcess, PlayedTransport
-from tests.played import Life, Machine
+from tests.played import Life, Machine, NoCrash, PlayedEngine, PlayedProcess, PlayedTransport
 from tests.simulation.threads import GreenProcess
 from tests.simulation.truth import Violation, violate
 

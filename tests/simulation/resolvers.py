@@ -15,9 +15,9 @@ from gracekit import NotificationListener, RpcClient
 from gracekit.errors import GracekitError
 from gracekit.journal.outbox import NO_CAPACITY
 from gracekit.rpc.client import ClientView
-from gracekit.testing.faults import NoCrash
-from gracekit.testing.ports import EPOCH_S, PlayedProcess, PlayedTransport
+from gracekit.testing.ports import EPOCH_S
 from gracekit.tracker.task import Verb
+from tests.played import NoCrash, PlayedProcess, PlayedTransport
 from tests.simulation.parked import TOPIC, told
 from tests.simulation.truth import Violation, violate
 

@@ -16,7 +16,7 @@ import msgspec
 from gracekit.life import Alive, Liveness, Lock, RecordedLife
 from gracekit.process import Threads
 from gracekit.testing.faults import Fault, Faults
-from gracekit.testing.ports import PlayedProcess
+from tests.played import PlayedProcess
 
 T = TypeVar("T")
 

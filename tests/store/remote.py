@@ -8,7 +8,7 @@ from gracekit.errors import StoreUnreachableError
 from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.state import StoreState
-from gracekit.testing.ports import PlayedEngine
+from tests.played import PlayedEngine
 
 
 class RemoteEngine(MemoryEngine):
