@@ -51,8 +51,7 @@ def in_order(
     reconciler, margin_s = parts.reconciler, ground.settings.exit_margin_s
     epoch = _epoch(ground)
     signs = _life_signs(ground, records, reconciler, coordinator)
-    abandoning = requests.dispatcher.abandon_threads
-    work = partial(_work, ground)
+    work, abandoning = partial(_work, ground), requests.dispatcher.abandon_threads
     seed = partial(_seed_history, ground, records.journal, requests.history)
     feeding = work(_watchdog(ground).feed)
     gate = reconciler.gate if ground.settings.startup_reconciliation_enabled else None
