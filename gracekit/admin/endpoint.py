@@ -148,9 +148,7 @@ class AdminServer:
         try:
             config = self._config(access)
             look = self._watch_certificate(config)
-            self._server = _Server(
-                config, listener.dup(), self._report_full, self._report_unaccepted, look
-            )
+            self._server = _Server(config, listener.dup(), self._telemetry, look)
             self._serving = asyncio.create_task(self._serve(), name="gracekit-admin")
         except BaseException:
             listener.close()
@@ -200,12 +198,6 @@ class AdminServer:
         )
         self._telemetry.emit("admin.certificate_unusable", error=Sentence(text))
 
-    def _report_full(self, limit: int) -> None:
-        self._telemetry.emit("admin.full", limit=limit)
-
-    def _report_unaccepted(self, error: OSError) -> None:
-        self._telemetry.emit("admin.no_descriptor", error=str(error))
-
     async def _serve(self) -> None:
         """Serve until `stop`. An error of the server is reported, and the run goes on."""
         assert self._server is not None
@@ -248,8 +240,8 @@ class _Server(Server):
 
     Args:
         listener: The listening socket; this object closes it.
-        report_full: Called with the limit when it is reached; again only after it was not.
-        report_unaccepted: Called if accepting fails, at most once every `REPORT_EVERY_S`.
+        telemetry: Is told when the limit is reached, and again only after it was not; and if
+            accepting fails, at most once every `REPORT_EVERY_S`.
         look: Called once a second.
     """
 
@@ -257,14 +249,12 @@ class _Server(Server):
         self,
         config: Config,
         listener: socket.socket,
-        report_full: Callable[[int], None],
-        report_unaccepted: Callable[[OSError], None],
+        telemetry: Telemetry,
         look: Callable[[], object],
     ) -> None:
         super().__init__(config)
         self._listener = listener
-        self._report_full = report_full
-        self._report_unaccepted = report_unaccepted
+        self._telemetry = telemetry
         self._reported_at = -math.inf
         self._look = look
         self._limit = self._begun_limit = _most_connections()
@@ -362,7 +352,7 @@ class _Server(Server):
         loop.remove_reader(self._listener)
         if loop.time() - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = loop.time()
-            self._report_unaccepted(error)
+            self._telemetry.emit("admin.no_descriptor", error=str(error))
 
     def _hear(self, connection: socket.socket) -> None:
         """Begin TLS now that the client has sent data, as asyncio allocates its buffer then."""
@@ -430,7 +420,7 @@ class _Server(Server):
         """
         if not self._is_full:
             self._is_full = True
-            self._report_full(self._reached() or self._limit)
+            self._telemetry.emit("admin.full", limit=self._reached() or self._limit)
         connections: set[Any] = self.server_state.connections  # each a _Protocol
         idle: list[tuple[float, int, Callable[[], object]]] = [
             (one.free_since, one.number, one.transport.abort)
