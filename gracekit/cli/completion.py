@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -25,7 +25,7 @@ _TYPEABLE: Final = re.compile(r"[\w.:@/+=-]+", re.ASCII)
 _ABOVE_ALL: Final = chr(0x10FFFF)
 
 _Found = list[tuple[str, str]]  # word, and what it is
-_Look = Callable[["StoreRecords"], Awaitable[_Found]]
+_Look = Callable[["StoreRecords"], Coroutine[None, None, _Found]]
 _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -76,13 +76,9 @@ def _look_into(ctx: click.Context, look: _Look, found: _Found) -> None:
 
         flags = {"store_url": ctx.params.get("store_url")}
         with StoreRecords(load(flags, os.environ, ctx.params.get("config"))) as records:
-            found += asyncio.run(_listed(look, records))
+            found += asyncio.run(look(records))
     except Exception:  # noqa: BLE001, S110 - see the module's first lines
         pass
-
-
-async def _listed(look: _Look, records: StoreRecords) -> _Found:
-    return await look(records)
 
 
 async def _instances(records: StoreRecords, *, living: bool) -> _Found:
