@@ -253,15 +253,8 @@ def _check_grace(
             "preStop": 0.0 if math.isnan(before) else before,
             "uvicorn": waits_s(_words(container), _environment(container)),
         },
-        promised_s=_promised_s(kill_after),
+        promised_s=None if kill_after is None else _number(kill_after),
     )
-
-
-def _promised_s(kill_after: str | None) -> float | None:
-    try:
-        return None if kill_after is None else parse_duration(kill_after)
-    except ConfigError:
-        return None
 
 
 def _pre_stop_s(container: Mapping[str, Any]) -> float:
@@ -282,6 +275,7 @@ def _pre_stop_s(container: Mapping[str, Any]) -> float:
 
 
 def _number(word: object) -> float:
+    """Seconds; NaN if *word* is no duration."""
     try:
         return parse_duration(str(word))
     except ConfigError:
