@@ -14,13 +14,14 @@ from gracekit.drain.report import DrainReport
 from gracekit.errors import DependencyError, StoreError
 from gracekit.life import Alive, Identity, Liveness, RecordedLife
 from gracekit.process import Point, Side
+from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Consumer, Message, OnDelivery, Queue
 from gracekit.service import Service
 from gracekit.store.batch import Row
 from gracekit.testing import machine, ports
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.machine import EmittedEvent
-from gracekit.testing.ports import _PUBLISH, _SUBSCRIBE, _open
+from gracekit.testing.ports import _PUBLISH
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ PATIENCE_S: Final = 7200.0
 
 
 _QUERY: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
+_SUBSCRIBE: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
 
 
 @functools.cache
@@ -103,6 +105,10 @@ class PlayedEngine(ports.PlayedEngine):
 class PlayedTransport(ports.PlayedTransport):
     """A transport whose queues may not be declared, read or counted."""
 
+    async def start(self) -> None:
+        await _open(self._faults, self._played, "transport")
+        await MemoryTransport.start(self)
+
     async def declare(self, queues: Sequence[Queue]) -> None:
         await self._meet("declare", _SUBSCRIBE)
         await super().declare(queues)
@@ -140,6 +146,16 @@ class NoCrash(Faults):
     def seconds(self, port: str, step: str) -> float:
         """See `Faults.seconds`."""
         return self._faults.seconds(port, step)
+
+
+async def _open(faults: Faults, process: ports.PlayedProcess, port: str) -> None:
+    match faults.draw(port, "start", _SUBSCRIBE):
+        case Fault.DELAY:
+            await asyncio.sleep(faults.seconds(port, "start"))
+        case Fault.REFUSED:
+            raise DependencyError(f"the {port} cannot be reached now")
+        case Fault.CRASH:
+            process.die(f"{port}.start")
 
 
 # -- processes and their machine ---------------------------------------------------------

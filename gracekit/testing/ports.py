@@ -54,6 +54,7 @@ T = TypeVar("T")
 EPOCH_S: Final = 1_800_000_000.0
 SETTLE_AGAIN_S: Final = 2.0
 
+_CONNECT: Final = (Fault.DELAY, Fault.REFUSED)
 _COMMIT: Final = (
     Fault.DELAY,
     Fault.REFUSED,
@@ -70,13 +71,12 @@ _PUBLISH: Final = (
 )
 _SETTLE: Final = (Fault.DELAY, Fault.REFUSED, Fault.LOST_BEFORE, Fault.LOST_AFTER)
 _DELIVER: Final = (Fault.DELAY, Fault.DUPLICATE, Fault.REORDER)
-_SUBSCRIBE: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
 
 # By point: the step that a port passes to `Faults.draw`, and the possible faults. For a commit the
 # step is the point's name.
 WIRE_STEPS: Final[Mapping[Point, tuple[str, Sequence[Fault]]]] = MappingProxyType(
     {
-        Point.CONNECT: ("start", (Fault.DELAY, Fault.REFUSED)),
+        Point.CONNECT: ("start", _CONNECT),
         Point.DELIVER: ("deliver", _DELIVER),
         Point.ACK: ("ack", _SETTLE),
         Point.GIVE_BACK: ("give_back", _SETTLE),
@@ -389,7 +389,11 @@ class PlayedTransport(MemoryTransport):
 
     async def start(self) -> None:
         """See `Transport.start`."""
-        await _open(self._faults, self._played, "transport")
+        match self._faults.draw("transport", "start", _CONNECT):
+            case Fault.DELAY:
+                await asyncio.sleep(self._faults.seconds("transport", "start"))
+            case Fault.REFUSED:
+                raise DependencyError("the transport cannot be reached now")
         await super().start()
 
     async def publish(self, queue: Queue, message: Message) -> None:
@@ -524,16 +528,6 @@ class _PlayedConsumer:
             await asyncio.sleep(self._faults.seconds("transport", "cancel"))
         await self.inner.cancel()
         self._deliver_late()
-
-
-async def _open(faults: Faults, process: PlayedProcess, port: str) -> None:
-    match faults.draw(port, "start", _SUBSCRIBE):
-        case Fault.DELAY:
-            await asyncio.sleep(faults.seconds(port, "start"))
-        case Fault.REFUSED:
-            raise DependencyError(f"the {port} cannot be reached now")
-        case Fault.CRASH:
-            process.die(f"{port}.start")
 
 
 def owned_by(who: object) -> contextvars.Context:
