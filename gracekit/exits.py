@@ -16,6 +16,8 @@ from gracekit.errors import (
     DependencyError,
     GracekitError,
     StoreLockedError,
+    StoreUnreachableError,
+    UnknownCommitError,
 )
 
 
@@ -76,7 +78,9 @@ def exit_code_of(error: BaseException) -> ExitCode:
     match error:
         case ConfigError() | DeclarationError() | AlreadyRunningError():
             return ExitCode.CONFIG
-        case DependencyError() | StoreLockedError():
+        case (
+            DependencyError() | StoreLockedError() | StoreUnreachableError() | UnknownCommitError()
+        ):
             return ExitCode.DEPENDENCY
         case _:
             return ExitCode.INTERNAL

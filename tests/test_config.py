@@ -740,7 +740,7 @@ def test_the_url_of_postgresql_is_one_of_libpq_with_a_schema(scheme, url, libpq,
         ("//u:canary@h/d?sslmode=", "must say sslmode"),
         ("//u:canary@localhost,10.0.0.1:6/d", "because 10.0.0.1:6 is another machine"),
         ("//u:canary@localhost/d?host=10.0.0.1", "because 10.0.0.1 is another machine"),
-        ("//localhost/d?schema=Big", "needs a schema of 1 to 63 of a-z, 0-9 and _"),
+        ("//localhost/d?schema=Big", "such as gracekit, not 'Big'"),
         ("//localhost/d?schema=", "needs a schema"),
         ("//localhost/d?schema=pg_x", "needs a schema"),
         ("//u:canary@/d", "must name each host as host or host:port"),
@@ -749,6 +749,9 @@ def test_the_url_of_postgresql_is_one_of_libpq_with_a_schema(scheme, url, libpq,
         ("//u:can@ry@h/d", "needs %40 and %2F"),
         ("//u:canary%zz@localhost/d", "has a % that begins no %xx: write %25"),
         ("//u:canary%00@localhost/d", "has a % that begins no %xx"),
+        ("//u:canary y@localhost/d", "has a space: write %20"),
+        ("//u:canary@local host/d", "has a space: write %20"),
+        ("//u:canary%C3%28@localhost/d", "has a %xx that is no UTF-8"),
     ],
 )
 def test_a_wrong_url_of_postgresql_is_told_without_its_password(url, said):
@@ -758,6 +761,16 @@ def test_a_wrong_url_of_postgresql_is_told_without_its_password(url, said):
     assert problem.startswith("store_url: 'postgresql:")
     assert said in problem
     assert not re.search("canary|ry@", problem)
+
+
+@pytest.mark.parametrize("word", ["password=canary", "password = 'canary bird'"])
+def test_the_other_form_of_libpq_is_refused_without_its_password(word):
+    """It is no URL."""
+    (problem,) = problems(env={"GRACEKIT_STORE_URL": f"host=h {word} dbname=d"})
+
+    assert "must begin with sqlite:///" in problem
+    assert "canary" not in problem
+    assert "bird" not in problem
 
 
 def test_a_password_of_postgresql_is_shown_nowhere(tmp_path):

@@ -77,7 +77,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "init": ("gracekit.cli.init:init", "Print a unit, manifests or a Dockerfile."),
         "prune": ("gracekit.cli.prune:prune", "Remove queues of hosts that are gone."),
-        "store": ("gracekit.cli.store:store", "Back up the file of a store."),
+        "store": (
+            "gracekit.cli.store:store",
+            "Back up a store in a file, or print the SQL of one in PostgreSQL.",
+        ),
         "config": ("gracekit.cli.config:config", "Show settings, and where each value comes from."),
         "demo": ("gracekit.demo.command:demo", "Show a drain, a crash and a recovery."),
     }

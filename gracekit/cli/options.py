@@ -49,7 +49,8 @@ store_option: Final = click.option(
     "--store-url",
     "store_url",
     metavar="URL",
-    help=f"URL of the service's store: {file_url('file')}.  [env: GRACEKIT_STORE_URL]",
+    help=f"URL of the service's store: {file_url('file')} or postgresql://..."
+    "  [env: GRACEKIT_STORE_URL]",
 )
 transport_option: Final = click.option(
     "--transport",

@@ -23,12 +23,14 @@ class OrderProgress(msgspec.Struct):
 
     Attributes:
         asked: Run and state in which it was asked; None before.
+        elsewhere: The run of another host for which it was left; empty for none.
         state: The task's, as last seen.
         code: Exit status.
         words: What is printed after the task's name.
     """
 
     asked: tuple[str, TaskState] | None = None
+    elsewhere: str = ""
     state: str | None = None
     code: int = ASKED
     words: str = ""

@@ -119,7 +119,7 @@ class ControlClient:
                 if await self._is_over(run, closed=False):
                     raise await self._ended(run) from error
                 if time.monotonic() >= until:
-                    raise _without_door(run) from error
+                    raise _without_door(run, door) from error
             except OSError as error:
                 raise DependencyError(
                     f"{label(run)} cannot be reached by its door {door}: "
@@ -196,9 +196,10 @@ async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
     return read_answer(line)
 
 
-def _without_door(run: Run) -> NotAskedError:
+def _without_door(run: Run, door: Path) -> NotAskedError:
     return NotAskedError(
-        f"{label(run)} has no door: it has just begun or is about to end, or its log says why; on "
+        f"{label(run)} has no door in {door.parent}: it has just begun or is about to end, its log "
+        "says why, or that is not its run directory; on "
         f"its host, `kill -TERM {run.identity.pid}` drains it, -QUIT hands over at once, -USR1 "
         "writes its tasks to its standard error"
     )

@@ -153,8 +153,10 @@ class StoreRecords(StoreView):
 def doubt(run: Run, judgement: Liveness) -> str:
     """What an operator has to know of a run of which nothing is proven."""
     return (
-        f"{label(run)} (run {run.run_id}) is {judgement}; its tasks are left alone. Look from "
-        f"where it ran; if it is gone: gracekit runs gone {run.run_id} --reason '...'"
+        f"{label(run)} (run {run.run_id}) is {judgement}; its tasks are left alone. It was seen "
+        f"{duration(age_s(time.time(), run.beat_at))} ago. Look on host {run.host}, and give "
+        "commands about it there; if it is gone: "
+        f"gracekit runs gone {run.run_id} --reason '...'"
     )
 
 

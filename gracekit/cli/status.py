@@ -240,7 +240,8 @@ def _row(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
     up = duration(age_s(time.time(), run.started_at))
     if not entry.judgement.is_alive:
         left = str(sum(entry.unfinished.values()))
-        return (name, "not proven", "-", left, "-", "-", "left alone")
+        seen = duration(age_s(time.time(), run.beat_at))
+        return (name, "not proven", "-", left, "-", "-", f"left alone, seen {seen} ago")
     if entry.answer is None:
         left = str(sum(entry.unfinished.values()))
         brief = entry.reports.brief if entry.reports else "-"

@@ -337,7 +337,7 @@ class _OrderExecution:
             if not await self._leave(target, run):
                 self._count_move(progress)
                 return False
-            progress.asked = now
+            progress.asked, progress.elsewhere = now, f"{label(run)} on host {run.host}"
         if progress.asked == now:
             return self._may_wait_no_longer(target.state.value, progress)
         answer = await self._put(control, run, target.request_id, target.recipient)
@@ -399,6 +399,9 @@ class _OrderExecution:
         if time.monotonic() < self._deadline:
             return False
         words = "asked; it ends when its handler has returned, or its process has ended"
+        if progress.elsewhere:
+            words = f"left for {progress.elsewhere}, which looks each second; `gracekit status` "
+            words += "says whether that run is proven alive, and what to do if it is gone"
         progress.end(words, state=state, code=ASKED)
         return True
 

@@ -18,9 +18,9 @@ from gracekit.errors import ConfigError
 
 SCHEMA: Final = "gracekit"
 """Default of the schema."""
-_OWN: Final = "schema"
+SCHEMA_OPTION: Final = "schema"
 _OPTIONS: Final = (
-    *(_OWN, "host", "port", "target_session_attrs", "load_balance_hosts"),
+    *(SCHEMA_OPTION, "host", "port", "target_session_attrs", "load_balance_hosts"),
     *("passfile", "require_auth", "channel_binding", "gssencmode", "krbsrvname"),
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "ssl_min_protocol_version"),
     *("connect_timeout", "tcp_user_timeout", "application_name"),
@@ -28,6 +28,7 @@ _OPTIONS: Final = (
 )
 """The other options of libpq are a password, replace parts of the URL, or change the session."""
 _NO_ESCAPE: Final = re.compile(r"%(?!(?!00)[0-9A-Fa-f]{2})")
+_SPACE: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:\d+)?")
 _SCHEMA_NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
@@ -51,7 +52,7 @@ class PostgresUrl(NamedTuple):
 
     def with_schema(self, schema: str) -> str:
         """The URL of a store in another schema of the same database."""
-        return f"{self.libpq}{'&' if '?' in self.libpq else '?'}{_OWN}={schema}"
+        return f"{self.libpq}{'&' if '?' in self.libpq else '?'}{SCHEMA_OPTION}={schema}"
 
 
 def read_postgres_url(url: str) -> PostgresUrl:
@@ -67,17 +68,19 @@ def read_postgres_url(url: str) -> PostgresUrl:
         raise _wrong(url, f"names no database: write {POSTGRESQL}user@host/database")
     options = _options_of(url, query)
     hosts = _hosts_of(url, options, listed)
-    schema = options.get(_OWN, SCHEMA)
+    schema = options.get(SCHEMA_OPTION, SCHEMA)
     if not _SCHEMA_NAME.fullmatch(schema):
-        raise _wrong(url, "needs a schema of 1 to 63 of a-z, 0-9 and _, such as ?schema=gracekit")
-    passed = {name: value for name, value in options.items() if name != _OWN}
+        raise _wrong(
+            url, f"needs a schema of 1 to 63 of a-z, 0-9 and _, such as gracekit, not {schema!r}"
+        )
+    passed = {name: value for name, value in options.items() if name != SCHEMA_OPTION}
     if len(hosts) > 1:  # a standby answers, too, and cannot write
         passed.setdefault("target_session_attrs", "read-write")
     said = "&".join(f"{name}={value}" for name, value in passed.items())
     return PostgresUrl(
         libpq=url.removesuffix(rest) + "?".join(filter(None, (address, said))),
         schema=schema,
-        name=f"{POSTGRESQL}{','.join(hosts)}/{database}?{_OWN}={schema}",
+        name=f"{POSTGRESQL}{','.join(hosts)}/{database}?{SCHEMA_OPTION}={schema}",
     )
 
 
@@ -88,6 +91,12 @@ def _without_login(url: str) -> str:
         raise _wrong(url, "needs %40 and %2F for each @ and / in user, password and options")
     if _NO_ESCAPE.search(url):
         raise _wrong(url, "has a % that begins no %xx: write %25 for the character itself")
+    if _SPACE.search(url):
+        raise _wrong(url, "has a space: write %20 for it")
+    try:
+        unquote(url, errors="strict")
+    except UnicodeDecodeError as error:
+        raise _wrong(url, "has a %xx that is no UTF-8: write one %xx for each byte") from error
     return rest
 
 

@@ -53,6 +53,7 @@ LONGEST_FILE_NAME: Final = 240
 # Must not match the first word of `bob:password@host`.
 _SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(_SCHEMES)}):/?")
 _URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # in a text; a URL is shown by `shown_url`
+_PASSWORD: Final = re.compile(r"(password\s*=\s*)('[^']*'|\S+)")
 _OPTION_VALUE: Final = re.compile(r"=[^&]+")
 # Text after a colon that is no port: perhaps a login in the place of the host. An IPv6 address in
 # brackets is matched to be kept.
@@ -146,6 +147,8 @@ def shown_url(url: str) -> str:
     `amqp://user:password@host/v?profile=quorum` becomes `amqp://***@host/v?profile=***`. The login
     is also removed from malformed ones like `amqp:/user:password@host` and `user:password@host`.
     """
+    if not _SCHEME.match(url):  # libpq also takes `host=... password=...`
+        url = _PASSWORD.sub(r"\1***", url)
     scheme, login, address = _parts_of(url)
     address, mark, options = address.partition("?")
     shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"

@@ -50,7 +50,7 @@ def _judge(facts: ServerFacts) -> Iterator[Finding]:
     else:
         yield ok("server", f"PostgreSQL {facts.version}")
     if facts.standbys:
-        yield ok("standbys", f"each commit waits for {facts.standbys} ({facts.commit})")
+        yield ok("standbys", f"each commit waits for {facts.standbys}")
     else:
         yield ok("standbys", "no commit waits for one: a failover loses what was not copied yet")
     if facts.free < CONNECTIONS:
@@ -76,8 +76,9 @@ def _schema(version: int, location: StoreLocation, *, may_create: bool) -> Findi
     if not version and not may_create:
         return warn(
             "schema",
-            "there is no store yet, and this user may not make a schema",
-            "give what `gracekit store sql` prints to a user who may",
+            "there is no store that this user may use, and it may not make one",
+            "give what `gracekit store sql` prints to a user who may: if there is one, the lines "
+            "that begin with GRANT",
         )
     return ok("schema", "no store yet" if not version else f"{version}: the next start migrates it")
 

@@ -101,14 +101,16 @@ def check_place(path: Path) -> Path:
     return real
 
 
-def make_directory(path: Path) -> None:
-    """Make the directory *path* with mode 0700, or set that mode if it exists.
+def make_directory(path: Path, *, with_parent: bool = False) -> None:
+    """Make the directory *path* with mode 0700, or set that mode if it exists; its parent likewise.
 
     Raises:
         ConfigError: *path* is no directory, it is not on a local disk, or another user owns it or
             could replace it.
         DependencyError: it cannot be created or opened, for example by an I/O error.
     """
+    if with_parent:
+        make_directory(path.parent)
     try:
         _check_directory(path.parent.resolve(strict=True))
         with contextlib.suppress(FileExistsError):

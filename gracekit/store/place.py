@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from gracekit.config.postgres_url import PostgresUrl, read_postgres_url
+from gracekit.config.postgres_url import SCHEMA_OPTION, PostgresUrl, read_postgres_url
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, absolute, file_of, kind_of, shown_url
 from gracekit.errors import ConfigError
@@ -60,7 +60,10 @@ class StorePlace:
     def _run_directory(self, named: str | None) -> Path:
         if self.path is not None:
             return self.path.with_name(f"{self.path.name}-runs")
-        return absolute(Path(named or RUN_DIRECTORY))
+        assert self.postgres is not None
+        # A directory for each store: the mark of one would make another one look like a copy.
+        store = self.postgres.name.rpartition("/")[2].replace(f"?{SCHEMA_OPTION}=", ".")
+        return absolute(Path(named or RUN_DIRECTORY)) / store
 
 
 def check_readable(path: Path) -> None:

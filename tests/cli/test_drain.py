@@ -229,7 +229,7 @@ def test_a_run_that_is_not_asked_is_named_once(directory, verb):
         door.unlink()
 
     assert answer.code == 4
-    assert answer.err.startswith("compute@api-1 has no door: ")
+    assert answer.err.startswith("compute@api-1 has no door in ")
     assert answer.err.count("compute@api-1") == 1
 
 

@@ -148,3 +148,7 @@ def test_who_may_not_make_tables_is_sent_to_who_may(postgres: Postgres, schema: 
         server.execute(sql_text(postgres.url(user="guest"), schema).encode())
 
         assert migrated(postgres, schema, OURS, "guest") == 1
+
+        server.execute("CREATE ROLE stranger LOGIN")
+        with pytest.raises(ConfigError, match="lines that begin with GRANT"):
+            migrated(postgres, schema, OURS, "stranger")

@@ -21,23 +21,55 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
 
 EPOCH = "SELECT epoch, floor, copied_at IS NOT NULL FROM epoch"
 COPIED = "SELECT 1 WHERE to_regclass(%s) IS NOT NULL"
-SOUND = ServerFacts(15, "15.4", "UTF8", "on", "", 90)
+SOUND = ServerFacts(15, "15.4", "UTF8", "", 90)
 
 
 def store_on(url: str, schema: str) -> PostgresEngine:
     return PostgresEngine(url, schema, process=Process())
 
 
-async def test_a_server_that_would_lose_acknowledged_requests_is_refused(
+async def test_each_commit_waits_for_the_disk_whatever_the_server_is_set_to(
     postgres: Postgres, schema: str
 ):
-    """A role whose commits do not wait for the disk: the message says what to type."""
+    """Also if it is set so while the run lives; other settings are left as they are."""
+    ask = Batch(Point.TALLY)
+    ask.ask("SELECT current_setting('synchronous_commit')")
     with postgres.connect() as server:
         server.execute(f"CREATE ROLE {schema} LOGIN SUPERUSER")
-        server.execute(f"ALTER ROLE {schema} SET synchronous_commit = off")
+        seen = []
+        for setting in ("off", "remote_apply"):
+            server.execute(f"ALTER ROLE {schema} SET synchronous_commit = {setting}")
+            engine = store_on(postgres.url(user=schema), schema)
+            await engine.start()
+            seen.append((await engine.commit(ask))[0])
+            server.execute("ALTER SYSTEM SET synchronous_commit = off")
+            server.execute("SELECT pg_reload_conf()")
+            seen.append((await engine.commit(ask))[0])
+            server.execute("ALTER SYSTEM RESET synchronous_commit")
+            server.execute("SELECT pg_reload_conf()")
+            await engine.stop()
 
-    with pytest.raises(ConfigError, match=r"ALTER ROLE \.\.\. SET synchronous_commit = on"):
-        await store_on(postgres.url(user=schema), schema).start()
+    assert seen == [[("on",)], [("on",)], [("remote_apply",)], [("remote_apply",)]]
+
+
+async def test_settings_of_a_role_change_neither_values_nor_what_counts_as_a_failure(
+    postgres: Postgres, schema: str
+):
+    """A time comes back as it was written, bytes too, and debug output is no warning."""
+    with postgres.connect() as server:
+        server.execute(f"CREATE ROLE {schema} LOGIN SUPERUSER")
+        for setting in ("extra_float_digits = -15", "bytea_output = escape"):
+            server.execute(f"ALTER ROLE {schema} SET {setting}")
+        server.execute(f"ALTER ROLE {schema} SET client_min_messages = debug5")
+    engine = store_on(postgres.url(user=schema), schema)
+    await engine.start()
+    batch = Batch(Point.TALLY)
+    batch.add("UPDATE epoch SET copied_at = ?", 1764370000.123456)
+    await engine.commit(batch)
+
+    assert await engine.query("SELECT copied_at FROM epoch") == [(1764370000.123456,)]
+    assert await engine.query("SELECT CAST(? AS BYTEA)", b"\x00a\xff") == [(b"\x00a\xff",)]
+    await engine.stop()
 
 
 async def test_a_database_of_another_encoding_is_refused(postgres: Postgres, schema: str):
@@ -51,7 +83,7 @@ async def test_a_database_of_another_encoding_is_refused(postgres: Postgres, sch
 
 def test_a_server_that_nobody_has_tested_is_refused():
     """Its version is named, and the oldest that is tested."""
-    old = ServerFacts(14, "14.9", "UTF8", "on", "", 90)
+    old = ServerFacts(14, "14.9", "UTF8", "", 90)
 
     assert SOUND.refusal is None
     assert "PostgreSQL 14.9 is older than 15" in str(old.refusal)

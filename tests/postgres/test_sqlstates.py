@@ -150,6 +150,6 @@ async def test_a_start_says_whether_a_person_must_act(
     """A wrong login or name is a wrong setting; a server that is away may come."""
     url = postgres.url(**change)  # type: ignore[arg-type]  # its keywords
     engine = PostgresEngine(url, schema, process=Process(), migrations=KV)
-    with pytest.raises(kind, match=rf"postgresql://127.0.0.1/\w+\?schema={schema}"):
+    with pytest.raises(kind, match=rf"postgresql://127.0.0.1:\d+/\w+\?schema={schema}"):
         await engine.start()
     await engine.stop()

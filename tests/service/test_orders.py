@@ -378,7 +378,7 @@ async def test_a_task_that_the_drain_has_cut_is_not_cancelled_again(world: World
     assert task is not None
     word = Order(verb=Verb.CANCEL, by="ann", reason="")
     with pytest.raises(GracekitError, match=r"being cancelled already \(drain deadline\)"):
-        await life.runtime.wired.control._orders.carry_out("w", "", word)
+        await life.runtime.wired.control.orders.carry_out("w", "", word)
     await life.wait_end()
 
     assert world.state("w") == "handed_over"

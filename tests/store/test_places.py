@@ -360,13 +360,15 @@ def at(url: str, **more: str) -> StoreLocation:
 def test_the_run_directory_is_beside_a_file_or_where_it_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """All parts and commands find the locks of one store at one path; memory has none."""
+    """All parts and commands find the locks of one store at one path; memory has none. Stores in
+    PostgreSQL have a directory each, as the mark of one would make the other look like a copy.
+    """
     monkeypatch.chdir(tmp_path)
     postgres = "postgresql://localhost/d"
 
     assert at("sqlite:///s.db").run_directory == tmp_path / "s.db-runs"
-    assert at(postgres).run_directory == tmp_path / "gracekit-runs"
-    assert at(postgres, run_directory="/run/x").run_directory == Path("/run/x")
+    assert at(postgres).run_directory == tmp_path / "gracekit-runs" / "d.gracekit"
+    assert at(postgres, run_directory="/run/x").run_directory == Path("/run/x/d.gracekit")
     assert at("memory://", run_directory="r").run_directory is None
 
 

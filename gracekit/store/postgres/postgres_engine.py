@@ -197,6 +197,8 @@ class PostgresWriter(_Connected):
             raise
 
     def _commit(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
+        if self._link is None or self._link.is_lost:
+            self._reopen()
         group = PostgresGroup(self.open(), self._lock, self._process, self._source, self.clock)
         return group.run(batches)
 

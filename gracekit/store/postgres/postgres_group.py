@@ -28,7 +28,7 @@ from gracekit.store.batch import (
     sums_of,
 )
 from gracekit.store.postgres.postgres_link import PostgresLink, rows
-from gracekit.store.postgres.postgres_server import note_origin
+from gracekit.store.postgres.postgres_server import PIN, note_origin
 from gracekit.store.postgres.postgres_texts import numbered, only_if, returning_id, with_id_of
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, text_of
 from gracekit.store.state import StatusSource
@@ -107,6 +107,7 @@ def take_over(link: PostgresLink, lock: int, source: StatusSource, clock: Server
         StoreFencedError: this run was declared dead meanwhile.
     """
     begin(link, lock)
+    link.send(PIN)
     guard = source.guarded
     asked = None if guard is None else link.send(numbered(guard[0]), guard[1])
     link.read()

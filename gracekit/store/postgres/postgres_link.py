@@ -255,7 +255,10 @@ def rows(result: pq.abc.PGresult) -> list[Row]:
 def shown(url: str, schema: str) -> str:
     """The store in messages, without a password."""
     given = conninfo_to_dict(url)
-    return f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}?schema={schema}"
+    ports = str(given.get("port") or "").split(",")
+    hosts = itertools.zip_longest(str(given.get("host", "")).split(","), ports, fillvalue=ports[-1])
+    where = ",".join(f"{host}:{port}" if port else str(host) for host, port in hosts)
+    return f"postgresql://{where}/{given.get('dbname', '')}?schema={schema}"
 
 
 def _parameters(url: str, schema: str, *, read_only: bool) -> dict[str, object]:
@@ -266,6 +269,9 @@ def _parameters(url: str, schema: str, *, read_only: bool) -> dict[str, object]:
         "lock_timeout": f"{LOCK_TIMEOUT_S}s",
         "statement_timeout": f"{STATEMENT_TIMEOUT_S}s",
         "idle_in_transaction_session_timeout": f"{IDLE_TIMEOUT_S}s",
+        "client_min_messages": "warning",  # what is said below is no notice
+        "extra_float_digits": "1",  # a time comes back as it was written
+        "bytea_output": "hex",
     }
     if read_only:
         settings["default_transaction_read_only"] = "on"

@@ -23,7 +23,7 @@ from gracekit.store.postgres.sqlstates import text_of
 POSTGRES_MIGRATIONS: Final = "gracekit.store.postgres.migrations"
 """The package with the schema."""
 
-_NO_RIGHT: Final = "42501"
+_NO_RIGHT: Final = {"42501", "3F000"}  # without a right to use it, a schema counts as missing
 _COMMENT: Final = re.compile(r"\s*--[^\n]*")
 _HAS_TABLE: Final = "SELECT to_regclass('meta') IS NOT NULL"
 _HAS_SCHEMA: Final = "SELECT count(*) FROM pg_namespace WHERE nspname = ?"
@@ -40,7 +40,7 @@ def version_of(link: PostgresLink) -> int:
     ((exists,),) = link.ask(_HAS_TABLE)
     if not exists:
         return 0
-    ((version,),) = link.ask(_VERSION)
+    ((version,),) = link.ask(_VERSION) or [(0,)]
     assert isinstance(version, int)
     return version
 
@@ -115,9 +115,10 @@ def migrate_store(
 
 
 def _failed(error: psycopg.Error, version: int, where: str) -> ConfigError | StoreError:
-    if error.sqlstate == _NO_RIGHT:
+    if error.sqlstate in _NO_RIGHT:
         return ConfigError(
-            f"this user may not make the tables of {where}: {text_of(error)}; give the text that "
-            "`gracekit store sql` prints to a user who may"
+            f"this user may not make or use the tables of {where}: {text_of(error)}; give what "
+            "`gracekit store sql` prints to a user who may: if there are tables, its lines that "
+            "begin with GRANT"
         )
     return StoreError(f"the migration of {where} to schema {version} failed: {text_of(error)}")

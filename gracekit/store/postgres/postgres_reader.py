@@ -67,8 +67,8 @@ class PostgresReader:
     def _check(self, version: int, known: int) -> None:
         if not version:
             raise ConfigError(
-                f"there is no store at {self._where}: name the service's in GRACEKIT_STORE_URL or "
-                "with --store; the first start of a service makes it"
+                f"there is no store at {self._where} that this user may use: name the service's in "
+                "GRACEKIT_STORE_URL or with --store; the first start of a service makes it"
             )
         if version > known:
             raise too_new(version, known, self._where)

@@ -17,10 +17,14 @@ OLDEST: Final = 15
 FACTS: Final = """
 SELECT CAST(current_setting('server_version_num') AS BIGINT) / 10000,
     current_setting('server_version'), current_setting('server_encoding'),
-    current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+    current_setting('synchronous_standby_names'),
     CAST(current_setting('max_connections') AS BIGINT)
         - CAST(current_setting('superuser_reserved_connections') AS BIGINT)
         - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"""
+# For the whole session, whatever the server or the role is set to later.
+PIN: Final = """
+SELECT set_config('synchronous_commit', coalesce(nullif(setting, 'off'), 'on'), false)
+FROM pg_settings WHERE name = 'synchronous_commit'"""
 _ORIGIN: Final = """
 SELECT origin, system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
 FROM meta, pg_control_system()"""
@@ -39,7 +43,6 @@ class ServerFacts(msgspec.Struct, frozen=True, array_like=True):
         major: 15 for PostgreSQL 15.4.
         version: For example `15.4 (Debian 15.4-1)`.
         encoding: Of the database.
-        commit: Its `synchronous_commit` for this role.
         standbys: Its `synchronous_standby_names`; empty for none.
         free: So many more connections a role without special rights can open.
     """
@@ -47,7 +50,6 @@ class ServerFacts(msgspec.Struct, frozen=True, array_like=True):
     major: int
     version: str
     encoding: str
-    commit: str
     standbys: str
     free: int
 
@@ -68,11 +70,6 @@ class ServerFacts(msgspec.Struct, frozen=True, array_like=True):
             return ConfigError(
                 f"the encoding of the database is {self.encoding} and the store needs UTF8; make a "
                 "database with CREATE DATABASE ... TEMPLATE template0 ENCODING 'UTF8'"
-            )
-        if self.commit == "off":
-            return ConfigError(
-                "synchronous_commit is off: a crash of the server would lose requests that were "
-                "acknowledged; turn it on: ALTER ROLE ... SET synchronous_commit = on"
             )
         return None
 

@@ -51,7 +51,7 @@ _KINDS: Final[Mapping[str, ErrorKind]] = {
 # A server sends no SQLSTATE that libpq shows of a login that it refuses, only a sentence.
 _SETUP_TEXT: Final = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|does not exist|permission denied"
-    r"|not permitted to log in|certificate"
+    r"|not permitted to log in|certificate|does not support SSL"
 )
 
 
