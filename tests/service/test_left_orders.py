@@ -295,7 +295,7 @@ async def test_a_handler_that_finds_no_capacity_meanwhile_ends_as_ordered(
     task = life.runtime.wired.tracker.get("w")
     assert task is not None
     word = Order(verb=Verb.CANCEL, by="ann@desk", reason="wrong host")
-    assert await life.runtime.wired.control._orders._note(task, word)
+    assert await life.runtime.wired.control.orders._note(task, word)
     doors.open("build")
     await world.until(lambda: world.state("w") not in {"running", "accepted"})
 
