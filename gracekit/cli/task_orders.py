@@ -400,8 +400,10 @@ class _OrderExecution:
             return False
         words = "asked; it ends when its handler has returned, or its process has ended"
         if progress.elsewhere:
-            words = f"left for {progress.elsewhere}, which looks each second; `gracekit status` "
-            words += "says whether that run is proven alive, and what to do if it is gone"
+            words = (
+                f"left for {progress.elsewhere}, which looks each second; if that run is gone, "
+                "`gracekit runs gone` lets others carry it out"
+            )
         progress.end(words, state=state, code=ASKED)
         return True
 

@@ -99,9 +99,8 @@ async def take_seat(
         ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
     if directory is not None:
-        make_directory(
-            directory, with_parent=is_shared
-        )  # before `judge_run`, which looks for locks there
+        # Before `judge_run`, which looks for locks there.
+        make_directory(directory, with_parent=is_shared)
     identity = process.identify()
     runs = await list_open(engine, service)
     judged = [(run, judge_run(run, process, directory, is_shared=is_shared)) for run in runs]

@@ -102,7 +102,9 @@ def check_place(path: Path) -> Path:
 
 
 def make_directory(path: Path, *, with_parent: bool = False) -> None:
-    """Make the directory *path* with mode 0700, or set that mode if it exists; its parent likewise.
+    """Make the directory *path* with mode 0700, or set that mode if it exists.
+
+    *with_parent* makes its parent first, in the same way.
 
     Raises:
         ConfigError: *path* is no directory, it is not on a local disk, or another user owns it or
