@@ -44,6 +44,7 @@ class Phase:
         deadline: Loop time at which a drain cancels what still runs; None outside one.
         deaf: Why requests cannot be read, set once that has lasted; None while they can.
         cut_off: Why the store cannot be reached; None while it can.
+        unproven: Why others may soon think that this run is dead; None while they do not.
     """
 
     def __init__(self, blocked: Callable[[], str | None] = lambda: None) -> None:
@@ -54,6 +55,7 @@ class Phase:
         self.deadline: float | None = None
         self.deaf: str | None = None
         self.cut_off: str | None = None
+        self.unproven: str | None = None
 
     @property
     def not_ready(self) -> str | None:
@@ -65,7 +67,8 @@ class Phase:
     @property
     def trouble(self) -> str | None:
         """Why a service that is SERVING cannot do its work; None if it can."""
-        return "; ".join(filter(None, (self.cut_off, self.deaf, self.blocked))) or None
+        store = self.cut_off or self.unproven
+        return "; ".join(filter(None, (store, self.deaf, self.blocked))) or None
 
     @property
     def blocked(self) -> str | None:

@@ -373,7 +373,8 @@ class RunWatch:
 
         Otherwise a broker would get each request back twice a second, and it may count that.
         """
-        is_open, is_away = self._servers[Lane.REQUESTS].is_open, self._phase.cut_off is not None
+        is_open = self._servers[Lane.REQUESTS].is_open
+        is_away = self._phase.cut_off is not None or self._phase.unproven is not None
         is_free = self._turning is None or self._turning.done()
         if self._phase.state is ServiceState.SERVING and is_open is is_away and is_free:
             name = "gracekit-intake"

@@ -62,6 +62,7 @@ from gracekit.store.engine import Engine
 from gracekit.store.state import StoreState
 from gracekit.tracker.task import (
     RETRIED,
+    CancelCause,
     Interruption,
     TaskState,
     TrackedTask,
@@ -395,6 +396,7 @@ class Journal:
         """
         now = self.clock.wall()
         unclean = cut is Interruption.UNCLEAN
+        is_fenced = task.cancel_cause is CancelCause.FENCED  # no fault of the task
         batch.add(
             HAND_OVER,
             cut.value,
@@ -404,7 +406,7 @@ class Journal:
             task.row_id,
             self.run_id,
             now,
-            int(charged or (unclean and returned)),
+            int(charged or (unclean and returned and not is_fenced)),
             int(charged),
             expect=1,
         )

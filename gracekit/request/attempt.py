@@ -320,6 +320,7 @@ async def _take_cancellations(me: asyncio.Task[Any]) -> None:
         me.uncancel()
 
 
+_FENCED: Final = "its process could not show that it lives"
 _STOPPED: Final = AttemptEnd(cut=Interruption.SAFE_POINT)
 
 
@@ -336,11 +337,12 @@ def _judge(
         return AttemptEnd(outcome=failed(timeout_error(method, during=error)))
     if task.order is not None:
         return AttemptEnd(outcome=ordered(str(task), task.order, task.state))
-    if _is_interruption(task, method, error):
+    if cause is CancelCause.FENCED or _is_interruption(task, method, error):
         put_off = _was_not_called(method, error)
+        why = words_of(error) or type(error).__name__
         return AttemptEnd(
             cut=Interruption.SAFE_POINT if put_off else Interruption.UNCLEAN,
-            interrupted_by=words_of(error) or type(error).__name__,
+            interrupted_by=_FENCED if cause is CancelCause.FENCED else why,
         )
     return _failed(task, error, parks=parks)
 

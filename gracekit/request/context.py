@@ -29,7 +29,7 @@ from gracekit.request.tracked import TrackedBlock, TrackedCall
 from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.message import LEASE_KEY
 from gracekit.rpc.plain import small_plain
-from gracekit.tracker.task import OUT_OF_TIME, Order, TrackedTask, Verb
+from gracekit.tracker.task import OUT_OF_TIME, CancelCause, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
 T = TypeVar("T")
@@ -209,6 +209,15 @@ class Context(Mapping[str, Any]):
     def cancelled(self) -> bool:
         """Whether this attempt should end. Plain handlers must check it: threads get no cancel."""
         return self._task.cancel_cause is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether another run may act in place of this one, soon or already: change nothing more.
+
+        Only in a store that hosts share, if this process could not show for `fail_after` that it
+        lives, or was declared dead. `cancelled` is true, too.
+        """
+        return self._task.cancel_cause is CancelCause.FENCED
 
     # -- safe points --------------------------------------------------------------------
 
@@ -452,14 +461,16 @@ class Context(Mapping[str, Any]):
                 f"{row.request_id if row else 'unknown'}; task {self.task_id} does not wait "
                 "for it: try later, or name it as the method's resource=, which queues"
             )
+        self._task.leases += 1
         try:
             yield guard
         finally:
+            self._task.leases -= 1
             # A drain cut the block, so its last step may still take effect: the lease stays with
-            # this process until that is proven dead.
+            # this process until that is proven dead. The hand-over of a fenced task ends it.
             if self._task.cancel_cause in OUT_OF_TIME:
                 services.leases.kept += 1
-            else:
+            elif self._task.cancel_cause is not CancelCause.FENCED or not self._task.journaled:
                 await self._release(guard)
 
     async def _take(self, resource: tuple[str, str]) -> Guard | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 from typing import Final
 
 from gracekit import backoff
@@ -32,7 +33,7 @@ from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.carrier import stamped
-from gracekit.tracker.task import Awaited, Interruption, TaskState, TrackedTask
+from gracekit.tracker.task import Awaited, CancelCause, Interruption, TaskState, TrackedTask
 
 TRIES: Final = 3
 
@@ -229,34 +230,42 @@ class Custody:
             returned: Whether its handler has returned. If not, this process keeps row and lease
                 until it is proven dead.
         """
-        task = job.task
+        task, clock = job.task, self._journal.clock
         task.cut = cut
-        interrupted = cut is Interruption.UNCLEAN and returned
-        if cut is not Interruption.SAFE_POINT and not interrupted and task.token is not None:
-            self._leases.kept += 1
-        for _ in range(TRIES):
+        if cut is not Interruption.SAFE_POINT and task.token is not None:
+            self._leases.kept += not (cut is Interruption.UNCLEAN and returned)
+        is_fenced, pauses = task.cancel_cause is CancelCause.FENCED, backoff.OUTCOME.pauses(clock)
+        for tries in itertools.count(1):
             batch = Batch(Point.HAND_OVER)
-            self._add_trace(batch, job)
-            self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
-            if cut is Interruption.SAFE_POINT:
-                self.add_release(batch, task, "handoff")
-            elif interrupted and task.token is not None:
-                run = self._journal.run_id
-                self._leases.add_take_away_one(batch, run, task.request_id, settle_s=job.settle_s)
+            self._add_hand_over(batch, job, cut, returned=returned)
             try:
                 await self._journal.commit(batch)
             except ConflictError:
                 return True  # the row says already that it has ended, or was handed over
-            except StoreFinalError as error:
+            except (StoreFinalError, StoreClosedError) as error:
                 self.tell(error, "hand-over")
                 return False
             except StoreError as error:
                 self.tell(error, "hand-over")
+                if is_fenced:  # the store is away; nothing else would find out what became of it
+                    await asyncio.sleep(next(pauses))
+                elif tries == TRIES:
+                    return False
                 continue
             if returned:
                 task.advance(TaskState.HANDED_OVER)
             return True
-        return False
+        raise AssertionError(task)
+
+    def _add_hand_over(self, batch: Batch, job: Job, cut: Interruption, *, returned: bool) -> None:
+        task = job.task
+        self._add_trace(batch, job)
+        self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
+        if cut is Interruption.SAFE_POINT:
+            self.add_release(batch, task, "handoff")
+        elif cut is Interruption.UNCLEAN and returned:  # also the leases that it took by itself
+            run = self._journal.run_id
+            self._leases.add_take_away_one(batch, run, task.request_id, settle_s=job.settle_s)
 
     async def charge(self, job: Job) -> None:
         """Hand over a task that an error in gracekit's own steps cut; its handler has returned.

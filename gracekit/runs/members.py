@@ -13,14 +13,16 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
-from gracekit.errors import ConfigError
+from gracekit.errors import ConfigError, ConflictError
 from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
+from gracekit.runs.heart import Heart
 from gracekit.runs.names import door_name, lock_name
-from gracekit.runs.run import Run, evidence_of, judge_run, list_open, run_of
-from gracekit.runs.seat import Seat
+from gracekit.runs.pages import find_runs
+from gracekit.runs.run import Run, declared, evidence_of, judge_run, list_open, run_of
+from gracekit.runs.seat import Seat, taken
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.older import copied_at
@@ -58,6 +60,7 @@ class Members:
         self._process = process
         self.run_id = run_id
         self._service = service
+        self.label = f"{service} run {run_id}"
         self._lock_directory = lock_directory
         self._is_shared = is_shared
         self.joined_at: float | None = None
@@ -76,18 +79,26 @@ class Members:
         schema: int,
         methods: str = "[]",
         kinds: str = "[]",
+        heart: Heart | None = None,
     ) -> int:
         """Write the row of this run; from then on the store takes commits only while it may act.
 
         Returns its generation, which counts runs of the instance.
 
         *methods* is what it serves, as a text of `gracekit.rpc.offer`; *kinds* is a JSON list of
-        the kinds of resources that it settles.
+        the kinds of resources that it settles; *heart* beats for it in a store that hosts share.
+
+        Raises:
+            AlreadyRunningError: another run has joined as this instance meanwhile.
         """
         now = self.joined_at = self._clock.wall()
         me = seat.identity
         batch = Batch(Point.JOIN)
-        batch.ask(
+        for dead in seat.replaced:
+            batch.add(sql.END_BEAT, dead)
+        times = (None, None) if heart is None else (heart.timings.fail_s, heart.timings.dead_s)
+        batch.add(sql.JOIN_BEAT, self.run_id, self._service, seat.instance, *times, expect=1)
+        joining = batch.ask(
             sql.JOIN,
             self.run_id,
             self._service,
@@ -106,16 +117,23 @@ class Members:
             schema,
             expect=1,
         )
-        rows = await self._engine.commit(batch)
+        since = 0.0 if heart is None else heart.arm()
+        try:
+            rows = await self._engine.commit(batch)
+        except ConflictError as error:
+            raise taken(self._service, seat.instance) from error
         self._engine.guard(sql.MAY_ACT, self.run_id)
-        return int(rows[0][0][0] or 1)
+        if heart is not None:
+            heart.join(self.run_id, since)
+        return int(rows[joining][0][0] or 1)
 
     def is_beat_due(self, phase: str, mark: Hashable | None, *, written_s: float) -> bool:
         """Whether `beat` would write anything, or could find anything new."""
         return self._is_unread(mark) or self._is_unwritten(phase, written_s)
 
     def _is_unread(self, mark: Hashable | None) -> bool:
-        return mark is None or mark != self._may_act_at
+        # In a store that hosts share, the beats find out.
+        return not self._is_shared and (mark is None or mark != self._may_act_at)
 
     def _is_unwritten(self, phase: str, written_s: float) -> bool:
         if self._beaten is None:
@@ -156,7 +174,7 @@ class Members:
         now = self._clock.loop()
         batch = Batch(Point.JOIN, durable=False)
         batch.add(
-            sql.BEAT,
+            sql.SHOW,
             *(self._clock.wall(), phase, self.run_id),
         )
         await self._engine.commit(batch)
@@ -196,6 +214,8 @@ class Members:
             json.dumps(report),
             self.run_id,
         )
+        if report.get("left"):  # nothing of it can act any more
+            batch.add(sql.END_BEAT, self.run_id)
         await self._engine.commit(batch)
 
     def judge(self, run: Run) -> Liveness:
@@ -203,6 +223,10 @@ class Members:
         if run.run_id == self.run_id:
             return Liveness(Alive.ALIVE, "it is this run")
         return judge_run(run, self._process, self._lock_directory, is_shared=self._is_shared)
+
+    async def of(self, run_ids: Collection[str]) -> list[Run]:
+        """The runs with these ids that are on record."""
+        return list((await find_runs(self._engine, run_ids)).values())
 
     async def others(self) -> list[Run]:
         """Other runs of this service that have not ended; some may be dead."""
@@ -332,4 +356,14 @@ class Members:
             run.run_id,
             expect=1,
         )
+        batch.add(sql.END_BEAT, run.run_id)
         return verdict
+
+    async def declare_dead(self, run: Run, number: int, *, reason: str) -> None:
+        """Put on record that *run* is dead, as its beat has stopped at *number*.
+
+        Raises:
+            ConflictError: it has beaten since, or another run was quicker.
+        """
+        by, at = f"run {self.run_id}", self._clock.wall()
+        await self._engine.commit(declared(run.run_id, number, by=by, reason=reason, at=at))

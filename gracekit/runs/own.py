@@ -9,14 +9,20 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
-from gracekit.errors import StoreError
+from gracekit.config.timings import Timings
+from gracekit.errors import AlreadyRunningError, ConflictError, DependencyError, StoreError
 from gracekit.process import ForkGuard, Process
+from gracekit.runs.heart import Heart
 from gracekit.runs.members import Members
+from gracekit.runs.run import Run, declared
 from gracekit.runs.seat import Seat, take_seat
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
+from gracekit.telemetry.telemetry import Telemetry
 
+WATCHED_TIMES: Final = 3.0
+"""A start watches an earlier run for so many times its own `dead_after`, at most."""
 TAKE_BACK_S: Final = 2.0
 """Seconds for which a cancelled start waits for a store that does not answer."""
 
@@ -30,6 +36,7 @@ class OwnSeat:
         is_kept: Whether the locks are kept at the stop, because something of the run may still
             act: only the death of the process ends that.
         is_recorded: Whether the end of the run is on record.
+        heart: Beats for it in a store that hosts share; None in another one, and before the start.
     """
 
     def __init__(
@@ -42,8 +49,12 @@ class OwnSeat:
         service: str,
         host: str,
         instance: str | None,
+        timings: Timings,
+        telemetry: Telemetry,
     ) -> None:
         self._engine = engine
+        self._timings = timings
+        self._telemetry = telemetry
         self._location = location
         self._process = process
         self._clock = clock
@@ -56,6 +67,7 @@ class OwnSeat:
         self.run_id = ""
         self.is_kept = False
         self.is_recorded = False
+        self.heart: Heart | None = None
 
     async def start(self) -> None:
         """Open the store, and take an instance and its locks.
@@ -70,6 +82,8 @@ class OwnSeat:
             await self._engine.start()
             if self._location.is_shared:
                 self._clock.follow(self._engine.wall)
+                self.heart = Heart(self._engine, self._process, self._clock, self._timings)
+                self.heart.start()
             try:
                 self._seat = await self._take()
             except BaseException:
@@ -87,8 +101,49 @@ class OwnSeat:
             service=self.service,
             host=self._host,
             instance=self._wanted,
-            is_shared=self._location.is_shared,
+            settle_doubts=None if self.heart is None else self._settle_doubts,
         )
+
+    async def _settle_doubts(self, runs: list[Run]) -> None:
+        """Watch the beats of *runs* until each is declared dead, or has left.
+
+        Raises:
+            AlreadyRunningError: one beats.
+            DependencyError: the store does not answer for long.
+        """
+        heart = self.heart
+        assert heart is not None
+        for run in runs:
+            self._telemetry.emit(
+                "run.watched", run=run.run_id, instance=run.instance, host=run.host
+            )
+        try:
+            async with asyncio.timeout(WATCHED_TIMES * self._timings.dead_s):
+                for run in runs:
+                    await self._settle_doubt(heart, run)
+        except TimeoutError as error:
+            raise DependencyError(
+                "the store did not answer for long enough to say whether earlier runs of this "
+                "host live; see that the server can be reached, and start again"
+            ) from error
+
+    async def _settle_doubt(self, heart: Heart, run: Run) -> None:
+        await heart.next_look()
+        while (seen := heart.seen.get(run.run_id)) is not None:
+            if seen.has_changed:
+                raise AlreadyRunningError(
+                    f"instance {run.instance!r} of service {run.service!r} is running with host "
+                    f"name {run.host!r} on another machine, or beside another run directory; "
+                    "stop it, or set GRACEKIT_HOST and GRACEKIT_INSTANCE to other names"
+                )
+            number = heart.silent.get(run.run_id)
+            if number is not None:
+                reason = f"no beat for {seen.dead_s:g} s, seen by a start on host {self._host}"
+                by, at = f"run {self.run_id}", self._clock.wall()
+                dead = declared(run.run_id, number, by=by, reason=reason, at=at)
+                with contextlib.suppress(ConflictError):  # it beats, or another one was quicker
+                    await self._engine.commit(dead)
+            await heart.next_look()
 
     async def stop(self) -> None:
         """Close the store, then release the locks: no statement of this run is under way then."""
@@ -98,7 +153,10 @@ class OwnSeat:
     async def _leave(self) -> None:
         await self._engine.stop()
         if self.is_kept:
-            return
+            return  # and beats go on, until this process ends
+        if self.heart is not None:
+            self.heart.leave()
+            self.heart.stop()
         if self._seat is not None:
             self._seat.leave(is_recorded=self.is_recorded)
         if self._fork_guard is not None:
@@ -155,13 +213,16 @@ class OwnRecord:
 
     async def _join(self) -> None:
         seat = self._seat.taken
-        joining = asyncio.ensure_future(self._members.join(seat=seat, **self._written))
+        heart = self._seat.heart
+        joining = asyncio.ensure_future(self._members.join(seat=seat, heart=heart, **self._written))
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
             with contextlib.suppress(StoreError, TimeoutError):  # then only our death ends the row
                 async with asyncio.timeout(TAKE_BACK_S):
                     await joining
+                    if heart is not None:
+                        heart.leave()
                     await self._members.stop_record(*self._cancelled)
             raise
 
@@ -188,6 +249,8 @@ class OwnRecord:
 
     async def end(self, exit_code: int, report: dict[str, Any]) -> None:
         """Write the stop record, and wake the siblings, which may now claim this run's rows."""
+        if report.get("left") and self._seat.heart is not None:
+            self._seat.heart.leave()
         try:
             await self._members.stop_record(exit_code, report)
             self._seat.is_recorded = True

@@ -38,7 +38,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         stop_by: Who asked for the stop: a user and host, the name of a token, a signal.
         exit_code: Exit code in its stop record; None if it wrote none.
         verdict: How it ended; None until another run has judged that.
-        gone_by: Operator who said that it is gone; None if no operator did.
+        gone_by: Who said that it is gone: an operator, or a run that saw no beat; None: nobody.
     """
 
     run_id: str
@@ -159,11 +159,16 @@ async def list_open(engine: Engine, service: str) -> list[Run]:
 def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
     """A batch that records that an operator said *run* is gone; a conflict if one did before."""
     batch = Batch(Point.ADOPT)
-    batch.add(
-        sql.GONE,
-        *(at, by, reason, run.run_id),
-        expect=1,
-    )
+    batch.add(sql.GONE, at, by, reason, run.run_id, expect=1)
+    batch.add(sql.END_BEAT, run.run_id)
+    return batch
+
+
+def declared(run_id: str, number: int, *, by: str, reason: str, at: float) -> Batch:
+    """As `gone`, for a run that was watched; a conflict if it has beaten since, too."""
+    batch = Batch(Point.ADOPT)
+    batch.add(sql.DECLARE_DEAD, run_id, number, expect=1)
+    batch.add(sql.GONE, at, by, reason, run_id, expect=1)
     return batch
 
 

@@ -15,7 +15,10 @@ _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"
 # -- of all services ------------------------------------------------------------------
 
 ALL: Final = f"SELECT {COLUMNS} FROM run ORDER BY started_at DESC, generation DESC LIMIT ?"
-OPEN: Final = f"{_RUNS} service = ? AND ended_at IS NULL AND adopted_at IS NULL"
+# One that has ended keeps its beat if something of it may still act.
+OPEN: Final = f"""
+{_RUNS} service = ? AND adopted_at IS NULL AND (ended_at IS NULL OR EXISTS (
+    SELECT 1 FROM beat WHERE beat.run_id = run.run_id))"""
 COUNT: Final = "SELECT count(*) FROM run"
 # A conflict if the run was adopted, or an operator said so before.
 GONE: Final = """
@@ -61,10 +64,14 @@ VALUES (?1, ?2, ?3, ?4, 1 + coalesce(
     (SELECT max(generation) FROM run WHERE service = ?2 AND instance = ?4), 0),
     ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19)
 RETURNING generation"""
-MAY_ACT: Final = """
-SELECT 1 FROM run WHERE run_id = ? AND gone_at IS NULL AND adopted_at IS NULL"""
+# None if the instance has a living run already.
+JOIN_BEAT: Final = """
+INSERT INTO beat (run_id, service, instance, number, fail_s, dead_s) VALUES (?, ?, ?, 0, ?, ?)
+ON CONFLICT DO NOTHING"""
+MAY_ACT: Final = "SELECT 1 FROM beat WHERE run_id = ?"
+END_BEAT: Final = "DELETE FROM beat WHERE run_id = ?"
 STANDING: Final = "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?"
-BEAT: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
+SHOW: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
 STOP_INTENT: Final = """
 UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, phase = 'draining'
 WHERE run_id = ? AND stop_at IS NULL"""
@@ -90,3 +97,13 @@ ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
 ADOPT: Final = """
 UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?)
 WHERE run_id = ? AND adopted_at IS NULL"""
+
+# -- beats, in a store that hosts share -------------------------------------------------
+
+# The number must be one that this process has sent and of which nothing later is confirmed: another
+# one comes from a copy of this process. ?1 is the new one.
+BEAT_ON: Final = """
+UPDATE beat SET number = ?1 WHERE run_id = ?2 AND number >= ?3 AND number <= ?4 RETURNING number"""
+BEATS: Final = "SELECT run_id, number, fail_s, dead_s FROM beat"
+# Misses if it has beaten since.
+DECLARE_DEAD: Final = "DELETE FROM beat WHERE run_id = ? AND number = ?"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from gracekit.errors import AlreadyRunningError, DependencyError
-from gracekit.life import Identity, LifeLock
+from gracekit.errors import AlreadyRunningError
+from gracekit.life import Alive, Identity, LifeLock, Liveness
 from gracekit.process import Process
 from gracekit.runs.names import instance_lock_name, lock_name
-from gracekit.runs.run import ENDED, STOPPING, judge_run, list_open
+from gracekit.runs.run import ENDED, STOPPING, Run, judge_run, list_open
 from gracekit.store.engine import Engine
 from gracekit.store.files import make_directory
 
@@ -28,6 +28,7 @@ class Seat:
         identity: Identity of this process, read when the seat was taken.
         lock_path: Path of the lock of the run; empty without a directory for locks.
         lock_file: Device and inode of that file; None without a directory.
+        replaced: Ids of earlier runs of the instance that may act no more once this one joins.
     """
 
     def __init__(
@@ -36,8 +37,11 @@ class Seat:
         identity: Identity,
         instance_lock: LifeLock | None,
         own: LifeLock | None,
+        *,
+        replaced: Sequence[str] = (),
     ) -> None:
         self.instance = instance
+        self.replaced = replaced
         self.identity = identity
         self.lock_path = Path() if own is None else own.path
         self.lock_file = None if own is None else own.file
@@ -77,6 +81,10 @@ class Seat:
             self._instance_lock.release()
 
 
+Doubts = Callable[[list[Run]], Awaitable[None]]
+"""Finds out whether these runs live; raises AlreadyRunningError if one does."""
+
+
 async def take_seat(
     engine: Engine,
     process: Process,
@@ -86,51 +94,65 @@ async def take_seat(
     service: str,
     host: str,
     instance: str | None,
-    is_shared: bool = False,
+    settle_doubts: Doubts | None = None,
 ) -> Seat:
     """Take the name *instance*, or the first free one of `{host}-{n}`.
 
-    Without a *directory* no locks are taken, as no other process sees such a store. On a store that
-    hosts share, the name of a run that is not proven dead is taken too: it may act on another host.
+    Without a *directory* no locks are taken, as no other process sees such a store. In a store that
+    hosts share, *settle_doubts* is asked about runs of this instance or host of which nothing is
+    proven: two of them would be one member, or read one directed queue.
 
     Raises:
         AlreadyRunningError: the instance lives, or all names are taken.
-        DependencyError: it is not proven that an earlier run of the instance is dead.
         ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
     if directory is not None:
         # Before `judge_run`, which looks for locks there.
-        make_directory(directory, with_parent=is_shared)
-    identity = process.identify()
-    runs = await list_open(engine, service)
-    judged = [(run, judge_run(run, process, directory, is_shared=is_shared)) for run in runs]
-    taken = {
-        run.instance for run, life in judged if life.is_alive or (is_shared and not life.is_dead)
+        make_directory(directory, with_parent=settle_doubts is not None)
+    lives = await _judged(engine, process, directory, service, is_shared=settle_doubts is not None)
+    if settle_doubts is not None:
+        doubtful = [run for run, life in lives if life.answer is Alive.NOT_PROVEN]
+        same = [run for run in doubtful if run.instance == instance or run.host == host]
+        if same:
+            await settle_doubts(same)
+            lives = await _judged(engine, process, directory, service, is_shared=True)
+    may_act = {
+        run.instance
+        for run, life in lives
+        if life.is_alive or (settle_doubts is not None and not life.is_dead)
     }
+    identity = process.identify()
     names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_INSTANCES))
     for name in names:
-        if name in taken:
+        if name in may_act:
             continue
+        replaced = [run.run_id for run, _ in lives if run.instance == name]
         if directory is None:
-            return Seat(name, identity, None, None)
+            return Seat(name, identity, None, None, replaced=replaced)
         instance_lock = LifeLock(directory / instance_lock_name(service, name))
         if instance_lock.acquire():
             own = LifeLock(directory / lock_name(run_id))
             if own.acquire():
-                return Seat(name, identity, instance_lock, own)
+                return Seat(name, identity, instance_lock, own, replaced=replaced)
             instance_lock.release()
-    for run, life in judged:
-        if is_shared and run.instance == instance and not (life.is_alive or life.is_dead):
-            raise DependencyError(
-                f"it is not proven that run {run.run_id} of instance {instance!r} on host "
-                f"{run.host!r} is dead ({life.reason}): when you know that it is, say so by: "
-                f"gracekit runs gone {run.run_id} --reason '...'"
-            )
     if instance:
-        raise AlreadyRunningError(
-            f"instance {instance!r} of service {service!r} is running, and only one process "
-            "at a time may have that name; stop it, or set GRACEKIT_INSTANCE to another name"
-        )
+        raise taken(service, instance)
     raise AlreadyRunningError(
         f"all {MAX_INSTANCES} instances of service {service!r} on {host!r} live"
+    )
+
+
+async def _judged(
+    engine: Engine, process: Process, directory: Path | None, service: str, *, is_shared: bool
+) -> list[tuple[Run, Liveness]]:
+    """The runs of the service that may still act, each with whether it lives."""
+    runs = await list_open(engine, service)
+    return [(run, judge_run(run, process, directory, is_shared=is_shared)) for run in runs]
+
+
+def taken(service: str, instance: str) -> AlreadyRunningError:
+    """The error of a start under a name that a living run has."""
+    return AlreadyRunningError(
+        f"instance {instance!r} of service {service!r} is running, and only one process "
+        "at a time may have that name; stop it, or set GRACEKIT_INSTANCE to another name"
     )

@@ -107,6 +107,8 @@ def lay_ground(
         service=service.topic,
         host=settings.host,
         instance=settings.instance,
+        timings=settings.timings,
+        telemetry=telemetry,
     )
     transport = transport or _transport(settings, process, clock, broker, telemetry)
     telemetry.tracing.messaging = transport.messaging

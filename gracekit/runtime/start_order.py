@@ -22,6 +22,7 @@ from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
+from gracekit.membership import Membership
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
@@ -68,6 +69,7 @@ def in_order(
             ListedPart("count of accounts", StepPart(end=facts.accounts.stop)),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
+            ListedPart("hosts", _hosts(ground, records, requests, parts, control)),
             # Here a Runtime is open. The parts below do the work, and stop before the stop record.
             ListedPart("kinds", StepPart(partial(_check_kinds, ground, records.members))),
             ListedPart("door", _door(ground, control)),
@@ -91,7 +93,6 @@ def in_order(
             ListedPart("jobs", work(parts.jobs.run)),
             ListedPart("watch", work(_watch(ground, signs, parts.servers).watch)),
             ListedPart("beat", work(signs.beat)),
-            ListedPart("orders", _left_orders(ground, control)),
             ListedPart("tidying", work(_tidying(ground, records, epoch, reconciler).tidy)),
             ListedPart("facts", work(facts.keep)),
             ListedPart("watchdog", StepPart(feeding.start)),
@@ -151,9 +152,41 @@ def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
     return StepPart(sending.start, end=end)
 
 
-def _left_orders(ground: Ground, control: Control) -> StepPart | Background:
-    """Commands on this host ask by the door; only a store that hosts share has such orders."""
-    return _work(ground, control.orders.keep_left) if ground.location.is_shared else StepPart()
+def _hosts(
+    ground: Ground,
+    records: Records,
+    requests: Requests,
+    parts: Drained,
+    control: Control,
+) -> StepPart:
+    """What a run does beside those of other hosts; only in a store that hosts share."""
+    if ground.seat.heart is None:
+        return StepPart()
+    membership = Membership(
+        ground.seat.heart,
+        ground.engine,
+        records.members,
+        tracker=ground.tracker,
+        trigger=requests.trigger,
+        phase=ground.phase,
+        process=ground.process,
+        telemetry=ground.telemetry,
+        clock=ground.clock,
+        ends_process=parts.ends_process,
+    )
+    ground.engine.on_status(membership.follow_store)
+    # Commands on this host ask by the door.
+    works = [_work(ground, membership.keep), _work(ground, control.orders.keep_left)]
+
+    async def start() -> None:
+        for work in works:
+            await work.start()
+
+    async def end() -> None:
+        for work in works:
+            await work.stop()
+
+    return StepPart(start, end=end)
 
 
 async def _check_kinds(ground: Ground, members: Members) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from gracekit.errors import StoreFencedError
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.commit_times import CommitTimes
 from gracekit.store.state import OnStatus, StoreStatus
@@ -18,6 +19,26 @@ class Queries(Protocol):
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`."""
+        ...
+
+
+class Aside(Protocol):
+    """A connection beside the one that commits: it takes no lock of the store and asks no guard."""
+
+    def origin(self) -> str:
+        """Which server answers; another one, or one that was restored, has another origin.
+
+        Raises:
+            StoreUnreachableError: none answers.
+        """
+        ...
+
+    def ask(self, sql: str, *params: Value) -> list[Row]:
+        """Commit one statement, durably; returns its rows.
+
+        Raises:
+            StoreUnreachableError: it is not known whether it was committed.
+        """
         ...
 
 
@@ -50,6 +71,30 @@ class Engine(Protocol):
         whose rows were taken over leaves none that recovery would miss. If it returns no row, the
         store is FENCED. `start` forgets it.
         """
+
+    def fence(self) -> StoreFencedError:
+        """Become FENCED: this run may not act any more. From any thread; returns the error."""
+        ...
+
+    def distrust(self, why: str | None) -> None:
+        """Be UNREACHABLE, whatever the server answers, until it is called with None.
+
+        For a run whose beats fail: others may declare it dead soon, and it must begin nothing.
+        """
+
+    def keep_aside(self, work: Callable[[Aside], float], *, within_s: float) -> Callable[[], None]:
+        """Call *work* on a thread of its own, again after as many seconds as it returns.
+
+        Only for a store that hosts share, once started.
+
+        Args:
+            work: Gets a connection of its own; it may raise nothing.
+            within_s: Seconds within which a statement must be answered.
+
+        Returns:
+            Ends it; a call of *work* that is under way goes on to its end.
+        """
+        ...
 
     async def start(self) -> None:
         """Open the database and migrate it to the newest schema.

@@ -11,12 +11,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gracekit.errors import StoreBrokenError, StoreError, StoreFencedError
+from gracekit.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreFencedError,
+    StoreUnreachableError,
+)
 from gracekit.store.batch import Value
+
+if TYPE_CHECKING:
+    from gracekit.store.engine import Aside
 
 
 class StoreState(enum.Enum):
@@ -74,6 +82,8 @@ class StatusSource:
         self._status = StoreStatus()
         self._stepping = threading.Lock()  # the engine's threads change the status too
         self._callbacks: list[OnStatus] = []
+        self._reached = StoreStatus()  # what the server says, without `distrust`
+        self._distrusted: StoreUnreachableError | None = None
         self.guarded: tuple[str, tuple[Value, ...]] | None = None
         self._notices: deque[tuple[OnStatus, StoreStatus]] = deque()
 
@@ -104,12 +114,28 @@ class StatusSource:
         back after the run was fenced.
         """
         with self._stepping:
-            if state not in _NEXT[self._status.state]:
+            if state not in _NEXT[self._reached.state]:
                 return
-            since = None if self._loop is None else self._loop.time()
-            self._status = StoreStatus(state, since, error)
-            for callback in self._callbacks:
-                self._notify_soon(callback)
+            self._reached = StoreStatus(state, None, error)
+            self._show()
+
+    def distrust(self, why: str | None) -> None:
+        """See `Engine.distrust`."""
+        with self._stepping:
+            self._distrusted = None if why is None else StoreUnreachableError(why)
+            self._show()
+
+    def _show(self) -> None:
+        """Put both together, and tell if that is something new."""
+        state, error = self._reached.state, self._reached.error
+        if state is StoreState.REACHABLE and self._distrusted is not None:
+            state, error = StoreState.UNREACHABLE, self._distrusted
+        if state is self._status.state:
+            return
+        since = None if self._loop is None else self._loop.time()
+        self._status = StoreStatus(state, since, error)
+        for callback in self._callbacks:
+            self._notify_soon(callback)
 
     def break_(self, error: StoreBrokenError) -> None:
         """The disk has failed: no later commit can succeed."""
@@ -123,6 +149,10 @@ class StatusSource:
         )
         self._become(StoreState.FENCED, error)
         return error
+
+    def keep_aside(self, work: Callable[[Aside], float], *, within_s: float) -> Callable[[], None]:
+        """See `Engine.keep_aside`; a store on this machine needs none."""
+        raise NotImplementedError(f"{work} within {within_s} s")
 
     def _notify_soon(self, callback: OnStatus) -> None:
         # The queue keeps the order: simulation runs callbacks of the loop in random order, and a

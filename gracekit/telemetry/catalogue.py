@@ -495,6 +495,25 @@ _STORE: Final = (
         "what error",
         kind="what",
     ),
+    _event(
+        "run.watched",
+        _W,
+        "The start waits to see whether an earlier run of this host still beats.",
+        "run instance host",
+    ),
+    _event(
+        "run.declared_dead",
+        _W,
+        "The beats of a run have stopped; others take its tasks over.",
+        "run instance host reason",
+    ),
+    _event(
+        "beats.missed",
+        _W,
+        "No sign of life of this run has reached the store for late_s; it takes nothing.",
+        "late_s",
+    ),
+    _event("beats.resumed", _W, "The signs of life of this run reach the store again."),
     _event("run.lost", _C, "Other runs cannot see that this run is alive; it ends.", "error"),
     _event(
         "store.older",

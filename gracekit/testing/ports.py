@@ -24,6 +24,7 @@ from gracekit.errors import (
     StoreBrokenError,
     StoreClosedError,
     StoreError,
+    StoreUnreachableError,
     UnknownCommitError,
 )
 from gracekit.life import Alive, Identity, Liveness, RecordedLife
@@ -41,7 +42,7 @@ from gracekit.rpc.transport import (
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.commit_times import CommitTimes
-from gracekit.store.engine import Rows
+from gracekit.store.engine import Aside, Rows
 from gracekit.store.files import Database
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
@@ -62,6 +63,7 @@ _COMMIT: Final = (
     Fault.LOST_AFTER,
     Fault.BROKEN,
 )
+_ASIDE: Final = (Fault.REFUSED, Fault.LOST_AFTER)
 _PUBLISH: Final = (
     Fault.DELAY,
     Fault.REFUSED,
@@ -293,6 +295,24 @@ class PlayedEngine(MemoryEngine):
         self._carry_out()
         await super().stop()
 
+    def keep_aside(self, work: Callable[[Aside], float], *, within_s: float) -> Callable[[], None]:
+        """See `Engine.keep_aside`; timers of the loop take the place of a thread."""
+        aside, loop = PlayedAside(self, self._faults, within_s), asyncio.get_running_loop()
+        timers = list[asyncio.TimerHandle]()
+
+        def step() -> None:
+            if self._played.lives:
+                timers[:] = [loop.call_later(work(aside), step)]
+
+        timers.append(loop.call_later(0, step))
+        return lambda: timers.pop().cancel() if timers else None
+
+    def ask_aside(self, sql: str, params: Sequence[Any]) -> list[Row]:
+        """Commit one statement at once, without the guard."""
+        if self._connection is None:
+            raise StoreUnreachableError("the store is not open")
+        return self._connection.execute(sql, params).fetchall()
+
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         """See `Engine.submit`; done on a later iteration of the loop."""
         if self._connection is None or self.status.error is not None:
@@ -360,6 +380,29 @@ class PlayedEngine(MemoryEngine):
 
     def _run(self, batch: Batch) -> BatchOutcome:
         return self.status.refusal() or super()._run(batch)
+
+
+class PlayedAside:
+    """The connection of a played engine beside the one that commits."""
+
+    def __init__(self, engine: PlayedEngine, faults: Faults, within_s: float) -> None:
+        self._engine = engine
+        self._faults = faults
+        self._within_s = within_s
+
+    def origin(self) -> str:
+        """See `Aside.origin`; there is one server."""
+        return "played"
+
+    def ask(self, sql: str, *params: Any) -> list[Row]:
+        """See `Aside.ask`."""
+        fault = self._faults.draw("store", "aside", _ASIDE)
+        if fault is Fault.REFUSED:
+            raise StoreUnreachableError(f"no answer within {self._within_s:g} s")
+        rows = self._engine.ask_aside(sql, params)
+        if fault is Fault.LOST_AFTER:
+            raise StoreUnreachableError(f"no answer within {self._within_s:g} s")
+        return rows
 
 
 def _settle(future: asyncio.Future[Rows], answer: Any) -> None:

@@ -203,6 +203,7 @@ class CancelCause(enum.Enum):
     FORCED = "forced stop"
     TIMEOUT = "method timeout"
     OPERATOR = "operator"
+    FENCED = "fenced"  # others may act soon, or do so already, in place of this run
 
 
 OUT_OF_TIME: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
@@ -324,6 +325,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         children: The tracked work that its handler has begun and that keeps it open, in order; None
             while no handler of it may begin any.
         parent: The task that this work keeps open; None if it keeps none open.
+        leases: So many leases it has taken by `ctx.lease`.
         child_error: What the first of its children that failed has raised; None if none failed.
     """
 
@@ -362,6 +364,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     calling: asyncio.Future[Any] | None = None
     children: dict[TrackedTask, None] | None = None
     parent: TrackedTask | None = None
+    leases: int = 0
     child_error: BaseException | None = None
 
     def advance(self, to: TaskState) -> None:

@@ -25,7 +25,9 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.store.batch import Batch, BatchOutcome, Row, Value, caused
+from gracekit.store.engine import Aside
 from gracekit.store.migrate import load_migrations
+from gracekit.store.postgres.postgres_aside import PostgresAside, keep_aside
 from gracekit.store.postgres.postgres_group import (
     PostgresGroup,
     ServerClock,
@@ -35,7 +37,7 @@ from gracekit.store.postgres.postgres_group import (
 )
 from gracekit.store.postgres.postgres_link import PostgresLink, shown
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, migrate_store
-from gracekit.store.postgres.postgres_server import check_server
+from gracekit.store.postgres.postgres_server import Origins, check_server
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, start_error, text_of
 from gracekit.store.state import StatusSource, StoreState
 from gracekit.store.threaded import Query, ThreadedEngine
@@ -72,6 +74,7 @@ class PostgresEngine(ThreadedEngine):
         self._schema = schema
         self._process = process
         self._clock = ServerClock()
+        self._origins = Origins()
         self._migrations = (
             load_migrations(POSTGRES_MIGRATIONS) if migrations is None else tuple(migrations)
         )
@@ -83,6 +86,14 @@ class PostgresEngine(ThreadedEngine):
         """Seconds since the epoch, by the clock of the server; from any thread, once started."""
         return self._clock.wall()
 
+    def keep_aside(self, work: Callable[[Aside], float], *, within_s: float) -> Callable[[], None]:
+        """See `Engine.keep_aside`."""
+
+        def opened() -> PostgresAside:
+            return PostgresAside(self._url, self._schema, self._origins, within_s=within_s)
+
+        return keep_aside(opened, work, name=f"{self._schema}-aside")
+
     async def identity(self) -> str | None:
         """See `Engine.identity`: a copy of the database elsewhere is another store."""
         (row,) = await self.query(IDENTITY)
@@ -91,13 +102,17 @@ class PostgresEngine(ThreadedEngine):
     def _open_writer(self) -> PostgresWriter:
         lock = lock_of(self._schema)
         writer = PostgresWriter(
-            lambda: PostgresLink(self._url, self._schema), lock, self._process, source=self
+            lambda: PostgresLink(self._url, self._schema),
+            lock,
+            self._process,
+            source=self,
+            origins=self._origins,
         )
         try:
             link = writer.open()
             check_server(link)
             migrate_store(link, self._migrations, lock=lock, schema=self._schema, where=self._where)
-            take_over(link, lock, self, writer.clock)
+            take_over(link, lock, self, writer.clock, self._origins)
         except BaseException as error:
             writer.close()
             if isinstance(error, psycopg.Error):
@@ -147,9 +162,15 @@ class PostgresWriter(_Connected):
     """Commits groups, and finds the way back to a server that was away."""
 
     def __init__(
-        self, connect: Callable[[], PostgresLink], lock: int, process: Process, source: StatusSource
+        self,
+        connect: Callable[[], PostgresLink],
+        lock: int,
+        process: Process,
+        source: StatusSource,
+        origins: Origins,
     ) -> None:
         super().__init__(connect, source)
+        self._origins = origins
         self._lock = lock
         self._process = process
         self.clock: Final = ServerClock()
@@ -245,7 +266,7 @@ class PostgresWriter(_Connected):
         self.close()
         link = self.open()
         try:
-            take_over(link, self._lock, self._source, self.clock)
+            take_over(link, self._lock, self._source, self.clock, self._origins)
         except psycopg.Error:
             self._roll_back()
             raise

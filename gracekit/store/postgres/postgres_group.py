@@ -28,7 +28,7 @@ from gracekit.store.batch import (
     sums_of,
 )
 from gracekit.store.postgres.postgres_link import PostgresLink, rows
-from gracekit.store.postgres.postgres_server import PIN, note_origin
+from gracekit.store.postgres.postgres_server import PIN, Origins, note_origin
 from gracekit.store.postgres.postgres_texts import numbered, only_if, returning_id, with_id_of
 from gracekit.store.postgres.sqlstates import ErrorKind, error_kind, text_of
 from gracekit.store.state import StatusSource
@@ -99,7 +99,9 @@ def begin(link: PostgresLink, lock: int) -> None:
     link.sync()
 
 
-def take_over(link: PostgresLink, lock: int, source: StatusSource, clock: ServerClock) -> None:
+def take_over(
+    link: PostgresLink, lock: int, source: StatusSource, clock: ServerClock, origins: Origins
+) -> None:
     """Wait until no transaction of this store is under way that began before; see `note_origin`.
 
     Raises:
@@ -115,7 +117,7 @@ def take_over(link: PostgresLink, lock: int, source: StatusSource, clock: Server
     if asked is not None and not link.results[asked].ntuples:
         link.roll_back()
         raise source.fence()
-    note_origin(link)
+    note_origin(link, origins)
     link.send("COMMIT")
     link.read()
 

@@ -186,11 +186,11 @@ class PostgresLink:
                 self.close()
             raise first
 
-    def ask(self, sql: str, *params: Value) -> list[Row]:
+    def ask(self, sql: str, *params: Value, within_s: float = ANSWER_S) -> list[Row]:
         """Send one statement alone, with `?` for each value; return its rows."""
         self.clear()
         self.send(numbered(sql), params)
-        self.read()
+        self.read(within_s=within_s)
         return rows(self.results[0])
 
     def roll_back(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+import psycopg
 
 from gracekit.errors import ConfigError
 from gracekit.store.batch import Row
@@ -25,9 +26,9 @@ SELECT CAST(current_setting('server_version_num') AS BIGINT) / 10000,
 PIN: Final = """
 SELECT set_config('synchronous_commit', coalesce(nullif(setting, 'off'), 'on'), false)
 FROM pg_settings WHERE name = 'synchronous_commit'"""
-_ORIGIN: Final = """
-SELECT origin, system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
-FROM meta, pg_control_system()"""
+_HERE: Final = "system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+_ORIGIN: Final = f"SELECT origin, {_HERE} FROM meta, pg_control_system()"  # noqa: S608 - a constant
+ORIGIN: Final = f"SELECT {_HERE} FROM pg_control_system()"  # noqa: S608 - a constant
 _NOTE_ORIGIN: Final = "UPDATE meta SET origin = $1"
 # It is not known what was granted since the copy was made: all new tokens are above that. The next
 # start finds a copy, as it finds a restored backup.
@@ -85,13 +86,41 @@ def check_server(link: PostgresLink) -> None:
         raise refusal
 
 
-def note_origin(link: PostgresLink) -> None:
+class Origins:
+    """The newest timeline that this process has seen of each server, from any thread.
+
+    A server that was replaced may go on: what it says is not true any more.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, str] = {}
+
+    def check(self, origin: str) -> None:
+        """Refuse a server whose timeline is older than one that was seen.
+
+        Raises:
+            psycopg.OperationalError: it is.
+        """
+        server, _, timeline = origin.partition(" ")
+        newest = self._newest.get(server, timeline)
+        if timeline < newest:  # eight hexadecimal digits
+            raise psycopg.OperationalError(
+                f"the server has timeline {timeline}, and another one took over with {newest}"
+            )
+        self._newest[server] = timeline
+
+
+def note_origin(link: PostgresLink, origins: Origins) -> None:
     """If another server wrote last, begin a new epoch, in the transaction that is under way.
 
     A standby that took over has a timeline of its own, and so has a server that was restored from a
     backup. Both may lack what was written last.
+
+    Raises:
+        psycopg.Error: the server was replaced by another one; nothing was written.
     """
     ((before, now),) = link.ask(_ORIGIN)
+    origins.check(str(now))
     if before == now:
         return
     if before is not None:

@@ -2,7 +2,7 @@
 -- Moments (…_at, not_before, next_check) are wall-clock seconds since the epoch. They are
 -- compared only where an error costs a delay or a reply, never for liveness or ownership.
 
--- One life of one process. Alive means: its lock is held; never a column.
+-- One life of one process. In a file, alive means: its lock is held; never a column.
 CREATE TABLE run (
     run_id       TEXT PRIMARY KEY,           -- 32 hex digits, drawn at start
     service      TEXT NOT NULL,
@@ -34,7 +34,7 @@ CREATE TABLE run (
     verdict      TEXT,                       -- written once, by whoever adopted the run
     adopted_by   TEXT,
     adopted_at   REAL,
-    gone_at      REAL,                       -- an operator said that it is gone, as nobody can prove its death
+    gone_at      REAL,                       -- it was declared dead, by an operator or by a run that saw no beat
     gone_by      TEXT,
     gone_reason  TEXT,
     -- JSON list of what it serves, so that siblings leave to it what only it can serve.
@@ -48,6 +48,20 @@ CREATE INDEX run_open ON run (service) WHERE adopted_at IS NULL;
 -- Of ended runs, listings read the last ones to end: of all instances, or of one.
 CREATE INDEX run_ended ON run (coalesce(ended_at, adopted_at)) WHERE adopted_at IS NOT NULL;
 CREATE INDEX run_of_instance ON run (instance, coalesce(ended_at, adopted_at));
+
+-- A run may act while it has a row here. In a store that hosts share, it raises the number every
+-- few seconds, and others watch that. Whoever declares it dead removes the row.
+CREATE TABLE beat (
+    run_id       TEXT PRIMARY KEY,
+    service      TEXT NOT NULL,
+    instance     TEXT NOT NULL,
+    number       INTEGER NOT NULL,
+    -- Seconds without a beat after which its handlers are cancelled, and others may act; NULL where
+    -- the death of a process can be proven.
+    fail_s       REAL,
+    dead_s       REAL,
+    UNIQUE (service, instance)
+);
 
 -- One accepted request. Custody is this row.
 CREATE TABLE task (

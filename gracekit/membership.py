@@ -1,0 +1,160 @@
+"""One run among those of other hosts on its store: what it does while others could think it dead.
+
+Its beats, and the watch over those of others, are in `runs.heart`. Here is what follows from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.errors import ConflictError, StoreError
+from gracekit.exits import ExitCode
+from gracekit.phase import Phase
+from gracekit.process import Process
+from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.runs.heart import Heart
+from gracekit.runs.members import Members
+from gracekit.store.engine import Engine
+from gracekit.store.state import StoreState, StoreStatus
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import CancelCause, Lane, TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the own trust and at the beats of others."""
+
+
+class Membership:
+    """Follows the trust in the own beats; declares dead who has stopped beating.
+
+    Args:
+        heart: Of this run.
+        ends_process: Whether the process ends with the service.
+    """
+
+    def __init__(
+        self,
+        heart: Heart,
+        engine: Engine,
+        members: Members,
+        *,
+        tracker: Tracker,
+        trigger: RecoveryTrigger,
+        phase: Phase,
+        process: Process,
+        telemetry: Telemetry,
+        clock: Clock,
+        ends_process: bool,
+    ) -> None:
+        self._heart = heart
+        self._engine = engine
+        self._members = members
+        self._tracker = tracker
+        self._trigger = trigger
+        self._phase = phase
+        self._process = process
+        self._telemetry = telemetry
+        self._clock = clock
+        self._ends_process = ends_process
+        self._beating: frozenset[str] = frozenset()  # the runs that had a beat at the last look
+        self._failed = False
+
+    async def keep(self) -> None:
+        """Look each second until cancelled."""
+        while True:
+            self.follow_trust()
+            if not self._phase.draining:
+                await self._declare_silent()
+                self._notice_left()
+            await self._clock.wait_tick(LOOK_S)
+
+    # -- the own trust --------------------------------------------------------------------
+
+    def follow_trust(self) -> None:
+        """Take nothing more from *warn* on, and cancel what acts from *fail* on."""
+        late_s, times = self._heart.trust_s, self._heart.timings
+        self._warn(late_s if late_s >= times.warn_s else None)
+        if late_s >= times.fail_s:
+            self._fail(late_s)
+        elif self._failed:
+            self._failed = False
+            self._engine.distrust(None)
+
+    def _warn(self, late_s: float | None) -> None:
+        was_late, self._phase.unproven = self._phase.unproven is not None, None
+        if late_s is not None:
+            self._phase.unproven = f"no sign of life has reached the store for {late_s:.0f} s"
+        if was_late is (late_s is not None):
+            return
+        if late_s is None:
+            self._telemetry.emit("beats.resumed")
+        else:
+            self._telemetry.emit("beats.missed", late_s=round(late_s, 1))
+        self._process.notify.status(self._phase.trouble or self._phase.state.value)
+
+    def _fail(self, late_s: float) -> None:
+        if not self._failed:
+            self._failed = True
+            self._engine.distrust(f"no sign of life of this run reached it for {late_s:.0f} s")
+        if not cancel_bound(self._tracker):
+            self._heart.disarm_if_failed()
+
+    def follow_store(self, status: StoreStatus) -> None:
+        """Called by the engine with each change: end at once if others act in this run's place."""
+        if status.state is not StoreState.FENCED:
+            return
+        cancel_bound(self._tracker)
+        if self._ends_process:
+            loop = asyncio.get_running_loop()
+            # Handlers get their CancelledError first; nothing else is waited for.
+            loop.call_soon(loop.call_soon, self._process.exit_now, int(ExitCode.INTERNAL))
+
+    # -- the others -----------------------------------------------------------------------
+
+    async def _declare_silent(self) -> None:
+        """Declare the runs dead whose beats have stopped; their rows are taken over at once."""
+        silent = dict(self._heart.silent)
+        silent.pop(self._members.run_id, None)
+        if not silent:
+            return
+        with contextlib.suppress(StoreError):
+            for run in await self._members.of(silent):
+                dead_s = self._heart.seen[run.run_id].dead_s
+                reason = f"no beat for {dead_s:g} s, seen by {self._members.label}"
+                with contextlib.suppress(ConflictError, KeyError):
+                    await self._members.declare_dead(run, silent[run.run_id], reason=reason)
+                    self._telemetry.emit(
+                        "run.declared_dead",
+                        run=run.run_id,
+                        instance=run.instance,
+                        host=run.host,
+                        reason=reason,
+                    )
+
+    def _notice_left(self) -> None:
+        """Have recovery look at once if a run has left, or was declared dead."""
+        before, self._beating = self._beating, frozenset(self._heart.seen)
+        if before - self._beating:
+            self._trigger.poke()
+
+
+def cancel_bound(tracker: Tracker) -> bool:
+    """Cancel what acts for a row or a lease of this run; returns whether anything still acts."""
+    acting = [task for task in tracker if _acts(task)]
+    for task in acting:
+        if task.cancel_cause is None:
+            task.cancel(CancelCause.FENCED)
+    return bool(acting)
+
+
+def _acts(task: TrackedTask) -> bool:
+    """Whether code of the application runs that another run must not meet."""
+    if not task.running:
+        return False
+    if task.lane in (Lane.REQUESTS, Lane.OPS):
+        is_bound = task.journaled or task.leases > 0
+        return is_bound and bool(task.cancellable or task.children)
+    return True

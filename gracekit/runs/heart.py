@@ -1,0 +1,162 @@
+"""The beats of this run in a store that hosts share, and since when others may rely on the last.
+
+A beat is a compare-and-set on the number that this process has sent last. Trust counts from the
+*start* of the last beat that succeeded. While a run is trusted, a timer of the kernel is armed that
+ends it at `hard_after`, before anybody may declare it dead: so nobody else acts while it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.config.timings import Timings
+from gracekit.errors import StoreError
+from gracekit.process import Process
+from gracekit.runs import runs_sql as sql
+from gracekit.runs.watch import BeatWatch, SeenBeat
+from gracekit.store.engine import Aside, Engine
+
+AGAIN_S: Final = 0.5
+"""Seconds to the next try after one that failed."""
+
+
+class Heart:
+    """Beats, and watches the beats of others, on a thread and a connection of its own.
+
+    Attributes:
+        silent: The last number of each run that may be declared dead now.
+    """
+
+    def __init__(self, engine: Engine, process: Process, clock: Clock, timings: Timings) -> None:
+        self._engine = engine
+        self._process = process
+        self._clock = clock
+        self.timings: Final = timings
+        self._watch = BeatWatch()
+        self._lock = threading.Lock()
+        self._stop: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looked = asyncio.Event()
+        self._run_id: str | None = None
+        self._since = 0.0
+        self._confirmed = self._sent = 0
+        self._beat_at = 0.0  # CLOCK_BOOTTIME of the next beat
+        self._look_at = 0.0
+        self._origin: str | None = None
+        self.silent: Mapping[str, int] = {}
+
+    # -- on the loop ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch; the beats begin with `join`."""
+        if self._stop is None:
+            self._loop = asyncio.get_running_loop()
+            self._stop = self._engine.keep_aside(self.work, within_s=self.timings.op_s)
+
+    def stop(self) -> None:
+        """End the thread; the timer stays armed if the run has not left."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def arm(self) -> float:
+        """Arm the timer before the commit that joins; returns the time from which trust counts."""
+        since = self._clock.boot()
+        self._process.end_at(since + self.timings.hard_s)
+        return since
+
+    def join(self, run_id: str, since: float) -> None:
+        """Beat for that run from now on, whose row has the number 0."""
+        with self._lock:
+            self._run_id, self._since = run_id, since
+            self._beat_at = since + self._pause_s()
+
+    def leave(self) -> None:
+        """Beat no more: nothing of this run can act, and its row is removed."""
+        with self._lock:
+            self._run_id = None
+        self._process.end_at(None)
+
+    @property
+    def trust_s(self) -> float:
+        """Seconds since the last beat that succeeded began; 0 while this run has not joined."""
+        return 0.0 if self._run_id is None else self._clock.boot() - self._since
+
+    def disarm_if_failed(self) -> None:
+        """Nothing acts any more: disarm the timer, unless a beat has succeeded meanwhile."""
+        with self._lock:
+            if self.trust_s >= self.timings.fail_s:
+                self._process.end_at(None)
+
+    @property
+    def seen(self) -> Mapping[str, SeenBeat]:
+        """What was seen of all runs, this one included, by id."""
+        return self._watch.seen
+
+    async def next_look(self) -> None:
+        """Wait until the beats were read, or could not be."""
+        self._looked.clear()
+        await self._looked.wait()
+
+    # -- on the thread --------------------------------------------------------------------
+
+    def work(self, aside: Aside) -> float:
+        """Do what is due; returns the seconds until there is more."""
+        now = self._clock.boot()
+        try:
+            self._follow_origin(aside)
+            if self._run_id is not None and now >= self._beat_at:
+                self._beat(aside, self._run_id)
+            if now >= self._look_at:
+                self._look(aside)
+        except StoreError:
+            self._watch.lose()
+            self.silent = {}
+            self._tell_looked()
+            return AGAIN_S
+        due = self._look_at if self._run_id is None else min(self._look_at, self._beat_at)
+        return max(0.0, due - self._clock.boot())
+
+    def _follow_origin(self, aside: Aside) -> None:
+        """A server that took over may lack our last beats: any number that we sent is ours."""
+        if (origin := aside.origin()) != self._origin:
+            self._origin, self._confirmed = origin, 0
+            self._watch.lose()
+
+    def _beat(self, aside: Aside, run_id: str) -> None:
+        since, new = self._clock.boot(), self._sent + 1
+        low, high, self._sent = self._confirmed, self._sent, new
+        rows = aside.ask(sql.BEAT_ON, new, run_id, low, high)
+        with self._lock:
+            if self._run_id is None:  # it has left meanwhile
+                return
+            if not rows:
+                self._engine.fence()
+                self._run_id = None  # the timer stays armed
+                return
+            self._confirmed, self._since = new, since
+            self._process.end_at(since + self.timings.hard_s)
+        self._beat_at = since + self._pause_s()
+
+    def _pause_s(self) -> float:
+        """To the next beat, plus or minus a tenth."""
+        return self.timings.beat_s * (0.5 + self._clock.jitter(1.0) / 2)
+
+    def _look(self, aside: Aside) -> None:
+        asked_at = self._clock.boot()
+        rows = aside.ask(sql.BEATS)
+        answered_at = self._clock.boot()
+        self.silent = self._watch.note(rows, asked_at=asked_at, answered_at=answered_at)
+        self._look_at = asked_at + self._watch.every_s(self.timings.beat_s)
+        self._tell_looked()
+
+    def _tell_looked(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._looked.set)
+        except RuntimeError:  # the loop is closed
+            return
