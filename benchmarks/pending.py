@@ -91,7 +91,7 @@ async def _once(at_once: int, directory: Path, *, parks: bool) -> AsyncIterator[
     name = f"{'parked' if parks else 'plain'}-{at_once}"
     # No beat of the run is to count as a commit of its tasks.
     site = _site(parks=parks)
-    serves = serving(site, directory, name, use_pending_state=True, beat_s=60.0)
+    serves = serving(site, directory, name, use_pending_state=True, look_every_s=60.0)
     async with serves as (runtime, sender), _resolver(runtime) as resolver:
         commits: list[float] = []
         runtime.ground.engine.commits.on_commit(commits.append)

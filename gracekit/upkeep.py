@@ -101,8 +101,8 @@ class LifeSigns:
     def look(self) -> None:
         """End this run if its store is another file now, or others cannot see that it lives.
 
-        Call it each `beat_s`. It asks for a beat if one is due, if anybody has written the store
-        since the last one, or if the wall clock was set.
+        Call it each `look_every_s`. It asks for a beat if one is due, if anybody has written the
+        store since the last one, or if the wall clock was set.
         """
         self._mark = self._engine.look_at_files()
         if (trouble := self._seat.taken.trouble()) is not None:
@@ -193,13 +193,13 @@ class Watchdog:
     """
 
     def __init__(
-        self, notify: Notify, telemetry: Telemetry, clock: Clock, *, beat_s: float
+        self, notify: Notify, telemetry: Telemetry, clock: Clock, *, look_every_s: float
     ) -> None:
         self._notify = notify
         self._telemetry = telemetry
         self._clock = clock
         self._half_s = notify.watchdog_interval_s()
-        self._every_s = max(SHORTEST_FEED_S, min(beat_s, self._half_s or beat_s))
+        self._every_s = max(SHORTEST_FEED_S, min(look_every_s, self._half_s or look_every_s))
 
     async def feed(self) -> None:
         """Report until cancelled, at least twice in WatchdogSec; return if there is no watchdog."""

@@ -21,6 +21,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.postgres_url import read_postgres_url
 from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.timings import Timings
 from gracekit.config.urls import file_of, redact_url, shown_url
 from gracekit.config.values import check_topic, format_duration, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
@@ -87,7 +88,7 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path):
     settings = load({"max_running": 3, "threads": None}, env, file)
 
     assert (settings.threads, settings.prefetch, settings.max_running) == (1, 2, 3)
-    origins = [settings.origin(n) for n in ("threads", "prefetch", "max_running", "beat_s")]
+    origins = [settings.origin(n) for n in ("threads", "prefetch", "max_running", "look_every_s")]
     assert origins == [f"{file}:1", "GRACEKIT_PREFETCH", "flag --max-running", "default"]
 
 
@@ -182,7 +183,7 @@ def test_a_duration_survives_being_shown(seconds):
 @given(st.text() | st.floats() | st.integers() | st.booleans() | st.lists(st.integers()))
 def test_no_value_breaks_the_reader(value):
     """Whatever a file holds, the answer is a setting or a ConfigError."""
-    for name in ("drain_timeout", "threads", "log_format", "host", "store_url", "beat"):
+    for name in ("drain_timeout", "threads", "log_format", "host", "store_url", "look_every"):
         try:
             load({name: value}, {})
         except ConfigError:
@@ -201,7 +202,8 @@ def test_truth_is_read_in_the_usual_words():
 
 def test_empty_optional_values_mean_unset():
     """An empty variable, as templates leave it, is no instance name."""
-    assert load(env={"GRACEKIT_INSTANCE": "", "GRACEKIT_KILL_AFTER": ""}).instance is None
+    names = ("INSTANCE", "KILL_AFTER", "BEAT", "FAIL_AFTER", "HARD_AFTER", "DEAD_AFTER")
+    assert load(env={f"GRACEKIT_{name}": "" for name in names}) == Settings()
 
 
 # -- what is wrong ------------------------------------------------------------------
@@ -372,7 +374,7 @@ def test_unreadable_file_is_a_problem_like_any_other(tmp_path):
     broken.write_text("threads =")
 
     assert "cannot read the settings" in problems(file=tmp_path / "none.toml")[0]
-    assert len(problems(file=broken, flags={"beat": 0})) == 2
+    assert len(problems(file=broken, flags={"look_every": 0})) == 2
 
 
 STRANGER: Final = 4242
@@ -443,6 +445,116 @@ def test_the_remedy_for_a_kill_works(drain, kill):
             load(given | {"drain_timeout_s": advice.rpartition("=")[2]}, {})
 
 
+# -- signs of life ------------------------------------------------------------------
+
+SHARED: Final = "postgresql://localhost/compute"
+
+
+@pytest.mark.parametrize(
+    ("liveness", "times"),
+    [("normal", (3, 2, 9, 12, 20, 30)), ("slow", (15, 5, 60, 75, 90, 120))],
+)
+def test_each_preset_keeps_the_rules_and_gives_all_times(liveness, times):
+    """Time between beats, for a request, until the warning, the cancellation, the kill, death."""
+    settings = load({"store_url": SHARED, "liveness": liveness}, {})
+
+    assert settings.timings == pytest.approx(times, rel=1e-12)
+    assert load(env={}).timings == Settings(liveness="normal").timings
+
+
+def test_a_time_that_is_set_overrides_the_one_of_the_preset():
+    """The others stay; those for a request and the warning follow from it."""
+    env = {"GRACEKIT_LIVENESS": "slow", "GRACEKIT_BEAT": "6s", "GRACEKIT_DEAD_AFTER": "5m"}
+
+    assert load({"store_url": SHARED}, env).timings == Timings(
+        beat_s=6, op_s=4, warn_s=69, fail_s=75, hard_s=90, dead_s=300
+    )
+    assert load({"fail_after": "13s", "hard_after": "21s"}, {}).timings[2:] == (10, 13, 21, 30)
+
+
+@pytest.mark.parametrize(
+    ("kept", "broken", "said"),
+    [
+        (
+            {"beat_s": 3.0, "fail_after_s": 11.9},
+            {"fail_after_s": 11.8},
+            (
+                "3.3 * beat 3s + op 2s = 11.9s must be at most fail_after = 11.8s: two lost beats "
+                "would be enough to cancel all handlers; lower GRACEKIT_BEAT, or set "
+                "GRACEKIT_FAIL_AFTER=12s"
+            ),
+        ),
+        (
+            {"beat_s": 30.0, "fail_after_s": 104.0, "hard_after_s": 106.0, "dead_after_s": 114.0},
+            {"beat_s": 30.1},
+            (
+                "3.3 * beat 30.1s + op 5s = 104.33s must be at most fail_after = 104s: two lost "
+                "beats would be enough to cancel all handlers; lower GRACEKIT_BEAT, or set "
+                "GRACEKIT_FAIL_AFTER=105s GRACEKIT_HARD_AFTER=107s GRACEKIT_DEAD_AFTER=115s"
+            ),
+        ),
+        (
+            {"handover_grace_s": 8.0},
+            {"handover_grace_s": 8.5},
+            (
+                "fail_after 12s + handover_grace 8.5s = 20.5s must be at most hard_after = 20s: "
+                "the kernel would end the process while cancelled handlers have time to return; "
+                "lower GRACEKIT_HANDOVER_GRACE, or set GRACEKIT_HARD_AFTER=21s"
+            ),
+        ),
+        (
+            {"hard_after_s": 20.0, "dead_after_s": 23.0},
+            {"dead_after_s": 22.9},
+            (
+                "1.05 * hard_after 20s + 2s = 23s must be at most dead_after = 22.9s: others, "
+                "whose clocks may run 5 % faster, could take tasks over before it ends; lower "
+                "GRACEKIT_HARD_AFTER, or set GRACEKIT_DEAD_AFTER=23s"
+            ),
+        ),
+    ],
+)
+def test_beats_must_leave_time_for_what_follows(kept, broken, said):
+    """Each rule is kept at its boundary, and beyond it refused with the values and the remedy."""
+    Settings(store_url=SHARED, **kept)
+
+    with pytest.raises(ConfigError) as refused:
+        Settings(store_url=SHARED, **{**kept, **broken})
+
+    assert str(refused.value) == said
+
+
+@given(
+    st.fixed_dictionaries(
+        {"liveness": st.sampled_from(["normal", "slow"])},
+        optional=dict.fromkeys(
+            ("beat", "fail_after", "hard_after", "dead_after", "handover_grace"),
+            st.integers(1, 10**6).map(lambda ms: ms / 1000),
+        ),
+    )
+)
+def test_the_remedy_for_beats_works(given):
+    """Following the advice once leads to settings that are accepted."""
+    try:
+        load(given | {"store_url": SHARED}, {})
+    except ConfigError as error:
+        advice = str(error).rpartition(", or set ")[2].split()
+        env = dict(one.split("=") for one in advice)
+        kept = {name: value for name, value in given.items() if variable_name(name) not in env}
+        load(kept | {"store_url": SHARED}, env)
+
+
+def test_beats_are_not_judged_for_a_store_of_one_host():
+    """Its runs see each other's locks, so a long grace for handlers is no danger."""
+    assert Settings(handover_grace_s=60.0, beat_s=60.0).handover_grace_s == 60.0
+
+
+def test_an_unknown_liveness_is_the_only_problem_that_is_told():
+    """The rules between the times would judge by a preset that nobody has named."""
+    given = {"store_url": SHARED, "liveness": "slwo", "handover_grace": "1m"}
+
+    assert problems(flags=given) == ["liveness = 'slwo' must be normal or slow; did you mean slow?"]
+
+
 def test_a_probe_s_wait_is_read_in_all_spellings():
     """As every other duration that users write. A wrong one is an error of that call, not of a
     setting.
@@ -452,7 +564,7 @@ def test_a_probe_s_wait_is_read_in_all_spellings():
         Wait("soon")
 
 
-@pytest.mark.parametrize("name", ["beat_s", "kill_after_s", "threads", "handover_grace_s"])
+@pytest.mark.parametrize("name", ["look_every_s", "beat_s", "kill_after_s", "threads"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_must_be_positive(name, value):
     """A zero or negative number is refused also where settings are built by hand."""

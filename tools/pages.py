@@ -85,8 +85,12 @@ SETTING_GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
             *("max_attempts", "startup_reconciliation_enabled"),
             *("startup_reconciliation_wait_seconds", "reconcile_every_s"),
             *("reconciliation_interval_s", "reconcile_at_once", "probe_timeout_s"),
-            *("beat_s", "host_gone_after_s", "fanout_gone_after_s"),
+            *("look_every_s", "host_gone_after_s", "fanout_gone_after_s"),
         ),
+    ),
+    "Hosts that share a store": (
+        "When they may take tasks over from each other: [postgresql.md](postgresql.md).",
+        ("liveness", "beat_s", "fail_after_s", "hard_after_s", "dead_after_s"),
     ),
     "Records": (
         "What stays in the journal, and for how long.",
@@ -177,13 +181,17 @@ def _default(name: str) -> str:
 def setting_rules() -> str:
     """Which settings limit each other."""
     lines = ["| must hold | otherwise | |", "|---|---|---|"]
-    for rule in rules(Settings(host="host", kill_after_s=30.0, max_accepted=1000)):
+    given = {"kill_after_s": 30.0, "max_accepted": 1000, "store_url": "postgresql://localhost/one"}
+    for rule in rules(Settings(host="host", **given)):
         result = "the start is refused" if rule.refused else "`gracekit doctor` warns"
         lines.append(f"| {_relation(rule)} | {rule.because} | {result} |")
     return "\n".join(lines)
 
 
 def _relation(rule: Rule) -> str:
+    if rule.formula:
+        names = "|".join(option_name(name) for name in rule.about)
+        return re.sub(rf"\b({names})\b", r"[`\1`](#\1)", rule.formula)
     *left, right = [f"[`{option_name(name)}`](#{option_name(name)})" for name in rule.about]
     return f"{' + '.join(left)} {rule.relation} {right}"
 

@@ -35,6 +35,8 @@ RejectReason = Literal[
     "conflicting_id",
 ]
 """Why a request never becomes a task. Users do not choose it; it is a label of a metric."""
+LivenessPreset = Literal["normal", "slow"]
+"""The preset for the times of a run's signs of life; `slow` is for slow failovers."""
 LoopName = Literal["auto", "asyncio", "uvloop"]
 """The event loop of a process of its own; `auto` is uvloop if it can be used."""
 LogFormat = Literal["auto", "text", "json"]

@@ -20,6 +20,7 @@ from gracekit.config.admin import OFF, admin_problems, parse_admin, parse_certif
 from gracekit.config.choices import (
     AdminOpen,
     ErrorDetails,
+    LivenessPreset,
     LogFailures,
     LogFormat,
     LogLevel,
@@ -27,6 +28,7 @@ from gracekit.config.choices import (
     choices_of,
 )
 from gracekit.config.postgres_url import read_postgres_url
+from gracekit.config.timings import BEATS, DRIFT, MARGIN_S, PRESETS, Timings, timings_of
 from gracekit.config.urls import (
     STORE,
     STORES,
@@ -189,9 +191,23 @@ class Settings:
         reconciliation_interval_s: Time from the end of one pass over the resources of a host to the
             next pass. 0 makes a pass after each start only.
         reconcile_at_once: Resources of one kind that a pass settles at one time.
-        beat_s: Time between two checks whether this run may still act, or another run has taken
-            over its tasks. The run also records in the store that it is alive, but less often:
-            normally every 15 s.
+        look_every_s: Time between two checks whether this run may still act, or another run has
+            taken over its tasks. The run also records in the store that it is alive, but less
+            often: normally every 15 s.
+        liveness: How soon other hosts may conclude that this run is dead: `normal`, or `slow` for
+            a database server whose failover takes longer than about 5 s. It is the preset for
+            `beat`, `fail_after`, `hard_after` and `dead_after`: 3 s, 12 s, 20 s and 30 s, or 15 s,
+            75 s, 90 s and 120 s. These five settings matter only for a store in PostgreSQL.
+        beat_s: Time between two signs of life (*beats*) that this run writes into the store. By
+            them the runs of other hosts know that it lives. If it is unset, `liveness` gives it, as
+            it does for the next three.
+        fail_after_s: If no beat has succeeded for this time, the run cancels its handlers, because
+            others may soon take its tasks over. This time, and the next two, count from the start
+            of the last beat that succeeded.
+        hard_after_s: If no beat has succeeded for this time, the kernel ends the process, whatever
+            hangs in it.
+        dead_after_s: If no beat of a run has succeeded for this time, the runs of other hosts may
+            declare it dead, and take its tasks over.
         progress_every_s: Time between two progress lines in the log of a drain.
         host_gone_after_s: How long a host may have no run before tasks for this host only are given
             up (ERRORED).
@@ -284,7 +300,12 @@ class Settings:
     reconcile_every_s: float = _seconds(30.0)
     reconciliation_interval_s: float = _seconds(600.0, zero=True)
     reconcile_at_once: int = _count(16)
-    beat_s: float = _seconds(1.0)
+    look_every_s: float = _seconds(1.0)
+    liveness: LivenessPreset = _choice(LivenessPreset, "normal")
+    beat_s: float | None = _setting(None, parse_optional_duration)
+    fail_after_s: float | None = _setting(None, parse_optional_duration)
+    hard_after_s: float | None = _setting(None, parse_optional_duration)
+    dead_after_s: float | None = _setting(None, parse_optional_duration)
     progress_every_s: float = _seconds(5.0)
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)
@@ -372,6 +393,17 @@ class Settings:
     def hard_limit_s(self) -> float:
         """Seconds from the stop request until the process is gone, whatever hangs."""
         return self.drain_timeout_s + self.handover_s + self.exit_margin_s
+
+    @property
+    def timings(self) -> Timings:
+        """When this run writes its beats, and what follows if it cannot."""
+        return timings_of(
+            self.liveness,
+            beat_s=self.beat_s,
+            fail_after_s=self.fail_after_s,
+            hard_after_s=self.hard_after_s,
+            dead_after_s=self.dead_after_s,
+        )
 
     def ops_topic_of(self, topic: str) -> str:
         """Name of the ops topic that belongs to *topic*.
@@ -638,8 +670,9 @@ class Rule(NamedTuple):
         holds: Whether it is kept.
         because: What goes wrong where it is not.
         remedy: What to set.
-        about: The fields that it compares.
+        about: The fields that it compares, first the one for which it is named.
         refused: Whether nothing starts where it is not kept; else `doctor` warns.
+        formula: The rule with names only, if it is no plain sum of the fields.
     """
 
     left: str
@@ -650,6 +683,7 @@ class Rule(NamedTuple):
     remedy: str
     about: tuple[str, ...]
     refused: bool = False
+    formula: str = ""
 
     def said(self, verb: str) -> str:
         """`drain_timeout 25s must be below kill_after = 30s`, with `must be` as *verb*."""
@@ -660,6 +694,8 @@ def rules(settings: Settings) -> Iterator[Rule]:
     """Every inequality between settings: what must hold at a start, and what should."""
     if settings.kill_after_s is not None:
         yield _gone_before(settings, settings.kill_after_s)
+    if kind_of(settings.store_url) is UrlKind.DATABASE and settings.liveness in PRESETS:
+        yield from _signs_of_life(settings)
     if settings.drain_timeout_s:
         for name, because in _WITHIN_A_DRAIN.items():
             yield _at_most(settings, name, "drain_timeout_s", because)
@@ -728,6 +764,63 @@ def _gone_before(settings: Settings, kill_s: float) -> Rule:
         about=_GONE_BEFORE,
         refused=True,
     )
+
+
+def _signs_of_life(settings: Settings) -> Iterator[Rule]:
+    """The rules by which the silence of a run proves to other hosts that it is dead."""
+    now, grace_s = settings.timings, settings.handover_grace_s
+    fail, hard, dead = map(_exact, (now.fail_s, now.hard_s, now.dead_s))
+    later = _later_times(settings)
+    yield Rule(
+        left=f"{BEATS} * beat {_exact(now.beat_s)} + op {_exact(now.op_s)} = "
+        f"{_exact(now.least_fail_s)}",
+        relation="at most",
+        right=f"fail_after = {fail}",
+        holds=now.least_fail_s <= now.fail_s,
+        because="two lost beats would be enough to cancel all handlers",
+        remedy=f"lower GRACEKIT_BEAT, or set {later}",
+        about=("beat_s", "fail_after_s", "liveness"),
+        refused=True,
+        formula=f"{BEATS} * beat + op at most fail_after; op is 2/3 of beat, but not more than 5s",
+    )
+    yield Rule(
+        left=f"fail_after {fail} + handover_grace {_exact(grace_s)} = "
+        f"{_exact(now.least_hard_s(grace_s))}",
+        relation="at most",
+        right=f"hard_after = {hard}",
+        holds=now.least_hard_s(grace_s) <= now.hard_s,
+        because="the kernel would end the process while cancelled handlers have time to return",
+        remedy=f"lower GRACEKIT_HANDOVER_GRACE, or set {later}",
+        about=("fail_after_s", "handover_grace_s", "hard_after_s", "liveness"),
+        refused=True,
+        formula="fail_after + handover_grace at most hard_after",
+    )
+    yield Rule(
+        left=f"{DRIFT} * hard_after {hard} + {_exact(MARGIN_S)} = {_exact(now.least_dead_s)}",
+        relation="at most",
+        right=f"dead_after = {dead}",
+        holds=now.least_dead_s <= now.dead_s,
+        because="others, whose clocks may run 5 % faster, could take tasks over before it ends",
+        remedy=f"lower GRACEKIT_HARD_AFTER, or set {later}",
+        about=("hard_after_s", "dead_after_s", "liveness"),
+        refused=True,
+        formula=f"{DRIFT} * hard_after + {_exact(MARGIN_S)} at most dead_after",
+    )
+
+
+def _later_times(settings: Settings) -> str:
+    """`GRACEKIT_HARD_AFTER=42s GRACEKIT_DEAD_AFTER=47s`, which keep all three rules."""
+    now, late = settings.timings, settings.timings.later(settings.handover_grace_s)
+    times = (
+        ("fail_after_s", now.fail_s, late.fail_s),
+        ("hard_after_s", now.hard_s, late.hard_s),
+        ("dead_after_s", now.dead_s, late.dead_s),
+    )
+    return " ".join(f"{variable_name(name)}={_exact(to)}" for name, at, to in times if to > at)
+
+
+def _exact(seconds: float) -> str:
+    return format_duration(round(seconds, 3))
 
 
 def last_breath_s(settings: Settings) -> float:

@@ -297,7 +297,7 @@ def _is_in(path: Path, places: Sequence[str]) -> bool:
 def _reasons(plan: Plan) -> Iterator[str]:
     yield from plan.reasons("TimeoutStopSec", "TimeoutStartSec")
     yield "A start, and a drain that makes progress, ask systemd for more time by themselves."
-    every = format_duration(min(plan.settings.beat_s, WATCHDOG_S / 2))
+    every = format_duration(min(plan.settings.look_every_s, WATCHDOG_S / 2))
     yield (
         f"WatchdogSec = {WATCHDOG_S}: the event loop feeds the watchdog every {every}. If it is "
         "blocked for longer, systemd kills the service and starts it again."

@@ -50,7 +50,7 @@ def check_hard_limit(settings: Settings) -> Finding:
 def check_inequalities(settings: Settings) -> Iterator[Finding]:
     """Check each rule between two settings."""
     for rule in rules(settings):
-        name = rule.left.split()[0]
+        name = option_name(rule.about[0])
         if rule.holds:
             yield ok(name, rule.said("is"))
         else:

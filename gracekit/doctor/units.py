@@ -395,5 +395,5 @@ def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator
             remedy,
         )
     else:
-        every = format_duration(min(settings.beat_s, limit / 2))
+        every = format_duration(min(settings.look_every_s, limit / 2))
         yield ok("WatchdogSec", f"{theirs} is fed every {every}")

@@ -289,13 +289,13 @@ def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) 
         ground.process.notify,
         ground.telemetry,
         ground.clock,
-        every_s=ground.settings.beat_s,
+        every_s=ground.settings.look_every_s,
     )
 
 
 def _watchdog(ground: Ground) -> Watchdog:
-    beat_s = ground.settings.beat_s
-    return Watchdog(ground.process.notify, ground.telemetry, ground.clock, beat_s=beat_s)
+    every_s = ground.settings.look_every_s
+    return Watchdog(ground.process.notify, ground.telemetry, ground.clock, look_every_s=every_s)
 
 
 def _tidying(

@@ -87,7 +87,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         beside: Another InMemoryService on whose machine to run, as one more process of its
             service, or as another service.
         seed: Of ids and random numbers. The order of events has another: `run(main(), seed=…)`.
-        settings: As in `Settings`, `"5m"` for durations; the default of `beat_s` is 60 s here.
+        settings: As in `Settings`, `"5m"` for durations; here `look_every_s` is 60 s by default.
 
     Raises:
         ConfigError: a setting is unknown or wrong; the message names them all.
@@ -574,5 +574,5 @@ def _checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> Set
         if name in given:
             raise GracekitError(f"{name} cannot be set here: queue and store are in memory")
     here = {"transport_url": "memory://", "store_url": "memory://"}
-    mine = {"host": "node-1", "beat_s": 60.0, **given, **here}
+    mine = {"host": "node-1", "look_every_s": 60.0, **given, **here}
     return load(mine, env={}, defaults=defaults)

@@ -445,7 +445,7 @@ async def cast_what_nobody_serves(directory: Path, number: int) -> None:
 def test_a_flood_of_refusals_is_one_line_a_second(tmp_path: Path):
     """With the number that was left out, so that none is lost from the sum."""
     write_service(tmp_path, text=SERVICE)
-    with Running(tmp_path, "--beat", "100ms") as run:
+    with Running(tmp_path, "--look-every", "100ms") as run:
         asyncio.run(cast_what_nobody_serves(tmp_path, 60))
         gracekit(tmp_path, "call", "compute", "says")  # behind them
         told = [entry for entry in entries(run) if entry.get("event") == "task.rejected"]
@@ -459,7 +459,7 @@ def test_what_a_flood_left_out_is_told_while_the_service_lives_on(tmp_path: Path
     """Also if nothing of its kind comes any more."""
     write_service(tmp_path, text=SERVICE)
     known = 0
-    with Running(tmp_path, "--beat", "100ms") as run:
+    with Running(tmp_path, "--look-every", "100ms") as run:
         asyncio.run(cast_what_nobody_serves(tmp_path, 60))
         while known < 60:
             entry = json.loads(run.wait_line("task.rejected"))

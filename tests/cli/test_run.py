@@ -189,7 +189,7 @@ def test_several_wrong_settings_share_one_pointer_to_their_page(tmp_path: Path):
     """It has a line of its own behind theirs."""
     write_service(tmp_path)
 
-    answer = gracekit(tmp_path, "run", "compute", "--threads", "0", "--beat", "0")
+    answer = gracekit(tmp_path, "run", "compute", "--threads", "0", "--look-every", "0")
 
     assert len(answer.err.splitlines()) == 3, answer
     assert answer.err.endswith("\n  see docs/errors.md#configerror\n")

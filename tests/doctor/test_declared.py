@@ -74,6 +74,16 @@ def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings
     assert f"lower GRACEKIT_{check.upper()}, or raise GRACEKIT_" in found.remedy
 
 
+def test_a_store_that_hosts_share_is_judged_by_its_times():
+    """Each rule is named for the setting that it begins with."""
+    settings = Settings(store_url="postgresql://localhost/compute")
+
+    seen = {one.check: one.seen for one in configuration.check_inequalities(settings)}
+
+    assert seen["beat"] == "3.3 * beat 3s + op 2s = 11.9s is at most fail_after = 12s"
+    assert {"fail_after", "hard_after"} <= seen.keys()
+
+
 def test_a_drain_that_waits_for_nothing_is_judged_by_no_drain_rule():
     """drain_timeout = 0 is a choice: nothing is waited for."""
     found = list(configuration.check_inequalities(Settings(drain_timeout_s=0)))

@@ -71,7 +71,7 @@ def shop(go: asyncio.Event, entered: asyncio.Semaphore) -> Service:
 async def main() -> None:
     told: dict[str, Any] = {}
     entered, going = asyncio.Semaphore(0), [asyncio.Event(), asyncio.Event()]
-    settings = Settings(transport_url="memory://", store_url="memory://", beat_s=0.01)
+    settings = Settings(transport_url="memory://", store_url="memory://", look_every_s=0.01)
     runtimes = []
     for go in going:
         broker = MemoryBroker()

@@ -106,7 +106,7 @@ async def test_a_removed_run_directory_proves_nothing_where_the_processes_cannot
 ) -> None:
     """A cleaner of old files has removed it: the run is reported as not proven, and left alone."""
     needs(*view)
-    first, request_id = await at_work(client, site, beat="1h")
+    first, request_id = await at_work(client, site, look_every="1h")
     shutil.rmtree(directory)
 
     second = await site.start_inside(*view, instance="second", **SHORT).serving()
@@ -119,7 +119,7 @@ async def test_a_removed_run_directory_hides_no_death_from_the_process_table(
     site: Site, client: RpcClient, directory: Path
 ) -> None:
     """In the same pid namespace a process that is gone is proven dead without its lock."""
-    first, request_id = await at_work(client, site, beat="1h")
+    first, request_id = await at_work(client, site, look_every="1h")
     shutil.rmtree(directory)
     first.kill()
 

@@ -74,7 +74,7 @@ async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
     async def work(ctx: Context, vm: str) -> None:
         starts.append(ctx.attempt)
 
-    life = await world.start(svc, beat_s=60.0)  # which reads, too
+    life = await world.start(svc, look_every_s=60.0)  # which reads, too
     client = await world.client(svc)
     await asyncio.sleep(3)  # until nothing else reads
     life.plan(Point.ACCEPT_AND_BEGIN, Fault.LOST_AFTER)
@@ -111,7 +111,7 @@ async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
     async def work(ctx: Context, vm: str) -> None:
         await doors.pass_(ctx.request_id)
 
-    life = await world.start(svc, beat_s=60.0)  # which reads, too
+    life = await world.start(svc, look_every_s=60.0)  # which reads, too
     client = await world.client(svc)
     doors.open("lost")
     if point is not Point.ACCEPT_AND_BEGIN:  # it has to wait for its turn

@@ -154,7 +154,7 @@ class ServiceMachine(RuleBasedStateMachine):
         self.life: Life = await self._start()
 
     async def _start(self) -> Life:
-        return await self.world.start(self.svc, max_running=4, max_accepted=8, beat_s=60.0)
+        return await self.world.start(self.svc, max_running=4, max_accepted=8, look_every_s=60.0)
 
     # -- what callers do ----------------------------------------------------------------
 

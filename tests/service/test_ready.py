@@ -164,7 +164,7 @@ async def test_systemd_s_watchdog_is_fed_until_the_end_of_a_drain(
 
 
 @pytest.mark.parametrize(
-    ("allowed_s", "beat_s", "every_s"), [(2, 5, 1), (1, 1, 0.5), (0.3, 1, 0.15), (30, 1, 1)]
+    ("allowed_s", "look_every_s", "every_s"), [(2, 5, 1), (1, 1, 0.5), (0.3, 1, 0.15), (30, 1, 1)]
 )
 async def test_systemd_s_watchdog_is_fed_at_half_of_its_time_and_at_each_beat(
     world: World,
@@ -172,7 +172,7 @@ async def test_systemd_s_watchdog_is_fed_at_half_of_its_time_and_at_each_beat(
     systemd: Systemd,
     monkeypatch: pytest.MonkeyPatch,
     allowed_s: float,
-    beat_s: float,
+    look_every_s: float,
     every_s: float,
 ):
     """The shorter of both, whatever a beat is set to; a time that can be kept is nothing to warn
@@ -180,7 +180,7 @@ async def test_systemd_s_watchdog_is_fed_at_half_of_its_time_and_at_each_beat(
     """
     monkeypatch.setenv("WATCHDOG_USEC", str(int(allowed_s * 1_000_000)))
     systemd.listen()
-    life = await world.start(svc, beat_s=beat_s)
+    life = await world.start(svc, look_every_s=look_every_s)
     began_at = now()
     await asyncio.sleep(30)
 

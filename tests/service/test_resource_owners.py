@@ -296,7 +296,7 @@ async def test_a_queue_that_is_not_read_within_an_hour_is_reported(world: World,
     await (await world.start(svc)).drain()  # the queue is there now
     for n in range(5):
         await works.cast(world, svc, f"w{n}")
-    life = await world.start(svc, max_accepted=1, max_running=1, prefetch=1, beat_s=600)
+    life = await world.start(svc, max_accepted=1, max_running=1, prefetch=1, look_every_s=600)
     await asyncio.sleep(3600 - 60)
     assert life.told("reconciliation.waits") == []
     await asyncio.sleep(1200)

@@ -246,7 +246,7 @@ class Story:
             "accept_wait_s": pick([3.0, 30.0]),
             "max_attempts": pick([2, 3, 5]),
             "threads": pick([1, 4]),
-            "beat_s": 30.0,
+            "look_every_s": 30.0,
             "progress_every_s": 5.0,
             "retention_after_s": 600.0,
             **self._settings_of_rules(),
