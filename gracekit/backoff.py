@@ -52,6 +52,8 @@ WORK: Final = Backoff(first_s=0.1, most_s=10.0, jitter=True)
 from the first."""
 RECOVERY_S: Final = 5.0
 """A pass of recovery, or a task beside it, failed."""
+BEAT_S: Final = 0.5
+"""A beat of this run was not answered, or those of others could not be read."""
 OVERDUE_S: Final = 1.0
 """A parked task could not be ended after its deadline."""
 MISSING_S: Final = 0.5

@@ -45,7 +45,7 @@ FLOORS: Final = (
     _ABOVE_REQUESTS,
     {"recovery"},
     {"drain"},
-    {"control", "upkeep"},
+    {"control", "upkeep", "membership"},
     {"admin"},
     _FACE,
     {"doctor", "web"},

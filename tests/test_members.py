@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import DependencyError
+from gracekit.errors import AlreadyRunningError
 from gracekit.process import Point, Process
 from gracekit.runs.members import BEAT_WRITTEN_S, Members
+from gracekit.runs.run import Run
 from gracekit.runs.seat import Seat, take_seat
 from gracekit.store.batch import Batch, Row
 from gracekit.store.migrate import MIGRATIONS, load_migrations
@@ -56,21 +57,27 @@ async def test_a_run_asks_whether_it_may_act_only_when_the_store_was_written():
     await engine.stop()
 
 
-async def test_a_run_of_another_boot_keeps_its_instance_where_hosts_share_a_store(tmp_path: Path):
-    """Nothing proves from here that it is dead, and two runs of one instance would both act."""
+async def test_a_start_asks_about_runs_of_its_host_of_which_nothing_is_proven(tmp_path: Path):
+    """Two runs of one instance would both act, and two of one host read one directed queue."""
     engine = MemoryEngine(load_migrations(MIGRATIONS), process=Process())
     await engine.start()
-    process, names = Process(), {"service": "s", "host": "node-1"}
+    process, asked = Process(), list[list[str]]()
 
-    async def take(run_id: str, *, is_shared: bool = True, instance: str | None = "a") -> Seat:
+    async def settle_doubts(runs: list[Run]) -> None:
+        asked.append([run.run_id for run in runs])
+
+    async def take(
+        run_id: str, *, host: str = "node-1", instance: str | None = "a", is_shared: bool = True
+    ) -> Seat:
         return await take_seat(
             engine,
             process,
             tmp_path,
             run_id=run_id,
+            service="s",
+            host=host,
             instance=instance,
-            is_shared=is_shared,
-            **names,
+            settle_doubts=settle_doubts if is_shared else None,
         )
 
     members = Members(engine, Clock(), process, run_id="1", service="s", lock_directory=tmp_path)
@@ -78,12 +85,16 @@ async def test_a_run_of_another_boot_keeps_its_instance_where_hosts_share_a_stor
     wires = {"topic": "s", "ops_topic": "s-ops", "transport": "memory://"}
     await members.join(host="node-1", seat=first, version="0", schema=1, **wires)
     first.leave(is_recorded=False)
+    engine.guarded = None  # the next ones commit for themselves
     elsewhere = Batch(Point.JOIN)
     elsewhere.add("UPDATE run SET boot_id = 'another'")
     await engine.commit(elsewhere)
 
-    with pytest.raises(DependencyError, match=r"'node-1' is dead .*: gracekit runs gone 1 --"):
-        await take("2")
+    with pytest.raises(AlreadyRunningError, match="instance 'a' of service 's' is running"):
+        await take("2", host="node-2")
     assert (await take("3", instance=None)).instance == "node-1-0"
-    assert (await take("4", is_shared=False)).instance == "a"
+    assert asked == [["1"], ["1"]]
+    assert (await take("4", host="node-2", instance=None)).instance == "node-2-0"
+    assert len(asked) == 2
+    assert (await take("5", is_shared=False)).replaced == ["1"]
     await engine.stop()

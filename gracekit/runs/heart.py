@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.timings import Timings
 from gracekit.errors import StoreError
@@ -19,9 +20,6 @@ from gracekit.process import Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.watch import BeatWatch, SeenBeat
 from gracekit.store.engine import Aside, Engine
-
-AGAIN_S: Final = 0.5
-"""Seconds to the next try after one that failed."""
 
 
 class Heart:
@@ -117,7 +115,7 @@ class Heart:
             self._watch.lose()
             self.silent = {}
             self._tell_looked()
-            return AGAIN_S
+            return backoff.BEAT_S
         due = self._look_at if self._run_id is None else min(self._look_at, self._beat_at)
         return max(0.0, due - self._clock.boot())
 

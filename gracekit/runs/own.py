@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
-from gracekit.config.timings import Timings
+from gracekit.config.settings import Settings
 from gracekit.errors import AlreadyRunningError, ConflictError, DependencyError, StoreError
 from gracekit.process import ForkGuard, Process
 from gracekit.runs.heart import Heart
@@ -45,22 +45,20 @@ class OwnSeat:
         location: StoreLocation,
         process: Process,
         clock: Clock,
+        telemetry: Telemetry,
+        settings: Settings,
         *,
         service: str,
-        host: str,
-        instance: str | None,
-        timings: Timings,
-        telemetry: Telemetry,
     ) -> None:
         self._engine = engine
-        self._timings = timings
+        self._timings = settings.timings
         self._telemetry = telemetry
         self._location = location
         self._process = process
         self._clock = clock
         self.service = service
-        self._host = host
-        self._wanted = instance
+        self._host = settings.host
+        self._wanted = settings.instance
         self._seat: Seat | None = None
         self._fork_guard: ForkGuard | None = None
         self._changing = asyncio.Lock()

@@ -104,11 +104,9 @@ def lay_ground(
         location,
         process,
         clock,
+        telemetry,
+        settings,
         service=service.topic,
-        host=settings.host,
-        instance=settings.instance,
-        timings=settings.timings,
-        telemetry=telemetry,
     )
     transport = transport or _transport(settings, process, clock, broker, telemetry)
     telemetry.tracing.messaging = transport.messaging

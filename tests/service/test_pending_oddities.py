@@ -164,6 +164,7 @@ async def test_rows_of_a_run_that_was_adopted_before_are_sent(world: World, svc:
     async with asyncio.timeout(600):
         await life.over.wait()
     world.disk.execute("UPDATE run SET adopted_at = 1.0, adopted_by = 'other', verdict = 'killed'")
+    world.disk.execute("DELETE FROM beat")
     await builds.start()
 
     with pytest.raises(Parked):

@@ -134,6 +134,7 @@ async def test_what_belongs_to_a_run_that_may_not_act_is_taken_over_and_told(
     await doors.wait(2)
     await cut.crash()
     world.disk.execute("UPDATE run SET adopted_at = 0, verdict = 'killed' WHERE adopted_at IS NULL")
+    world.disk.execute("DELETE FROM beat")
     world.disk.execute("UPDATE task SET state = 'accepted' WHERE request_id = 'waits'")
     doors.open("work")
     heir = await world.start(svc)
