@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gracekit.callables import plain
     from gracekit.config.settings import Settings
     from gracekit.drain.report import DrainReport
+    from gracekit.end_timer import die_with_me
     from gracekit.errors import (
         CallTimeoutError,
         ConfigError,
@@ -103,6 +104,7 @@ __all__ = [
     "VersionCapError",
     "Wait",
     "current",
+    "die_with_me",
     "ops_method",
     "plain",
     "rpc_method",
@@ -131,6 +133,7 @@ _ELSEWHERE = {
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",
     "current": "request.current",
+    "die_with_me": "end_timer",
     "ops_method": "service",
     "plain": "callables",
     "rpc_method": "service",

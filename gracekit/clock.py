@@ -1,9 +1,10 @@
 """All clocks, ids and random numbers of the product.
 
-There are three kinds of time, which are never mixed: loop time for deadlines inside
-a run, wall time for stored moments, and the machine's time for measurements on which
-no decision depends. Random ids come from here too, so that a simulation can replace
-all of it with a seeded source.
+There are four kinds of time, which are never mixed: loop time for deadlines inside
+a run, wall time for stored moments, boot time for how long this process may act
+unseen by others, and the machine's time for measurements on which no decision
+depends. Random ids come from here too, so that a simulation can replace all of it
+with a seeded source.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
+
+from gracekit.end_timer import boottime
 
 _EARLY_S: Final = 0.001
 """A timer may end a little before its time; then its tick must not be found again."""
@@ -41,6 +44,10 @@ class Clock:
     def follow(self, wall: Callable[[], float]) -> None:
         """Take wall time from *wall* from now on: hosts that share a store have its clock."""
         self._wall_of_store = wall
+
+    def boot(self) -> float:
+        """Seconds since the machine was started, suspended or not: for `Process.end_at`."""
+        return boottime()
 
     def machine(self) -> float:
         """Monotonic seconds of the machine; virtual loop time does not change them."""

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, 
 from weakref import WeakSet
 
 from gracekit import streams
+from gracekit.end_timer import EndTimer, end_by
 from gracekit.errors import ConfigError, DeclarationError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Liveness, RecordedLife, judge, look, read_identity
@@ -295,6 +296,7 @@ class Process:
 
     def __init__(self) -> None:
         self._stop_at, self._remaining = _failpoint(os.environ)
+        self._end_timer = EndTimer()
 
     def reach(self, point: Point, side: Side) -> None:
         """Pass a point; dies there by SIGKILL if GRACEKIT_FAILPOINT names it."""
@@ -335,7 +337,7 @@ class Process:
         (`watch_signals`), so this works even while C code holds the interpreter's lock. From
         here on, a handler that the application has set for it is not called.
         """
-        _end_at_alarm()
+        end_by(signal.SIGALRM)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def disarm_alarm(self) -> None:
@@ -344,6 +346,19 @@ class Process:
         handler = signal.getsignal(signal.SIGALRM)
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, handler)
+
+    def end_at(self, at: float | None) -> None:
+        """Let the kernel end this process at *at*, a time of `Clock.boot`; None: let it live.
+
+        It replaces the time of the last call, and may be called from any thread; see `EndTimer`.
+
+        Raises:
+            DependencyError: the kernel provides no timer.
+        """
+        if at is None:
+            self._end_timer.disarm()
+        else:
+            self._end_timer.arm(at)
 
     def watch_signals(self, on_signal: Callable[[int], None], *, has_terminal: bool) -> SignalWatch:
         """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
@@ -401,21 +416,8 @@ def _heed_alarm() -> None:
     could not unblock it for this one.
     """
     if not callable(signal.getsignal(signal.SIGALRM)):
-        _end_at_alarm()
+        end_by(signal.SIGALRM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-
-
-def _end_at_alarm() -> None:
-    """Let SIGALRM end the process; works in any thread, unlike `signal.signal`.
-
-    PID 1 ends by libc's `_exit`, with code 14, because the kernel drops every signal to PID 1
-    that has no handler. A handler in C needs no interpreter, whose lock a stuck process may hold.
-    """
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal.restype = ctypes.c_void_p
-    leave = ctypes.cast(libc._exit, ctypes.c_void_p)  # noqa: SLF001 - so named in C
-    libc.signal(signal.SIGALRM, leave if os.getpid() == 1 else int(signal.SIG_DFL))
 
 
 _FAILPOINT: Final = re.compile(r"(\w+)\.(before|after)(?::([1-9][0-9]{0,8}))?", re.ASCII)

@@ -114,6 +114,10 @@ class VirtualClock(Clock):
         """See `Clock.wall`."""
         return EPOCH_S + self._loop.time() + self.shift_s
 
+    def boot(self) -> float:
+        """See `Clock.boot`; the loop's time."""
+        return self._loop.time()
+
     def machine(self) -> float:
         """See `Clock.machine`; always 0, because a simulation measures nothing."""
         return 0.0
@@ -173,6 +177,7 @@ class PlayedProcess(Process):
         self.identity = Identity(boot_id="boot", pid_ns=1, pid=number, start_ticks=number)
         self._living = living
         self._alarm: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
         self.alarms: list[float | None] = []
         self.dies_at: tuple[Point, Side] | None = None
         self.on_death = on_death
@@ -190,10 +195,11 @@ class PlayedProcess(Process):
         raise Died(why)
 
     def ended(self) -> None:
-        """Mark it as ended, and disarm its alarm."""
+        """Mark it as ended, and disarm its alarm and its end."""
         self.lives = False
         self._living.discard(self.identity)
         self.disarm_alarm()
+        self.end_at(None)
 
     def reach(self, point: Point, side: Side) -> None:
         """See `Process.reach`; dies at `dies_at`."""
@@ -232,6 +238,15 @@ class PlayedProcess(Process):
             self._alarm.cancel()
             self._alarm = None
             self.alarms.append(None)
+
+    def end_at(self, at: float | None) -> None:
+        """See `Process.end_at`; *at* is a time of the loop, and also ends a frozen process."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if at is not None and self.lives:
+            loop = asyncio.get_running_loop()
+            self._end = loop.call_at(at, self._kill, context=owned_by(None))
 
     def watch_signals(
         self,
