@@ -23,7 +23,7 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
 _GROUND: Final = {
     "errors", "exits", "version", "clock", "backoff", "phase", "signals", "streams", "life",
-    "process", "parts", "notify", "callables",
+    "end_timer", "process", "parts", "notify", "callables",
 }  # fmt: skip
 _BESIDE_ALL: Final = {
     "background", "config", "telemetry", "tracing", "stop_signals",
