@@ -92,7 +92,7 @@ class Membership:
         if late_s is None:
             self._telemetry.emit("beats.resumed")
         else:
-            self._telemetry.emit("beats.missed", late_s=round(late_s, 1))
+            self._telemetry.emit("beats.missed", away_s=round(late_s, 1))
         self._process.notify.status(self._phase.trouble or self._phase.state.value)
 
     def _fail(self, late_s: float) -> None:

@@ -135,6 +135,7 @@ NOT_MEASURED: Final = {
     ("store.stranded", "not_started"): "as unfinished",
     ("store.unreachable", "away_s"): "gracekit_ready shows it",
     ("store.reachable", "away_s"): "gracekit_ready shows it",
+    ("beats.missed", "away_s"): "gracekit_ready shows it",
 }
 
 

@@ -510,8 +510,8 @@ _STORE: Final = (
     _event(
         "beats.missed",
         _W,
-        "No sign of life of this run has reached the store for late_s; it takes nothing.",
-        "late_s",
+        "No sign of life of this run has reached the store for away_s; it takes nothing.",
+        "away_s",
     ),
     _event("beats.resumed", _W, "The signs of life of this run reach the store again."),
     _event("run.lost", _C, "Other runs cannot see that this run is alive; it ends.", "error"),

@@ -48,6 +48,7 @@ _STAGES: Final = (
             "count of accounts",
             "wake-ups",
             RECORD,
+            "hosts",
         ),
     ),
     _Stage(
@@ -107,7 +108,6 @@ _STAGES: Final = (
             "jobs",
             "watch",
             "beat",
-            "orders",
             "tidying",
             "facts",
             "watchdog",
