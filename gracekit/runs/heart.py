@@ -16,6 +16,7 @@ from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.timings import Timings
 from gracekit.errors import StoreError
+from gracekit.life import Alive, Liveness
 from gracekit.process import Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.watch import BeatWatch, SeenBeat
@@ -94,6 +95,14 @@ class Heart:
     def seen(self) -> Mapping[str, SeenBeat]:
         """What was seen of all runs, this one included, by id."""
         return self._watch.seen
+
+    def judge(self, run_id: str) -> Liveness | None:
+        """That a run lives, if its beat was seen to change lately; None if nothing is known."""
+        seen = self._watch.seen.get(run_id)
+        if seen is None or not seen.has_changed or seen.fail_s is None:
+            return None
+        ago_s = self._clock.boot() - seen.since
+        return Liveness(Alive.ALIVE, f"it beat {ago_s:.0f} s ago") if ago_s < seen.fail_s else None
 
     async def next_look(self) -> None:
         """Wait until the beats were read, or could not be."""

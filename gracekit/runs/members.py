@@ -53,7 +53,7 @@ class Members:
         run_id: str,
         service: str,
         lock_directory: Path | None,
-        is_shared: bool = False,
+        heart: Heart | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -62,7 +62,7 @@ class Members:
         self._service = service
         self.label = f"{service} run {run_id}"
         self._lock_directory = lock_directory
-        self._is_shared = is_shared
+        self._heart = heart
         self.joined_at: float | None = None
         self._beaten: tuple[str, float] | None = None  # phase and loop time of the last beat
         self._may_act_at: Hashable = None  # mark of the store that says so
@@ -79,20 +79,19 @@ class Members:
         schema: int,
         methods: str = "[]",
         kinds: str = "[]",
-        heart: Heart | None = None,
     ) -> int:
         """Write the row of this run; from then on the store takes commits only while it may act.
 
         Returns its generation, which counts runs of the instance.
 
         *methods* is what it serves, as a text of `gracekit.rpc.offer`; *kinds* is a JSON list of
-        the kinds of resources that it settles; *heart* beats for it in a store that hosts share.
+        the kinds of resources that it settles.
 
         Raises:
             AlreadyRunningError: another run has joined as this instance meanwhile.
         """
-        now = self.joined_at = self._clock.wall()
-        me = seat.identity
+        now, heart = self._clock.wall(), self._heart
+        self.joined_at, me = now, seat.identity
         batch = Batch(Point.JOIN)
         for dead in seat.replaced:
             batch.add(sql.END_BEAT, dead)
@@ -133,7 +132,7 @@ class Members:
 
     def _is_unread(self, mark: Hashable | None) -> bool:
         # In a store that hosts share, the beats find out.
-        return not self._is_shared and (mark is None or mark != self._may_act_at)
+        return self._heart is None and (mark is None or mark != self._may_act_at)
 
     def _is_unwritten(self, phase: str, written_s: float) -> bool:
         if self._beaten is None:
@@ -222,7 +221,11 @@ class Members:
         """Whether *run* may still act."""
         if run.run_id == self.run_id:
             return Liveness(Alive.ALIVE, "it is this run")
-        return judge_run(run, self._process, self._lock_directory, is_shared=self._is_shared)
+        is_shared = self._heart is not None
+        life = judge_run(run, self._process, self._lock_directory, is_shared=is_shared)
+        if life.answer is Alive.NOT_PROVEN and self._heart is not None:
+            return self._heart.judge(run.run_id) or life
+        return life
 
     async def of(self, run_ids: Collection[str]) -> list[Run]:
         """The runs with these ids that are on record."""

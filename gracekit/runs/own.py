@@ -212,7 +212,7 @@ class OwnRecord:
     async def _join(self) -> None:
         seat = self._seat.taken
         heart = self._seat.heart
-        joining = asyncio.ensure_future(self._members.join(seat=seat, heart=heart, **self._written))
+        joining = asyncio.ensure_future(self._members.join(seat=seat, **self._written))
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:

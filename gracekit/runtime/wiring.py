@@ -130,10 +130,10 @@ def wire(ground: Ground) -> Wired:
 
 def _records(ground: Ground) -> Records:
     settings, clock, seat = ground.settings, ground.clock, ground.seat
-    locks, is_shared = ground.location.run_directory, ground.location.is_shared
+    locks = ground.location.run_directory
     names = {"run_id": seat.run_id, "service": ground.service.topic}
     members = Members(
-        ground.engine, clock, ground.process, lock_directory=locks, is_shared=is_shared, **names
+        ground.engine, clock, ground.process, lock_directory=locks, heart=seat.heart, **names
     )
     wakeups = ground.location.wakeups(seat.run_id)
     cancelled = DrainReport(failure="the start was cancelled")

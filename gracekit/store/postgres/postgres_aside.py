@@ -39,7 +39,7 @@ class PostgresAside:
         self._schema = schema
         self._origins = origins
         self._within_s = within_s
-        self._addresses = ""
+        self._addresses: dict[str, str] = {}
         self._link: PostgresLink | None = None
         self._origin = ""
 
@@ -85,12 +85,9 @@ class PostgresAside:
         self._addresses = addresses_of(self._url) or self._addresses
         return self._link_to(self._addresses)
 
-    def _link_to(self, addresses: str) -> PostgresLink:
-        url = make_conninfo(
-            self._url,
-            connect_timeout=max(LEAST_CONNECT_S, round(self._within_s)),
-            **({"hostaddr": addresses} if addresses else {}),
-        )
+    def _link_to(self, addresses: dict[str, str]) -> PostgresLink:
+        timeout_s = max(LEAST_CONNECT_S, round(self._within_s))
+        url = make_conninfo(self._url, connect_timeout=timeout_s, **addresses)
         return PostgresLink(url, self._schema)
 
     def _lost(self, error: psycopg.Error) -> StoreUnreachableError:
@@ -98,20 +95,24 @@ class PostgresAside:
         return StoreUnreachableError(text_of(error))
 
 
-def addresses_of(url: str) -> str:
-    """An address for each host of the URL, as `hostaddr` of libpq; empty if one has none."""
+def addresses_of(url: str) -> dict[str, str]:
+    """Every address of every host of the URL, as options of libpq; empty if one has none."""
     given = conninfo_to_dict(url)
     if given.get("hostaddr"):
-        return str(given["hostaddr"])
-    found = list[str]()
-    for host in str(given.get("host") or "/").split(","):
+        return {}
+    hosts = str(given.get("host") or "/").split(",")
+    ports = str(given.get("port") or "").split(",")
+    found = list[tuple[str, str, str]]()
+    for host, port in zip(hosts, ports * (len(hosts) // len(ports)), strict=True):
         if host.startswith("/"):  # a directory of a Unix socket
-            return ""
+            return {}
         try:
-            found.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
+            names = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except OSError:
-            return ""
-    return ",".join(found)
+            return {}
+        found += [(host, str(name[4][0]), port) for name in names]
+    options = zip(("host", "hostaddr", "port"), zip(*found, strict=True), strict=True)
+    return {name: ",".join(values) for name, values in options if any(values)}
 
 
 def keep_aside(
