@@ -1,7 +1,8 @@
-"""`gracekit store`: copy the file of a store, or print the text that makes one in PostgreSQL."""
+"""`gracekit store`: copy a store, print what makes one in PostgreSQL, say that one was put back."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -14,12 +15,16 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
 from gracekit.config.urls import absolute
+from gracekit.leases.epoch import add_restored_copy
+from gracekit.process import Point, Process
+from gracekit.runs.run import end_all_beats
+from gracekit.store.batch import Batch
 from gracekit.store.location import StoreLocation
 
 
 @click.group(cls=HintingGroup)
 def store() -> None:
-    """Copy a store, or print what makes its tables."""
+    """Copy a store, print what makes its tables, or say that one was put back."""
 
 
 @store.command()
@@ -45,6 +50,34 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
             f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "
             "whole; to restore it see docs/backup.md"
         )
+
+
+@store.command()
+@store_option
+@config_option
+def restored(*, store_url: str | None, config: Path | None) -> None:
+    """Say that a backup of the database was put back.
+
+    Fencing tokens then begin above all earlier ones, and the next start doubts
+    what the copy says of accepted requests. Runs that still use the store end
+    with exit code 70. A file needs no such word: docs/backup.md says why.
+    """
+    settings = load({"store_url": store_url}, os.environ, config)
+    with StoreRecords(settings) as records:
+        asyncio.run(_mark_restored(records))
+    click.echo("tokens begin above all earlier ones; start the services that have ended")
+
+
+async def _mark_restored(records: StoreRecords) -> None:
+    engine = records.location.engine(Process())
+    await engine.start()
+    try:
+        batch = Batch(Point.JOIN)
+        add_restored_copy(batch, engine.wall())
+        end_all_beats(batch)
+        await engine.commit(batch)
+    finally:
+        await engine.stop()
 
 
 @store.command("sql")

@@ -305,8 +305,8 @@ def _reasons(plan: Plan) -> Iterator[str]:
     yield f"RestartSec = {RESTART_S}: systemd gives up after five starts in ten seconds."
     if plan.has_server:
         yield (
-            "FailureAction=reboot-force in [Unit] resets the machine if not even the kernel can end "
-            "the process (state D); without it such a process may act beside another host's."
+            "FailureAction=reboot-force in [Unit] resets the machine if not even the kernel can "
+            "end the process (state D). Without it, such a process may act beside another host."
         )
     yield (
         "Exit codes: 75 is a good end with work left, so systemd starts the service again; 78 is "

@@ -99,6 +99,11 @@ class Epoch:
                 new.replace(self._directory / FILE)
 
 
+def add_restored_copy(batch: Batch, now: float) -> None:
+    """Put on record that the store is a copy that was put back; new tokens are above its own."""
+    batch.add(sql.MARK_COPY, now)
+
+
 def _is_empty(mark: int, *, is_copy: bool) -> bool:
     """Whether the store is a new one, and the one that was used before is gone."""
     return mark == 0 and not is_copy

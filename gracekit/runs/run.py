@@ -145,6 +145,11 @@ def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.in
     )
 
 
+def end_all_beats(batch: Batch) -> None:
+    """Let no run act any more that has joined before."""
+    batch.add(sql.END_ALL_BEATS)
+
+
 async def list_runs(engine: Queries, *, limit: int = 100) -> list[Run]:
     """Runs on record of all services, newest first."""
     return [run_of(row) for row in await engine.query(sql.ALL, limit)]

@@ -98,6 +98,8 @@ ADOPT: Final = """
 UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?)
 WHERE run_id = ? AND adopted_at IS NULL"""
 
+END_ALL_BEATS: Final = "DELETE FROM beat"
+
 # -- beats, in a store that hosts share -------------------------------------------------
 
 # The number must be one that this process has sent and of which nothing later is confirmed: another

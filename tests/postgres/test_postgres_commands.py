@@ -75,6 +75,24 @@ async def test_a_task_of_another_host_is_cancelled_by_its_row(site: PostgresSite
     service.kill()
 
 
+async def test_after_a_backup_was_put_back_no_earlier_run_acts_and_tokens_rise(site: PostgresSite):
+    """An operator says it by one command, while a service is connected."""
+    service = await site.start_on("one").serving()
+    async with RpcClient(site.url, "shop") as client:
+        view = client.prepare(timeout="120s")
+        await view.call("retried", key="a", vm="v", s=0)
+        code, _ = await command(site, "store", "restored")
+        ended = await service.exit_code()
+        again = await site.start_on("one").serving()
+        await view.call("retried", key="b", vm="v", s=0)
+
+    (before, after) = (int(effect.more[1]) for effect in site.seen("start"))
+    assert (code, ended) == (0, 70)
+    assert "store.fenced" in service.log
+    assert after > 2**40 > before
+    assert await again.stop() == 0
+
+
 def test_the_demonstration_plays_in_a_schema_of_its_own(postgres: Postgres):
     """It leaves nothing in the user's database, and says where its store is meanwhile."""
     schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'demo%'"
