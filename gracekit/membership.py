@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from gracekit.clock import Clock
@@ -14,7 +15,6 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.exits import ExitCode
 from gracekit.phase import Phase
 from gracekit.process import Process
-from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.runs.heart import Heart
 from gracekit.runs.members import Members
 from gracekit.store.engine import Engine
@@ -32,6 +32,8 @@ class Membership:
 
     Args:
         heart: Of this run.
+        cancel: Cancels what acts for a row or a lease of this run; returns whether any still acts.
+        on_left: Called when another run has left, or was declared dead.
         ends_process: Whether the process ends with the service.
     """
 
@@ -41,8 +43,8 @@ class Membership:
         engine: Engine,
         members: Members,
         *,
-        tracker: Tracker,
-        trigger: RecoveryTrigger,
+        cancel: Callable[[], bool],
+        on_left: Callable[[], None],
         phase: Phase,
         process: Process,
         telemetry: Telemetry,
@@ -52,8 +54,8 @@ class Membership:
         self._heart = heart
         self._engine = engine
         self._members = members
-        self._tracker = tracker
-        self._trigger = trigger
+        self._cancel = cancel
+        self._on_left = on_left
         self._phase = phase
         self._process = process
         self._telemetry = telemetry
@@ -76,6 +78,9 @@ class Membership:
     def follow_trust(self) -> None:
         """Take nothing more from *warn* on, and cancel what acts from *fail* on."""
         late_s, times = self._heart.trust_s, self._heart.timings
+        if self._engine.status.state is StoreState.FENCED:
+            self._rest()
+            return
         self._warn(late_s if late_s >= times.warn_s else None)
         if late_s >= times.fail_s:
             self._fail(late_s)
@@ -98,15 +103,19 @@ class Membership:
     def _fail(self, late_s: float) -> None:
         if not self._failed:
             self._failed = True
-            self._engine.distrust(f"no sign of life of this run reached it for {late_s:.0f} s")
-        if not cancel_bound(self._tracker):
+            self._engine.distrust(f"no sign of life of this run has reached it for {late_s:.0f} s")
+        self._rest()
+
+    def _rest(self) -> None:
+        """Disarm the timer if nothing acts any more."""
+        if not self._cancel():
             self._heart.disarm_if_failed()
 
     def follow_store(self, status: StoreStatus) -> None:
         """Called by the engine with each change: end at once if others act in this run's place."""
         if status.state is not StoreState.FENCED:
             return
-        cancel_bound(self._tracker)
+        self._cancel()
         if self._ends_process:
             loop = asyncio.get_running_loop()
             # Handlers get their CancelledError first; nothing else is waited for.
@@ -138,7 +147,7 @@ class Membership:
         """Have recovery look at once if a run has left, or was declared dead."""
         before, self._beating = self._beating, frozenset(self._heart.seen)
         if before - self._beating:
-            self._trigger.poke()
+            self._on_left()
 
 
 def cancel_bound(tracker: Tracker) -> bool:

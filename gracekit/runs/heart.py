@@ -8,6 +8,7 @@ ends it at `hard_after`, before anybody may declare it dead: so nobody else acts
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -41,7 +42,7 @@ class Heart:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looked = asyncio.Event()
         self._run_id: str | None = None
-        self._since = 0.0
+        self._since = 0.0  # CLOCK_BOOTTIME; minus infinity once another run acts in our place
         self._confirmed = self._sent = 0
         self._beat_at = 0.0  # CLOCK_BOOTTIME of the next beat
         self._look_at = 0.0
@@ -82,7 +83,7 @@ class Heart:
 
     @property
     def trust_s(self) -> float:
-        """Seconds since the last beat that succeeded began; 0 while this run has not joined."""
+        """Seconds since the last beat that succeeded began; 0 while there need be none."""
         return 0.0 if self._run_id is None else self._clock.boot() - self._since
 
     def disarm_if_failed(self) -> None:
@@ -143,7 +144,8 @@ class Heart:
                 return
             if not rows:
                 self._engine.fence()
-                self._run_id = None  # the timer stays armed
+                self._since = -math.inf
+                self._beat_at = math.inf  # the timer stays armed
                 return
             self._confirmed, self._since = new, since
             self._process.end_at(since + self.timings.hard_s)

@@ -22,7 +22,7 @@ from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
-from gracekit.membership import Membership
+from gracekit.membership import Membership, cancel_bound
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
@@ -166,8 +166,8 @@ def _hosts(
         ground.seat.heart,
         ground.engine,
         records.members,
-        tracker=ground.tracker,
-        trigger=requests.trigger,
+        cancel=partial(cancel_bound, ground.tracker),
+        on_left=requests.trigger.poke,
         phase=ground.phase,
         process=ground.process,
         telemetry=ground.telemetry,
