@@ -1,8 +1,9 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
-Each class's docstring says what happened and what to do; docs/errors.md is made of them. Six
-classes are named for a state in which nothing has failed: `Draining`, `Gone`, `LeaseHeld`,
-`NoCapacity`, `Parked` and `Undeliverable`. Callers expect them. All other names end in `Error`.
+Each class's docstring says what happened and what to do; docs/errors.md is made of them. Eight
+classes are named for a state in which nothing has failed: `Draining`, `Gone`,
+`LeaseExists`, `LeaseHeld`, `NoCapacity`, `NoSuchLease`, `Parked` and `Undeliverable`. Callers
+expect them. All other names end in `Error`.
 """
 
 from __future__ import annotations
@@ -163,6 +164,21 @@ class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
 
     No `Error` in its name: the resource is in use, as it may be at any time, and the code that asks
     for the lease decides what to do then.
+    """
+
+
+class LeaseExists(GracekitError):  # noqa: N818 - named for a state
+    """A lease of that kind and id is declared already.
+
+    Nothing was changed. A call that is made again after an unknown end may get it for its own work.
+    """
+
+
+class NoSuchLease(GracekitError):  # noqa: N818 - named for a state
+    """No lease of that kind and id is declared, or nobody holds it.
+
+    Nothing was changed. Declare it by `gracekit lease create`, or look at `gracekit lease list`. A
+    task's resource needs no declaration.
     """
 
 

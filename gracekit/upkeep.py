@@ -14,7 +14,7 @@ from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.errors import DependencyError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.leases.epoch import Epoch
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.notify import Notify
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
@@ -415,7 +415,7 @@ class Tidying:
         self,
         retention: Retention,
         epoch: Epoch | None,
-        leases: Leases,
+        leases: RunLeases,
         members: Members,
         reconciler: Reconciler,
         transport: Transport,

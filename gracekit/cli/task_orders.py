@@ -37,7 +37,7 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.journal.order_rows import OrderTarget, refusal_of, target_of
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.listings.chosen_task import ChosenTask
 from gracekit.listings.store_view import label
 from gracekit.process import Process
@@ -455,7 +455,7 @@ class _OrderExecution:
 
         def take_lease_away(batch: Batch, engine: Engine) -> None:
             if dead and target.owner is not None and target.acted:
-                Leases(engine, Clock(), run_id=OPERATOR).add_take_away_one(
+                RunLeases(engine, Clock(), run_id=OPERATOR).add_take_away_one(
                     batch, target.owner, target.request_id, settle_s=target.settle_s
                 )
 

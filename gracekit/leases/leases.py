@@ -85,7 +85,7 @@ class _Owed(NamedTuple):
     token: int | None = None
 
 
-class Leases:
+class RunLeases:
     """The leases of one run."""
 
     def __init__(self, engine: Engine, clock: Clock, *, run_id: str) -> None:

@@ -23,7 +23,8 @@ SELECT ?1, ?2, floor + 1, ?3, ?4, ?5 FROM epoch WHERE 1 = 1
 ON CONFLICT (kind, id) DO UPDATE SET
     lver = CASE WHEN lease.lver + 1 > excluded.lver THEN lease.lver + 1 ELSE excluded.lver END,
     owner = excluded.owner, request_id = excluded.request_id,
-    acquired_at = excluded.acquired_at, released_at = NULL, release_reason = NULL
+    acquired_at = excluded.acquired_at, released_at = NULL, release_reason = NULL, settle_s = 0,
+    forced_by = NULL, forced_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
         AND task.{IS_OPEN} AND task.request_id <> excluded.request_id
@@ -61,7 +62,7 @@ UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_be
             OR task.resource_kind = lease.kind AND task.resource_id = lease.id)
         AND task.state IN ('running', 'handed_over') AND task.{IS_OPEN}),
     (SELECT max(finding.settle_s) FROM finding WHERE finding.owner = lease.owner
-        AND finding.kind = lease.kind AND finding.name = lease.id), 0)
+        AND finding.kind = lease.kind AND finding.name = lease.id), settle_s)
 WHERE owner = ?"""
 # ?1 is now, ?2 the end of the settle time.
 TAKE_AWAY_ONE: Final = """
@@ -72,7 +73,7 @@ WHERE owner = ?3 AND request_id = ?4"""
 # that were removed, or of what a newer copy of the store can have granted.
 REMOVE_AT_ONCE: Final = 500
 _IS_OLD: Final = f"""
-owner IS NULL AND released_at < ?1 AND not_before < ?1
+owner IS NULL AND declared_at IS NULL AND released_at < ?1 AND not_before < ?1
 AND NOT EXISTS (SELECT 1 FROM task WHERE task.resource_kind = lease.kind
     AND task.resource_id = lease.id AND task.{IS_OPEN})"""
 PAGE: Final = f"""

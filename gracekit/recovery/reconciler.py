@@ -22,7 +22,7 @@ from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.rows import TaskRow
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
 from gracekit.recovery.ends import Ends, Gates
@@ -57,7 +57,7 @@ class Reconciler:
         self._findings: FindingRows = shared.findings
         self._pending: PendingRows = shared.pending
         self._notifications: OutboxRows = shared.notifications
-        self._leases: Leases = shared.leases
+        self._leases: RunLeases = shared.leases
         self._clock: Clock = shared.clock
         self._claims = shared.claims
         self._suspects = shared.suspects

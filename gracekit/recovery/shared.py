@@ -18,7 +18,7 @@ from gracekit.journal.holds import Holds
 from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
@@ -78,7 +78,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
         return self.services.holds
 
     @property
-    def leases(self) -> Leases:
+    def leases(self) -> RunLeases:
         """The leases of this run."""
         return self.services.leases
 

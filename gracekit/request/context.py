@@ -20,7 +20,7 @@ from gracekit.config.values import parse_duration
 from gracekit.errors import DeclarationError, LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.leases import Guard, RunLeases
 from gracekit.phase import Phase
 from gracekit.process import SafePoints
 from gracekit.request.parked_tasks import ParkedTasks
@@ -55,7 +55,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     journal: Journal
     holds: Holds
-    leases: Leases
+    leases: RunLeases
     tracker: Tracker
     phase: Phase
     clock: Clock

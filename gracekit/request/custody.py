@@ -24,7 +24,7 @@ from gracekit.errors import (
 from gracekit.journal.outbox import News, Subject, add_update
 from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.leases import Guard, RunLeases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
 from gracekit.request.outbox_sender import Outbox
@@ -59,7 +59,7 @@ class Custody:
     def __init__(
         self,
         journal: Journal,
-        leases: Leases,
+        leases: RunLeases,
         telemetry: Telemetry,
         trigger: RecoveryTrigger,
         outbox: Outbox,

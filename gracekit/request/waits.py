@@ -18,7 +18,7 @@ from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.errors import LeaseHeld, StoreError
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.request.context import lease_in
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job, Scheduler
@@ -43,7 +43,7 @@ class LeaseWaits:
     def __init__(
         self,
         custody: Custody,
-        leases: Leases,
+        leases: RunLeases,
         scheduler: Scheduler,
         clock: Clock,
         *,

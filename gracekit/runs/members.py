@@ -28,6 +28,8 @@ from gracekit.store.engine import Engine
 from gracekit.store.older import copied_at
 from gracekit.store.wakeup import pipe_of
 
+LEASE_MEMBERS: Final = "gracekit-leases"
+"""The service of members that hold leases and serve nothing; runs of every service adopt them."""
 OFFERS: Final = 20
 """Most versions of which `Members.offers` returns what they served."""
 BEAT_WRITTEN_S: Final = 15.0
@@ -317,6 +319,7 @@ class Members:
         rows = await self._engine.query(
             sql.NOT_ADOPTED,
             self._service,
+            LEASE_MEMBERS,
             self.run_id,
         )
         return list(map(run_of, rows))

@@ -90,7 +90,7 @@ OFFERS: Final = """
 SELECT methods FROM run WHERE service = ?
 GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?"""
 NOT_ADOPTED: Final = f"""
-{_RUNS} service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at"""
+{_RUNS} service IN (?, ?) AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at"""
 ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
 # Succeeds once; the batch of a second adopter is rolled back. The exit code may have been noted in
 # the lock file alone, because the store could not record the end.

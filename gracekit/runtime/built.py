@@ -25,7 +25,7 @@ from gracekit.errors import ConfigError
 from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
 from gracekit.parts import PartList
 from gracekit.phase import Phase
@@ -99,7 +99,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingRows
     notifications: OutboxRows
     members: Members
-    leases: Leases
+    leases: RunLeases
     wakeups: Wakeups
     own: OwnRecord
 

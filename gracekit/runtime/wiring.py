@@ -33,7 +33,7 @@ from gracekit.journal.holds import Holds
 from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
 from gracekit.listings.store_view import StoreView
 from gracekit.periodic import PeriodicJobs
@@ -161,7 +161,7 @@ def _records(ground: Ground) -> Records:
         pending=PendingRows(journal),
         notifications=OutboxRows(journal),
         members=members,
-        leases=Leases(ground.engine, clock, run_id=seat.run_id),
+        leases=RunLeases(ground.engine, clock, run_id=seat.run_id),
         wakeups=wakeups,
         own=own,
     )

@@ -508,6 +508,15 @@ _STORE: Final = (
         "run instance host reason",
     ),
     _event(
+        "lease.lost",
+        _W,
+        "A lease that people hold is lost; its holder must change nothing more.",
+        "resource reason",
+    ),
+    _event(
+        "lease.on_lost_failed", _E, "The function on_lost of a hold raised an exception.", "error"
+    ),
+    _event(
         "beats.missed",
         _W,
         "No sign of life of this run has reached the store for away_s; it takes nothing.",

@@ -15,7 +15,7 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.rows import Acceptance, Address, Outcome, TaskRow, caller_hash, content_hash
 from gracekit.journal.tasks import Journal
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.state import StoreState
@@ -43,7 +43,7 @@ class Book:
         self.engine = PlayedEngine(world.disk, PlayedProcess(set(), 1), self.faults)
         self.clock: VirtualClock = world.clock
         self.journal = Journal(self.engine, world.clock, run_id=run_id, service="compute")
-        self.leases = Leases(self.engine, world.clock, run_id=run_id)
+        self.leases = RunLeases(self.engine, world.clock, run_id=run_id)
 
     async def accept(self, request_id: str = "r1", *, begin: bool = False, **more: Any) -> int:
         batch = Batch(Point.ACCEPT)

@@ -1,4 +1,4 @@
-"""Leases: who has one, with which token, and what gives it back."""
+"""RunLeases: who has one, with which token, and what gives it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.leases.epoch import Epoch
-from gracekit.leases.leases import Guard, LeaseRow, Leases
+from gracekit.leases.leases import Guard, LeaseRow, RunLeases
 from gracekit.leases.leases_sql import PATIENCE_S
 from gracekit.process import Point
 from gracekit.store.batch import Batch
@@ -36,7 +36,7 @@ class Desk:
         self.clock = world.clock
         self.faults = PlannedFaults()
         self.engine = PlayedEngine(world.disk, PlayedProcess(set(), 1), self.faults)
-        self.leases = Leases(self.engine, world.clock, run_id=run_id)
+        self.leases = RunLeases(self.engine, world.clock, run_id=run_id)
 
     async def take(self, resource: tuple[str, str] = VM, request_id: str = "r1") -> Guard | None:
         return await self.leases.take(resource, request_id)

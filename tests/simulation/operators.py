@@ -17,7 +17,7 @@ from gracekit.journal.order_rows import (
 )
 from gracekit.journal.outbox import News
 from gracekit.journal.pending import add_parked_order
-from gracekit.leases.leases import Leases
+from gracekit.leases.leases import RunLeases
 from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -132,7 +132,7 @@ class Operator:
             mark = incident_of(order, case.request_id, case.method, "", at=now, run=NAME)
             batch = Batch(Point.SETTLE)
             if owner is not None and case.acted and case.owner is not None:
-                leases = Leases(engine, story.machine.clock, run_id=NAME)
+                leases = RunLeases(engine, story.machine.clock, run_id=NAME)
                 leases.add_take_away_one(batch, case.owner, case.request_id, settle_s=case.settle_s)
             news = News.of(story.machine.clock, sender=None)
             add_order(batch, case, outcome, mark, news, dead=owner is not None)

@@ -171,9 +171,15 @@ CREATE TABLE lease (
     released_at DOUBLE PRECISION,
     release_reason TEXT COLLATE "C",
     not_before DOUBLE PRECISION NOT NULL DEFAULT 0,
+    declared_at DOUBLE PRECISION,
+    payload TEXT COLLATE "C",
+    settle_s DOUBLE PRECISION NOT NULL DEFAULT 0,
+    forced_by TEXT COLLATE "C",
+    forced_reason TEXT COLLATE "C",
     PRIMARY KEY (kind, id)
 );
 CREATE INDEX lease_owner ON lease (owner) WHERE owner IS NOT NULL;
+CREATE INDEX lease_forced ON lease (owner) WHERE forced_by IS NOT NULL;
 
 CREATE TABLE epoch (
     one BIGINT PRIMARY KEY CHECK (one = 1),

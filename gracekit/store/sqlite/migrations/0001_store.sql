@@ -188,14 +188,21 @@ CREATE TABLE lease (
     id             TEXT NOT NULL,
     lver           INTEGER NOT NULL,
     owner          TEXT,                     -- run; NULL: free
-    request_id     TEXT,                     -- of the task that took it last
+    request_id     TEXT,                     -- of the task, or the id of the hold, that took it last
     acquired_at    REAL NOT NULL,
     released_at    REAL,
-    release_reason TEXT,                     -- clean | handoff | taken
+    release_reason TEXT,                     -- clean | handoff | taken | forced
     not_before     REAL NOT NULL DEFAULT 0,  -- granted to nobody before (after an unclean end)
+    -- People declare leases that they hold themselves: these are not removed. NULL: one of tasks.
+    declared_at    REAL,
+    payload        TEXT,                     -- what they want to read beside it
+    settle_s       REAL NOT NULL DEFAULT 0,  -- of a hold that ends uncleanly
+    forced_by      TEXT,                     -- who ordered the hold to end, and why
+    forced_reason  TEXT,
     PRIMARY KEY (kind, id)
 ) WITHOUT ROWID;
 CREATE INDEX lease_owner ON lease (owner) WHERE owner IS NOT NULL;
+CREATE INDEX lease_forced ON lease (owner) WHERE forced_by IS NOT NULL;
 
 -- Which of the stores that were here this is. A store that is older than what is known beside it
 -- (in the lock directory, in the queue file) was restored, or lost its -wal, or is new.
