@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         VersionCapError,
     )
     from gracekit.leases.leases import Guard
+    from gracekit.listings.host_list import HostState
     from gracekit.phase import ServiceState
     from gracekit.recovery.decisions import Done, Fail, Retry, Wait
     from gracekit.recovery.resources.found import Absent, Broken, Found, Settled
@@ -73,6 +74,7 @@ __all__ = [
     "GracekitError",
     "Guard",
     "HeartbeatTimeoutError",
+    "HostState",
     "InvalidArgumentsError",
     "LeaseHeld",
     "Method",
@@ -119,6 +121,7 @@ _ELSEWHERE = {
     "Fail": "recovery.decisions",
     "Found": "recovery.resources.found",
     "Guard": "leases.leases",
+    "HostState": "listings.host_list",
     "Method": "rpc.methods",
     "Notification": "rpc.notifications",
     "NotificationListener": "rpc.notification_listener",

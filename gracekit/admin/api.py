@@ -19,11 +19,13 @@ from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
 from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.listings.chosen_task import ChosenTask, find
+from gracekit.listings.host_list import HostState, list_hosts
 from gracekit.listings.one_task import read_task
 from gracekit.listings.parked_list import list_parked
 from gracekit.listings.run_list import exit_as_json, list_exits, look
 from gracekit.listings.store_view import Reports, RunReport, StoreView, list_incidents
 from gracekit.listings.task_list import TaskQuery, list_tasks
+from gracekit.runs.heart import Heart
 from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 
@@ -56,6 +58,7 @@ class AdminApi:
         settings: LiveSettings,
         *,
         store: str,
+        heart: Heart | None,
     ) -> None:
         self.run_id = run_id
         self._control = control
@@ -65,6 +68,7 @@ class AdminApi:
         self._view = view
         self._settings = settings
         self._store = store
+        self._heart = heart
 
     # -- listings -------------------------------------------------------------------------
 
@@ -124,6 +128,14 @@ class AdminApi:
             return RunReport(answer=answer, tasks=answer["tasks"])
 
         return (await read_task(self._view, subject, hear)).as_json()
+
+    async def list_hosts(self) -> list[HostState]:
+        """The newest run of each instance, with what this run has seen of its beats."""
+        return await list_hosts(self._view, {} if self._heart is None else self._heart.seen)
+
+    async def hosts(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"hosts": [one.as_json() for one in await self.list_hosts()]}
 
     async def exits(self, limit: int) -> dict[str, Any]:
         """The last runs that ended, newest first."""

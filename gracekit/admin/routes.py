@@ -291,6 +291,11 @@ LISTINGS: Final = (
         *(_SERVICE, _limit(50)),
     ),
     _show(
+        "/api/v1/hosts",
+        "The newest run of each instance, and whether others may act in its place.",
+        lambda api, _: api.hosts(),
+    ),
+    _show(
         "/api/v1/exits",
         "The last runs that ended, newest first.",
         lambda api, values: api.exits(values.get("limit", 20)),

@@ -41,6 +41,7 @@ KINDS: Final = (
     *(f"operator_{verb.value}" for verb in Verb),
     *(f"operator_{verb}" for verb in ("drain", "extend", "quiet", "resume", "reconcile")),
     "operator_end_hold",
+    "operator_host_gone",
     "resource_kind_broken",
     *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
 )

@@ -70,6 +70,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),
         "dump": ("gracekit.cli.dump:dump", "Print a run's tasks with their stacks."),
+        "hosts": (
+            "gracekit.cli.hosts:hosts",
+            "List the hosts of a store, or declare one gone.",
+        ),
         "runs": ("gracekit.cli.runs:runs", "Declare a run gone."),
         "doctor": (
             "gracekit.cli.doctor:doctor",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
+from gracekit.config.settings import Settings
 from gracekit.config.values import parse_duration
 from gracekit.errors import GracekitError
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
@@ -174,7 +176,17 @@ async def _prune_queues(
     options: CommonOptions, left: _Left, hosts: Sequence[str], found: _Found, *, dry_run: bool
 ) -> None:
     """Remove the queues that nobody needs, and put into *found* what became of each."""
-    settings = options.settings
+    async with opened_transport(options.settings) as transport:
+        queues = left.queues([*left.known, *hosts, *await _listed(transport, left.topics)])
+        depths = {queue.name: await transport.depth([queue]) for queue in queues}
+        found.waiting = {name: depths[name] for name in sorted(depths) if depths[name]}
+        removed = await transport.prune(queues, dry_run=dry_run)
+        found.queues = sorted(queue.name for queue in removed)
+
+
+@contextlib.asynccontextmanager
+async def opened_transport(settings: Settings) -> AsyncIterator[Transport]:
+    """The transport, to look at its queues and remove some."""
     transport = open_transport(
         settings.transport_url,
         process=Process(),
@@ -184,11 +196,7 @@ async def _prune_queues(
     )
     await transport.start()
     try:
-        queues = left.queues([*left.known, *hosts, *await _listed(transport, left.topics)])
-        depths = {queue.name: await transport.depth([queue]) for queue in queues}
-        found.waiting = {name: depths[name] for name in sorted(depths) if depths[name]}
-        removed = await transport.prune(queues, dry_run=dry_run)
-        found.queues = sorted(queue.name for queue in removed)
+        yield transport
     finally:
         await transport.stop()
 

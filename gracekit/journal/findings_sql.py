@@ -71,6 +71,9 @@ NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner 
 SWEEP: Final = """
 DELETE FROM finding WHERE service = ? AND host = ? AND kind = ? AND owner IS NULL AND seen_at < ?
 RETURNING name, status, rule"""
+FORGET_HOST: Final = "DELETE FROM finding WHERE host = ? RETURNING id"
+FORGET_PASSES: Final = "DELETE FROM resource_pass WHERE host = ?"
+FORGET_BROKEN_OF_HOST: Final = "DELETE FROM broken_kind WHERE host = ?"
 
 # -- adoption, the clock ----------------------------------------------------------------
 

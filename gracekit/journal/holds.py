@@ -23,6 +23,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """One hold.
 
     Attributes:
+        target: Host of the run that opened it.
         method: Method of the request that opened it; its probe settles a left-over hold.
         lapses_at: Wall time at which it ends by itself.
         next_check: Wall time at which the probe is called again; None for a hold that was opened
@@ -36,6 +37,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     key: str
     owner: str | None
+    target: str
     namespace: str | None
     method: str
     version: str
@@ -132,7 +134,8 @@ class Holds:
 
         Ended holds whose errored hook is still to be called; holds of this run
         that have lapsed; and left-over holds whose next check has come, which this
-        run owns or which have no owner and are for this host.
+        run owns or which have no owner and are for this host, or for one that
+        does not come back.
         """
         now = self._journal.clock.wall()
         return await self._list(sql.DUE, self._host, self._journal.run_id, now)

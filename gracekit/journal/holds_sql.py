@@ -42,6 +42,7 @@ NAMES: Final = (
     "name",
     "key",
     "owner",
+    "target",
     "namespace",
     "method",
     "version",
@@ -54,14 +55,18 @@ NAMES: Final = (
 )
 HOLDS: Final = f"SELECT {', '.join(NAMES)} FROM hold WHERE service = ?1"
 MINE: Final = f"{HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
+COUNT_FOR_HOST: Final = """
+SELECT count(*) FROM hold WHERE target = ? AND (ended_at IS NULL OR errored_due = 1)"""
+# Left-over holds of a host that does not come back are due in each run of the service.
+_GONE: Final = "target IN (SELECT host FROM gone_host)"
 # One query for all that is due, as each pass of the reconciler makes it and mostly finds nothing.
 # Left-over holds come last, because their probes may take long and would delay the others.
 DUE: Final = f"""
 SELECT * FROM (
     {HOLDS} AND ended_at IS NULL AND (
-        (owner IS NULL AND target = ?2 AND coalesce(next_check, 0) <= ?4)
+        (owner IS NULL AND (target = ?2 AND coalesce(next_check, 0) <= ?4 OR {_GONE}))
         OR (owner = ?3 AND (lapses_at <= ?4 OR next_check <= ?4)))
-    UNION ALL {HOLDS} AND errored_due = 1 AND target = ?2) AS due
+    UNION ALL {HOLDS} AND errored_due = 1 AND (target = ?2 OR {_GONE})) AS due
 ORDER BY errored_due DESC, CASE WHEN owner IS NULL OR next_check IS NOT NULL THEN 1 ELSE 0 END,
     id"""
 

@@ -83,6 +83,7 @@ class Retention:
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
         """Ownerless rows for a host or instance that has had no run for *gone_s* seconds.
 
+        Or of which an operator has said that it does not come back.
         *route* is `directed` or `fanout`.
         """
         moment = self._journal.clock.wall() - gone_s

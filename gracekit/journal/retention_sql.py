@@ -43,10 +43,17 @@ INSERT INTO consumed SELECT begun, ?2 - begun FROM (
     SELECT CASE WHEN noted > ?1 THEN noted ELSE ?1 END AS begun FROM (
         SELECT coalesce(max(at + seconds), 0) AS noted FROM consumed) AS until) AS since
 WHERE begun < ?2"""
+# For a host, or for an instance whose last run was there.
+_IS_FOR: Final = """(task.target IN ({hosts}) OR (
+    SELECT run.host FROM run WHERE run.service = task.service AND run.instance = task.target
+    ORDER BY run.generation DESC LIMIT 1) IN ({hosts}))"""
+_IS_FOR_GONE: Final = _IS_FOR.format(hosts="SELECT host FROM gone_host")
+COUNT_FOR_HOST: Final = f"""
+SELECT count(*) FROM task WHERE {IS_OPEN} AND target <> '' AND {_IS_FOR.format(hosts="?1")}"""
 ABANDONED: Final = f"""
 SELECT {ROW_COLUMNS} FROM task
 WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?
-    AND target <> '' AND route = ? AND NOT EXISTS (
+    AND target <> '' AND route = ? AND ({_IS_FOR_GONE} OR NOT EXISTS (
         SELECT 1 FROM run WHERE run.service = task.service
-            AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?)
+            AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?))
 ORDER BY id LIMIT ?"""

@@ -146,6 +146,10 @@ SELECT ended_at FROM hold WHERE name = ? AND key = ? ORDER BY id DESC LIMIT 1"""
 WANTED_TARGETS: Final = f"""
 SELECT target FROM task WHERE {IS_OPEN} AND target <> ''
 UNION SELECT target FROM hold WHERE ended_at IS NULL"""
+# `{marks}` stands for the ids of the runs.
+OF_RUNS: Final = f"""
+SELECT run_id, version, (SELECT count(*) FROM task WHERE {IS_OPEN} AND owner = run_id),
+    (SELECT count(*) FROM lease WHERE owner = run_id) FROM run WHERE run_id IN ({{marks}})"""
 OF_THE_DEMO: Final = """
 SELECT request_id, state, on_interrupt, cursor, pid FROM task LEFT JOIN run ON run_id = owner
 ORDER BY task.id"""

@@ -161,7 +161,8 @@ class Ends:
 
         A fanout copy that never started is CANCELLED; all others are ERRORED(gave_up).
         """
-        outcome = errored_row(row, Reason.GAVE_UP, f"{row.target} has had no run for a long time")
+        why = f"{row.target} has had no run for a long time, or is on record as gone"
+        outcome = errored_row(row, Reason.GAVE_UP, why)
         if row.route == QueueKind.FANOUT.value and row.state is TaskState.ACCEPTED:
             outcome = msgspec.structs.replace(
                 outcome, state=TaskState.CANCELLED, reason="instance_gone"

@@ -36,6 +36,7 @@ class LeftHolds:
         self._holds = shared.holds
         self._suspects = shared.suspects
         self._hooks = hooks
+        self._host = shared.settings.host
         self._trigger = shared.trigger
         self._telemetry = shared.telemetry
         self._clock = shared.clock
@@ -87,6 +88,8 @@ class LeftHolds:
         method = self._hooks.method_of(hold)
         if self._clock.wall() >= hold.lapses_at:
             await self._end(hold, "lapsed")
+        elif hold.target != self._host:  # which is gone: a probe would ask about another host
+            await self._end(hold, "host_gone", errored=method is not None)
         elif method is None or method.probe_hook is None:
             await self._end(hold, "no_probe", errored=method is not None)
         elif is_guilty(hold.crashes, self._hooks.cap_of(method), alone=hold.alone):

@@ -97,6 +97,7 @@ class Members:
         batch = Batch(Point.JOIN)
         for dead in seat.replaced:
             batch.add(sql.END_BEAT, dead)
+        batch.add(sql.HOST_BACK, host)
         times = (None, None) if heart is None else (heart.timings.fail_s, heart.timings.dead_s)
         batch.add(sql.JOIN_BEAT, self.run_id, self._service, seat.instance, *times, expect=1)
         joining = batch.ask(

@@ -177,6 +177,13 @@ def declared(run_id: str, number: int, *, by: str, reason: str, at: float) -> Ba
     return batch
 
 
+def host_gone(host: str, *, by: str, reason: str, at: float) -> Batch:
+    """A batch that records that *host* does not come back; a conflict if a run of it may act."""
+    batch = Batch(Point.ADOPT)
+    batch.add(sql.HOST_GONE, host, at, by, reason, expect=1)
+    return batch
+
+
 def run_as_json(run: Run) -> dict[str, Any]:
     """The run as plain data for `--json`."""
     data = msgspec.structs.asdict(run)

@@ -24,6 +24,12 @@ COUNT: Final = "SELECT count(*) FROM run"
 GONE: Final = """
 UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ?
 WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL"""
+# No run of that host may act; or else it touches no row.
+HOST_GONE: Final = """
+INSERT INTO gone_host (host, at, by, reason) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (
+    SELECT 1 FROM beat JOIN run ON run.run_id = beat.run_id WHERE run.host = ?1)
+ON CONFLICT (host) DO UPDATE SET at = excluded.at, by = excluded.by, reason = excluded.reason"""
+HOST_BACK: Final = "DELETE FROM gone_host WHERE host = ?"
 
 # -- pages of runs; `{where}` is a condition of `pages.named` -----------------------------
 

@@ -20,6 +20,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
+from gracekit.listings.host_list import HostState
 from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
@@ -197,6 +198,14 @@ class Runtime:
         self.ground.stops.ask(source=source, by=by, reason=reason, final=final)
 
     # -- what can be read of it ---------------------------------------------------------
+
+    async def hosts(self) -> list[HostState]:
+        """The newest run of each instance on the store; only once this Runtime is open.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        return await self._built.admin.list_hosts()
 
     @property
     def service(self) -> Service:

@@ -471,5 +471,13 @@ def _admin(
 ) -> AdminApi:
     store = ground.location.name or ground.location.url
     return AdminApi(
-        ground.seat.run_id, control, health, gauges, facts, view, ground.live, store=store
+        ground.seat.run_id,
+        control,
+        health,
+        gauges,
+        facts,
+        view,
+        ground.live,
+        store=store,
+        heart=ground.seat.heart,
     )

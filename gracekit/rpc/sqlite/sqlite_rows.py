@@ -201,6 +201,15 @@ def prune(queues: Sequence[Queue]) -> Batch:
     return batch
 
 
+def discard(queues: Sequence[Queue]) -> Batch:
+    """Delete *queues* with their messages."""
+    batch = Batch(Point.CONNECT)
+    for queue in queues:
+        batch.add("DELETE FROM message WHERE queue = ?", queue.name)
+        batch.add("DELETE FROM queue WHERE name = ?", queue.name)
+    return batch
+
+
 READERS: Final = (
     f"SELECT queue, store, label, {PEER} FROM reader JOIN connection USING (connection_id)"  # noqa: S608 - constant text
 )

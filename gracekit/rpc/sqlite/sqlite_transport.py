@@ -230,7 +230,11 @@ class SqliteTransport:
         """See `Transport.compare`; does nothing, as these queues have no flags."""
 
     async def discard(self, queues: Sequence[Queue]) -> None:
-        """See `Transport.discard`; does nothing, as queues end with their owner's connection."""
+        """See `Transport.discard`; other queues than directed ones end with their connection."""
+        self._connected()
+        directed = [queue for queue in queues if queue.kind is QueueKind.DIRECTED]
+        if directed:
+            await self._engine.commit(rows.discard(directed))
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`; when it returns, the message is synced to the disk."""

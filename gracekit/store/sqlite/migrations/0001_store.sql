@@ -63,6 +63,15 @@ CREATE TABLE beat (
     UNIQUE (service, instance)
 );
 
+-- Hosts of which an operator has said that they do not come back. What waits for one alone is ended.
+-- The next run that joins there removes the row.
+CREATE TABLE gone_host (
+    host   TEXT PRIMARY KEY,
+    at     REAL NOT NULL,
+    by     TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+
 -- One accepted request. Custody is this row.
 CREATE TABLE task (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,   -- order of acceptance; never reused
@@ -233,7 +242,7 @@ CREATE TABLE hold (
     lapses_at   REAL NOT NULL,
     next_check  REAL,
     ended_at    REAL,
-    end_reason  TEXT,                        -- ended | lapsed | done | failed | no_probe
+    end_reason  TEXT,                        -- ended | lapsed | done | failed | no_probe | host_gone
     errored_due INTEGER NOT NULL DEFAULT 0,
     asker       TEXT,                        -- run in which its probe or errored hook is being called
     crashes     INTEGER NOT NULL DEFAULT 0,  -- processes that ended during that
