@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         GracekitError,
         HeartbeatTimeoutError,
         InvalidArgumentsError,
+        LeaseExists,
         LeaseHeld,
         MethodTimeoutError,
         NoCapacity,
+        NoSuchLease,
         NoSuchMethodError,
         Parked,
         RemoteError,
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
         VersionCapError,
     )
     from gracekit.leases.leases import Guard
+    from gracekit.leasing import HeldLease, Leases
     from gracekit.listings.host_list import HostState
+    from gracekit.listings.lease_list import LeaseInfo
     from gracekit.phase import ServiceState
     from gracekit.recovery.decisions import Done, Fail, Retry, Wait
     from gracekit.recovery.resources.found import Absent, Broken, Found, Settled
@@ -74,12 +78,17 @@ __all__ = [
     "GracekitError",
     "Guard",
     "HeartbeatTimeoutError",
+    "HeldLease",
     "HostState",
     "InvalidArgumentsError",
+    "LeaseExists",
     "LeaseHeld",
+    "LeaseInfo",
+    "Leases",
     "Method",
     "MethodTimeoutError",
     "NoCapacity",
+    "NoSuchLease",
     "NoSuchMethodError",
     "Notification",
     "NotificationListener",
@@ -121,7 +130,10 @@ _ELSEWHERE = {
     "Fail": "recovery.decisions",
     "Found": "recovery.resources.found",
     "Guard": "leases.leases",
+    "HeldLease": "leasing",
     "HostState": "listings.host_list",
+    "LeaseInfo": "listings.lease_list",
+    "Leases": "leasing",
     "Method": "rpc.methods",
     "Notification": "rpc.notifications",
     "NotificationListener": "rpc.notification_listener",

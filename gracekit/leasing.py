@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
-import msgspec
-
-from gracekit import backoff, background
+from gracekit import background, backoff
 from gracekit.background import Background, Work
 from gracekit.clock import Clock
 from gracekit.config.loading import load
@@ -34,7 +32,8 @@ from gracekit.errors import (
 from gracekit.leases import declared
 from gracekit.leases.declared import DeclaredLeases, LeaseFacts
 from gracekit.leases.leases import Guard, Resource, RunLeases
-from gracekit.listings.host_list import HostState, HostWord, judge_host, list_hosts
+from gracekit.listings.host_list import HostState, list_hosts
+from gracekit.listings.lease_list import LeaseInfo, infos_of, never_granted, why_held
 from gracekit.listings.store_view import StoreView
 from gracekit.membership import LOOK_S, Membership
 from gracekit.phase import Phase
@@ -43,61 +42,18 @@ from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.failures import words_of
 from gracekit.runs.members import LEASE_MEMBERS, Members
 from gracekit.runs.own import OwnSeat
-from gracekit.runs.run import Run
-from gracekit.runs.watch import SeenBeat
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.version import VERSION
 
-LeaseState = Literal["FREE", "EXCLUSIVE", "CORRUPT"]
 OnLost = Callable[["HeldLease"], Any]
 
 AGAIN_S: Final = 1.0
 """Seconds between two tries of a hold that waits."""
 SETTLE_S: Final = 10.0
 MOST_LISTED: Final = 1000
-
-
-class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a lease, without taking it.
-
-    Attributes:
-        kind: Kind of what it is for.
-        id: Id of that.
-        state: FREE: it can be had, from `grantable_at` on. EXCLUSIVE: a run has it that may act.
-            CORRUPT: the run that has it is not on record; it counts as held.
-        token: The last token that was granted.
-        holder: Instance of the run that has it; None if none has.
-        host: Its host.
-        holder_state: What is known of that run, see `HostState`.
-        task: The task, or the hold, that has it or had it last.
-        since: Wall time since when it is held; of a free one, since when it is free.
-        grantable_at: Wall time from which it may be granted, while the end of an unclean holder
-            settles; None for now.
-        last_end: How the last holder ended: clean, handoff, taken (it died), forced.
-        declared: Whether people have declared it.
-        payload: What they wrote beside it.
-    """
-
-    kind: str
-    id: str
-    state: LeaseState
-    token: int
-    holder: str | None
-    host: str | None
-    holder_state: HostWord | None
-    task: str | None
-    since: float | None
-    grantable_at: float | None
-    last_end: str | None
-    declared: bool
-    payload: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return msgspec.structs.asdict(self)
 
 
 class HeldLease:
@@ -402,6 +358,16 @@ class Leases:
         """
         await self._holds.rows.delete(_resource(kind, resource_id))
 
+    async def force(self, kind: str, resource_id: str, token: int, *, reason: str) -> None:
+        """Order the hold with that token to end; its `lost` is then set, within seconds.
+
+        Raises:
+            LeaseHeld: a task has the lease, or it has another token now.
+            NoSuchLease: it is not declared, or free.
+        """
+        by, resource = self._seat.instance, _resource(kind, resource_id)
+        await self._holds.rows.order_end(resource, token, by=by, reason=reason)
+
     async def status(self, kind: str, resource_id: str) -> LeaseInfo:
         """What is known of a lease, declared or not, without taking it.
 
@@ -410,7 +376,7 @@ class Leases:
         """
         resource = _resource(kind, resource_id)
         facts = await declared.look(self._engine, resource)
-        return (await self._infos([facts or _unknown(resource)]))[0]
+        return (await self._infos([facts or never_granted(resource)]))[0]
 
     async def info(self, kind: str, resource_id: str) -> LeaseInfo:
         """As `status`, of a declared lease.
@@ -422,16 +388,16 @@ class Leases:
 
     async def list(
         self, *, after: tuple[str, str] = ("", ""), limit: int = MOST_LISTED
-    ) -> list[LeaseInfo]:
+    ) -> Sequence[LeaseInfo]:
         """A page of the declared leases behind *after*, in the order of kind and id."""
         return await self._infos(await declared.page(self._engine, after=after, limit=limit))
 
-    async def hosts(self) -> list[HostState]:
+    async def hosts(self) -> Sequence[HostState]:
         """The members of the store, as `gracekit hosts` shows them."""
         heart = self._seat.heart
         return await list_hosts(self._view, {} if heart is None else heart.seen)
 
-    async def _infos(self, found: list[LeaseFacts]) -> list[LeaseInfo]:
+    async def _infos(self, found: Sequence[LeaseFacts]) -> Sequence[LeaseInfo]:
         heart = self._seat.heart
         return await infos_of(self._view, found, {} if heart is None else heart.seen)
 
@@ -490,71 +456,5 @@ class Leases:
                 )
 
 
-async def infos_of(
-    view: StoreView, found: Sequence[LeaseFacts], seen: Mapping[str, SeenBeat]
-) -> list[LeaseInfo]:
-    """What is known of leases and of the runs that have them.
-
-    Args:
-        view: The store.
-        found: The leases as stored.
-        seen: What was seen of the beats of runs.
-    """
-    owners = {one.owner for one in found if one.owner is not None}
-    runs = await view.runs_of(owners) if owners else {}
-    now = view.clock.boot()
-    words = {
-        run_id: judge_host(run, view.judge(run), seen.get(run_id), now)[0]
-        for run_id, run in runs.items()
-    }
-    return [_info(view, one, runs, words) for one in found]
-
-
-def _info(
-    view: StoreView,
-    facts: LeaseFacts,
-    runs: Mapping[str, Run],
-    words: Mapping[str, HostWord],
-) -> LeaseInfo:
-    run, word = runs.get(facts.owner or ""), words.get(facts.owner or "")
-    is_free = facts.owner is None or word in {"DEAD", "LEFT"}
-    state: LeaseState = "FREE" if is_free else "EXCLUSIVE" if run is not None else "CORRUPT"
-    settles = is_free and facts.not_before > view.clock.wall()
-    return LeaseInfo(
-        kind=facts.kind,
-        id=facts.id,
-        state=state,
-        token=facts.token,
-        holder=None if run is None else run.instance,
-        host=None if run is None else run.host,
-        holder_state=word,
-        task=facts.holder,
-        since=facts.acquired_at if facts.owner is not None else facts.released_at,
-        grantable_at=facts.not_before if settles else None,
-        last_end=facts.release_reason,
-        declared=facts.declared_at is not None,
-        payload=facts.payload,
-    )
-
-
 def _resource(kind: str, resource_id: str) -> Resource:
     return need_resource_id(kind, "kind of lease"), need_resource_id(resource_id, kind)
-
-
-def _unknown(resource: Resource) -> LeaseFacts:
-    """A lease of which there is no row."""
-    nothing = dict.fromkeys(LeaseFacts.__struct_fields__)
-    kind, name = resource
-    facts = nothing | {"kind": kind, "id": name, "token": 0, "not_before": 0.0, "acquired_at": 0.0}
-    return msgspec.convert(list(facts.values()), LeaseFacts)
-
-
-def why_held(info: LeaseInfo) -> str:
-    """Who has the lease, and what is known of that run, as a sentence."""
-    name = f"lease {info.kind}:{info.id}"
-    if info.state == "FREE":
-        if info.grantable_at is not None:
-            return f"{name} is free, but its last holder has died: it is granted a little later"
-        return f"{name} is free, and a task that came before is to have it, or to be settled"
-    who = f"{info.holder} on host {info.host}" if info.holder else "a run that is not on record"
-    return f"{name} is held by {who}, which is {info.holder_state or 'unknown'}"

@@ -46,7 +46,7 @@ FLOORS: Final = (
     {"recovery"},
     {"drain"},
     {"control", "upkeep", "membership"},
-    {"admin"},
+    {"admin", "leasing"},
     _FACE,
     {"doctor", "web"},
     {"deploy"},  # judged by doctor

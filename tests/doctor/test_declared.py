@@ -166,7 +166,7 @@ def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, po
 
 
 def test_a_resource_in_a_service_without_kinds_is_no_warning(svc):
-    """RunLeases are of use without kinds: nobody is warned of what was never meant to be settled."""
+    """Leases are of use without kinds: nobody is warned of what was never meant to be settled."""
 
     @svc.rpc(resource="volume")
     async def create(ctx: Context, volume: str) -> None: ...

@@ -88,7 +88,7 @@ async def test_a_stopped_process_is_gone_before_others_may_act(fleet: Fleet) -> 
             await call
 
     assert code == -signal.SIGKILL
-    assert HARD_S - 2.0 <= ended_at - stopped_at
+    assert ended_at - stopped_at >= HARD_S - 2.0
     assert declared_before == []
     await fleet.gone(run_id)
     assert len(fleet.seen("start", "a")) == 1

@@ -1,0 +1,130 @@
+"""Leases that people declare and hold, in a file and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracekit import LeaseExists, LeaseHeld, Leases, NoSuchLease
+from gracekit.config.settings import Settings
+from gracekit.leasing import HeldLease
+from tests.postgres.fleet import QUICK
+from tests.store.postgres import Postgres
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+
+Join = Callable[..., Any]
+
+
+@pytest.fixture(params=["file", "postgres"])
+async def join(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres, schema: str
+) -> AsyncIterator[Join]:
+    """Makes a member on a host of that name."""
+    in_file = request.param == "file"
+    url = f"sqlite:///{tmp_path}/leases.db" if in_file else f"{postgres.url()}&schema={schema}"
+    async with AsyncExitStack() as stack:
+
+        async def make(host: str = "one") -> Leases:
+            times = {f"{name}_s": float(text[:-1]) for name, text in QUICK.items()}
+            directory = str(tmp_path / f"runs-{host}")
+            settings = Settings(
+                store_url=url, host=host, run_directory=None if in_file else directory, **times
+            )
+            return await stack.enter_async_context(Leases(settings=settings))
+
+        yield make
+
+
+async def test_a_lease_is_declared_once_and_keeps_its_token_when_it_is_made_again(join: Join):
+    """Each refusal says what is there; nothing is changed by it."""
+    leases = await join()
+    await leases.create("vm", "vm-1", payload="on node 7")
+    with pytest.raises(LeaseExists, match="vm:vm-1 is declared already"):
+        await leases.create("vm", "vm-1")
+    async with leases.hold("vm", "vm-1") as first:
+        with pytest.raises(LeaseHeld, match="only a free one can be deleted"):
+            await leases.delete("vm", "vm-1")
+    await leases.delete("vm", "vm-1")
+    with pytest.raises(NoSuchLease, match="gracekit lease create vm:vm-1"):
+        await leases.delete("vm", "vm-1")
+    await leases.create("vm", "vm-1")
+    async with leases.hold("vm", "vm-1") as again:
+        assert again.token > first.token
+
+
+async def test_what_nobody_has_declared_is_not_held(join: Join):
+    """A name that was mistyped would exclude nobody."""
+    leases = await join()
+
+    with pytest.raises(NoSuchLease):
+        async with leases.hold("vm", "vm-1"):
+            pass
+    with pytest.raises(NoSuchLease):
+        await leases.info("vm", "vm-1")
+    status = await leases.status("vm", "vm-1")
+    assert (status.state, status.token, status.declared) == ("FREE", 0, False)
+
+
+async def test_a_held_lease_is_refused_to_others_who_see_who_has_it(join: Join):
+    """Without taking it; with `wait` they get it when it is free, with a higher token."""
+    one, two = await join("one"), await join("two")
+    await one.create("vm", "vm-1", payload="on node 7")
+    async with AsyncExitStack() as block:
+        held = await block.enter_async_context(one.hold("vm", "vm-1"))
+        with pytest.raises(LeaseHeld, match="vm:vm-1 is held by one-0 on host one"):
+            async with two.hold("vm", "vm-1"):
+                pass
+        info = await two.info("vm", "vm-1")
+        waiting = asyncio.create_task(held_once(two))
+        await asyncio.sleep(0)
+        assert not held.lost.is_set()
+    token = await waiting
+
+    assert (info.state, info.holder, info.host, info.token) == (
+        "EXCLUSIVE",
+        "one-0",
+        "one",
+        held.token,
+    )
+    assert info.payload == "on node 7"
+    assert token > held.token
+    free = await one.info("vm", "vm-1")
+    assert (free.state, free.holder, free.last_end) == ("FREE", None, "clean")
+
+
+async def held_once(leases: Leases) -> int:
+    async with leases.hold("vm", "vm-1", wait="60s") as lease:
+        return lease.token
+
+
+async def test_a_forced_hold_is_told_and_gives_the_lease_back_after_its_settle_time(join: Join):
+    """`on_lost` is called once with the lease, and the next one waits until effects settle."""
+    one, two = await join("one"), await join("two")
+    told = list[HeldLease]()
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1", on_lost=told.append, settle="1s") as held:
+        await two.force("vm", "vm-1", held.token, reason="it is to move")
+        await asyncio.wait_for(held.lost.wait(), 30)
+    info = await two.info("vm", "vm-1")
+
+    assert told == [held]
+    assert "it is to move" in held.why_lost
+    assert (info.state, info.last_end) == ("FREE", "taken")
+    assert await held_once(two) > held.token
+
+
+async def test_an_order_to_end_names_the_token_that_was_seen(join: Join):
+    """Whoever has taken the lease since is left alone."""
+    one = await join("one")
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1") as held:
+        with pytest.raises(LeaseHeld, match=f"has token {held.token} now"):
+            await one.force("vm", "vm-1", held.token - 1, reason="late")
+    with pytest.raises(NoSuchLease, match="is free"):
+        await one.force("vm", "vm-1", held.token, reason="late")
