@@ -23,7 +23,6 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import parse_duration
 from gracekit.errors import (
     ConflictError,
-    InvalidArgumentsError,
     LeaseHeld,
     StoreClosedError,
     StoreError,
@@ -342,11 +341,6 @@ class Leases:
             InvalidArgumentsError: an argument cannot be that.
             StoreUnreachableError: nothing was changed; try again.
         """
-        if payload is not None and len(payload.encode()) > declared.LONGEST_PAYLOAD:
-            raise InvalidArgumentsError(
-                f"a payload of {len(payload.encode())} bytes is longer than "
-                f"{declared.LONGEST_PAYLOAD}: keep it elsewhere, and its name here"
-            )
         await self._holds.rows.create(_resource(kind, resource_id), payload)
 
     async def delete(self, kind: str, resource_id: str) -> None:

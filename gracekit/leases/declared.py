@@ -11,7 +11,14 @@ from typing import Final
 import msgspec
 
 from gracekit.clock import Clock
-from gracekit.errors import ConflictError, LeaseExists, LeaseHeld, NoSuchLease, UnknownCommitError
+from gracekit.errors import (
+    ConflictError,
+    InvalidArgumentsError,
+    LeaseExists,
+    LeaseHeld,
+    NoSuchLease,
+    UnknownCommitError,
+)
 from gracekit.leases import declared_sql as sql
 from gracekit.leases import leases_sql
 from gracekit.leases.leases import Guard, Resource
@@ -76,7 +83,13 @@ class DeclaredLeases:
 
         Raises:
             LeaseExists: it was declared before.
+            InvalidArgumentsError: the payload is too long.
         """
+        if payload is not None and len(payload.encode()) > LONGEST_PAYLOAD:
+            raise InvalidArgumentsError(
+                f"a payload of {len(payload.encode())} bytes is longer than {LONGEST_PAYLOAD}: "
+                "keep it elsewhere, and its name here"
+            )
         batch, now = Batch(Point.TAKE_LEASE), self._clock.wall()
         batch.add(sql.CREATE, *resource, now, payload, expect=1)
         try:
@@ -157,24 +170,28 @@ class DeclaredLeases:
             batch.add(leases_sql.RELEASE, now, "clean", *guard.resource, run_id, guard.token)
         await self._engine.commit(batch)
 
-    async def order_end(self, resource: Resource, token: int, *, by: str, reason: str) -> None:
-        """Order the hold with that token to end; its member reads that within seconds.
+    async def order_end(
+        self, resource: Resource, token: int, *, by: str, reason: str, batch: Batch | None = None
+    ) -> None:
+        """Order the hold with that token to end, in *batch*; its member reads that in seconds.
 
         Raises:
             LeaseHeld: a task has it, or another hold.
         """
-        batch = Batch(Point.RELEASE_LEASE)
+        batch = batch or Batch(Point.RELEASE_LEASE)
         batch.add(sql.FORCE, by, reason, *resource, token, expect=1)
         await self._change_held(batch, resource, token)
 
-    async def take_away_now(self, resource: Resource, token: int) -> None:
-        """Free it at once, whatever its holder does with it.
+    async def take_away_now(
+        self, resource: Resource, token: int, *, by: str, reason: str, batch: Batch
+    ) -> None:
+        """As `order_end`, but free it at once: two may have it until its holder reads that.
 
         Raises:
             LeaseHeld: another one has it now.
         """
-        batch = Batch(Point.RELEASE_LEASE)
-        batch.add(sql.TAKE_AWAY_NOW, self._clock.wall(), *resource, token, expect=1)
+        now = self._clock.wall()
+        batch.add(sql.TAKE_AWAY_NOW, now, by, reason, *resource, token, expect=1)
         await self._change_held(batch, resource, token)
 
     async def _change_held(self, batch: Batch, resource: Resource, token: int) -> None:

@@ -25,10 +25,14 @@ UPDATE lease SET forced_by = ?1, forced_reason = ?2
 WHERE kind = ?3 AND id = ?4 AND lver = ?5 AND owner IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM task WHERE task.request_id = lease.request_id)"""
 TAKE_AWAY_NOW: Final = """
-UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'forced'
-WHERE kind = ?2 AND id = ?3 AND lver = ?4 AND owner IS NOT NULL"""
+UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'forced', ousted = owner,
+    forced_by = ?2, forced_reason = ?3
+WHERE kind = ?4 AND id = ?5 AND lver = ?6 AND owner IS NOT NULL"""
+# Of one that was freed at once, and that another run has taken since, nobody knows who said so.
 FORCED: Final = """
-SELECT kind, id, forced_by, forced_reason FROM lease WHERE owner = ? AND forced_by IS NOT NULL"""
+SELECT kind, id, forced_by, forced_reason FROM lease WHERE owner = ?1 AND forced_by IS NOT NULL
+UNION ALL SELECT kind, id, coalesce(forced_by, 'an operator'), coalesce(forced_reason, 'at once')
+FROM lease WHERE ousted = ?1 AND (owner IS NULL OR owner <> ?1)"""
 FREE_ALL: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean' WHERE owner = ?"""
 COLUMNS: Final = (

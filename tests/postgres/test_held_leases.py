@@ -13,6 +13,8 @@ import pytest
 from gracekit import LeaseExists, LeaseHeld, Leases, NoSuchLease
 from gracekit.config.settings import Settings
 from gracekit.leasing import HeldLease
+from gracekit.process import Point
+from gracekit.store.batch import Batch
 from tests.postgres.fleet import QUICK
 from tests.store.postgres import Postgres
 
@@ -128,3 +130,25 @@ async def test_an_order_to_end_names_the_token_that_was_seen(join: Join):
             await one.force("vm", "vm-1", held.token - 1, reason="late")
     with pytest.raises(NoSuchLease, match="is free"):
         await one.force("vm", "vm-1", held.token, reason="late")
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_hold_whose_lease_was_freed_at_once_is_lost_within_seconds(
+    join: Join, is_taken: bool
+):
+    """Also if another one has taken it since; giving it back changes nothing then."""
+    one, two = await join("one"), await join("two")
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1") as held, AsyncExitStack() as other:
+        batch = Batch(Point.RELEASE_LEASE)
+        order = {"by": "ann", "reason": "it burns", "batch": batch}
+        await two._holds.rows.take_away_now(held.resource, held.token, **order)
+        if is_taken:
+            new = await other.enter_async_context(two.hold("vm", "vm-1"))
+            assert new.token > held.token
+        await asyncio.wait_for(held.lost.wait(), 30)
+        info = await two.info("vm", "vm-1")
+
+    assert ("it burns" in held.why_lost) is not is_taken
+    assert info.holder == ("two-0" if is_taken else None)
+    assert await held_once(one) > held.token

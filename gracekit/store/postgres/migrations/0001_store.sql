@@ -183,10 +183,12 @@ CREATE TABLE lease (
     settle_s DOUBLE PRECISION NOT NULL DEFAULT 0,
     forced_by TEXT COLLATE "C",
     forced_reason TEXT COLLATE "C",
+    ousted TEXT COLLATE "C",
     PRIMARY KEY (kind, id)
 );
 CREATE INDEX lease_owner ON lease (owner) WHERE owner IS NOT NULL;
 CREATE INDEX lease_forced ON lease (owner) WHERE forced_by IS NOT NULL;
+CREATE INDEX lease_ousted ON lease (ousted) WHERE ousted IS NOT NULL;
 
 CREATE TABLE epoch (
     one BIGINT PRIMARY KEY CHECK (one = 1),

@@ -208,10 +208,12 @@ CREATE TABLE lease (
     settle_s       REAL NOT NULL DEFAULT 0,  -- of a hold that ends uncleanly
     forced_by      TEXT,                     -- who ordered the hold to end, and why
     forced_reason  TEXT,
+    ousted         TEXT,                     -- run that had it when an operator freed it at once
     PRIMARY KEY (kind, id)
 ) WITHOUT ROWID;
 CREATE INDEX lease_owner ON lease (owner) WHERE owner IS NOT NULL;
 CREATE INDEX lease_forced ON lease (owner) WHERE forced_by IS NOT NULL;
+CREATE INDEX lease_ousted ON lease (ousted) WHERE ousted IS NOT NULL;
 
 -- Which of the stores that were here this is. A store that is older than what is known beside it
 -- (in the lock directory, in the queue file) was restored, or lost its -wal, or is new.
