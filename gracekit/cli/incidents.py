@@ -42,6 +42,7 @@ KINDS: Final = (
     *(f"operator_{verb}" for verb in ("drain", "extend", "quiet", "resume", "reconcile")),
     "operator_end_hold",
     "operator_host_gone",
+    "operator_force_lease",
     "resource_kind_broken",
     *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
 )

@@ -75,6 +75,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "List the hosts of a store, or declare one gone.",
         ),
         "runs": ("gracekit.cli.runs:runs", "Declare a run gone."),
+        "lease": ("gracekit.cli.lease:lease", "Declare leases, look at them, hold or force one."),
         "doctor": (
             "gracekit.cli.doctor:doctor",
             "Look for what would keep a service from stopping well.",
