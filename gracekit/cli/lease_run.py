@@ -8,14 +8,12 @@ it is in a pid namespace of its own, whose process 1 is `lease_init`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,12 +29,13 @@ from gracekit.exits import ExitCode
 from gracekit.leases.declared import shown
 from gracekit.leases.leases import Resource
 from gracekit.leasing import HeldLease, Leases
+from gracekit.process import Process
 from gracekit.rpc.argument_paths import need_resource_id
 
 TOKEN_VARIABLE: Final = "GRACEKIT_LEASE_TOKEN"
 NOTICED_S: Final = 2.0
 """A loss is noticed a second late at most; the other one is for the end after SIGKILL."""
-GIVE_BACK_S: Final = 5.0
+LEAVE_S: Final = 10.0
 """Without its store, this process ends after that; others get the lease when it counts as dead."""
 _CLONE_NEWPID: Final = 0x20000000
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -85,24 +84,22 @@ def run(
         code = asyncio.run(_keep(options.settings, resource, command, wait))
     except LeaseHeld as error:
         end(str(error), ExitCode.HANDED_OVER)
-    click.get_current_context().exit(code if code >= 0 else 128 - code)
+    click.get_current_context().exit(code)
 
 
 async def _keep(
     settings: Settings, resource: Resource, command: tuple[str, ...], wait: str | None
 ) -> int:
-    """Returns the exit code of the command; minus the number of a signal that ended it."""
+    """Returns the exit code, as a shell would say it."""
     times = settings.timings
-    async with Leases(settings=settings) as leases, AsyncExitStack() as stack:
-        held = await stack.enter_async_context(leases.hold(*resource, wait=wait))
+    async with Leases(settings=settings) as leases, leases.hold(*resource, wait=wait) as held:
         process = _start(command, held.token)
         for number in lease_init.PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 asyncio.get_running_loop().add_signal_handler(number, process.send_signal, number)
         code = await _watch(process, held, times.hard_s - times.fail_s - NOTICED_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
-                await stack.aclose()
+        code = code if code >= 0 else 128 - code
+        Process().exit_within(LEAVE_S, code)
     return code
 
 
