@@ -282,6 +282,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tasks that wait for capacity": (
         *("NoCapacity", "Parked", "Gone", "StaleVersionError", "UnknownTaskError"),
     ),
+    "Leases that people hold": ("LeaseExists", "NoSuchLease"),
     "Commands to a run": ("RunEndedError",),
     "The store": (
         *("StoreError", "ConflictError", "UnknownCommitError", "StoreLockedError"),
