@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,15 +110,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("quiet")
         says("resume")
         says("prune", "--dry-run")
-        says("lease create", "vm:vm-9", "--payload", "on node 7")
-        says("lease status", "vm:vm-9")
-        says("lease status", "vm:vm-1")
-        words = ("lease", "run", "vm:vm-9", "--", "sh", "-c", "echo holds; exec sleep 600")
-        with Started(tmp_path, *words) as holder:
-            holder.wait_line("holds")
-            says("lease list")
-            says("lease force", "vm:vm-9", "--token", "1", "--reason", "it moves")
-        says("lease delete", "vm:vm-9")
+        say_of_leases(tmp_path, says)
         says("store backup", "copy.db")
         says("config show")
         says("drain", "--timeout", "100ms")
@@ -145,6 +138,19 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
 
     # It needs a run that cannot be proven dead.
     assert schemas.names - schemas.seen == {"runs gone"}
+
+
+def say_of_leases(directory: Path, says: Callable[..., Answer]) -> None:
+    """Of one that a task holds, too."""
+    says("lease create", "vm:vm-9", "--payload", "on node 7")
+    says("lease status", "vm:vm-9")
+    says("lease status", "vm:vm-1")
+    words = ("lease", "run", "vm:vm-9", "--", "sh", "-c", "echo holds; exec sleep 600")
+    with Started(directory, *words) as holder:
+        holder.wait_line("holds")
+        says("lease list")
+        says("lease force", "vm:vm-9", "--token", "1", "--reason", "it moves")
+    says("lease delete", "vm:vm-9")
 
 
 @pytest.mark.process

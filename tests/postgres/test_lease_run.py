@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -49,6 +50,10 @@ class Hosts(InPostgres, Site):
 
     def run(self, host: str, *words: str, script: str = ACT) -> ServiceProcess:
         """Hold vm:vm-1 on *host* for a shell."""
+        return self.lease(host, "run", "vm:vm-1", *words, "--", "sh", "-c", script)
+
+    def lease(self, host: str, *words: str) -> ServiceProcess:
+        """`gracekit lease` on *host*."""
         wire = self.wires.get(host)
         if wire is None:
             wire = self.wires[host] = Proxy(self.server.port).__enter__()
@@ -57,8 +62,9 @@ class Hosts(InPostgres, Site):
             "run_directory": self.root / f"runs-{host}",
             "store_url": f"{self.server.url(port=wire.port)}&schema={self.schema}",
         }
-        command = [sys.executable, "-c", ON_ANOTHER_MACHINE, host, "lease", "run", "vm:vm-1"]
-        return self._start([*command, *words, "--", "sh", "-c", script], QUICK | ours)
+        return self._start(
+            [sys.executable, "-c", ON_ANOTHER_MACHINE, host, "lease", *words], QUICK | ours
+        )
 
     def close(self) -> None:
         super().close()
@@ -189,4 +195,36 @@ async def test_a_keeper_that_is_cut_off_from_the_store_ends_its_command(
     assert code == 128 + (signal.SIGKILL if "trap" in script else signal.SIGTERM)
     assert set(seen) == {1}
     assert hosts.tokens == sorted(hosts.tokens)
+    assert await second.exit_code() == 128 + signal.SIGTERM
+
+
+async def test_a_holder_on_another_host_is_seen_to_live_and_ends_by_an_order(hosts: Hosts) -> None:
+    """From a host without a member. Of one that was killed nothing is known until members watch."""
+
+    async def says(*words: str) -> tuple[int, str]:
+        command = hosts.lease("two", *words)
+        return await command.exit_code(within_s=60.0), command.log
+
+    first = hosts.run("one")
+    await hosts.acts(1)
+    status = json.loads((await says("status", "vm:vm-1", "--json"))[1])
+    forced = await says("force", "vm:vm-1", "--token", "1", "--reason", "it moves")
+    ended = await first.exit_code()
+    killed = hosts.run("one", "--wait", "1m")
+    await hosts.acts(2)
+    killed.kill()
+    unknown = await says("status", "vm:vm-1")
+    waits = await says("force", "vm:vm-1", "--token", "2", "--reason", "it burnt", "--wait", "1s")
+    second = hosts.run("two", "--wait", "2m")
+    dead = await says("force", "vm:vm-1", "--token", "2", "--reason", "it burnt")
+    await hosts.acts(3)
+    second.terminate()
+
+    assert (status["state"], status["host"], status["holder_state"]) == ("EXCLUSIVE", "one", "LIVE")
+    assert (forced[0], ended) == (0, 128 + signal.SIGTERM)
+    assert " one-0 one UNKNOWN " in " ".join(unknown[1].split())
+    assert waits[0] == 3
+    assert waits[1].endswith("which is UNKNOWN; the order stands\n")
+    assert dead[0] == 0, dead[1]
+    assert dead[1].endswith("; token 2 has ended\n")
     assert await second.exit_code() == 128 + signal.SIGTERM
