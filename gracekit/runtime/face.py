@@ -20,6 +20,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
+from gracekit.leasing import Leases
 from gracekit.listings.host_list import HostState
 from gracekit.phase import ServiceState
 from gracekit.process import Process
@@ -198,6 +199,15 @@ class Runtime:
         self.ground.stops.ask(source=source, by=by, reason=reason, final=final)
 
     # -- what can be read of it ---------------------------------------------------------
+
+    @property
+    def leases(self) -> Leases:
+        """The leases that people hold in this run; those of tasks are `ctx.lease`.
+
+        Raises:
+            GracekitError: the Runtime is not open.
+        """
+        return self._built.leases
 
     async def hosts(self) -> list[HostState]:
         """The newest run of each instance on the store; only once this Runtime is open.

@@ -35,6 +35,7 @@ from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
+from gracekit.leasing import Leases
 from gracekit.listings.store_view import StoreView
 from gracekit.periodic import PeriodicJobs
 from gracekit.recovery.reconciler import Reconciler
@@ -118,6 +119,7 @@ def wire(ground: Ground) -> Wired:
         servers=servers,
         coordinator=coordinator,
         control=control,
+        leases=records.held,
         signal_orders=_signal_orders(ground, control, coordinator),
         admin=admin,
         gauges=gauges,
@@ -162,6 +164,7 @@ def _records(ground: Ground) -> Records:
         notifications=OutboxRows(journal),
         members=members,
         leases=RunLeases(ground.engine, clock, run_id=seat.run_id),
+        held=Leases.within(ground.engine, seat, members, _view(ground), ground.telemetry, clock),
         wakeups=wakeups,
         own=own,
     )
