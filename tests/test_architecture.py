@@ -210,6 +210,7 @@ TABLES: Final = {
     "reply": ("journal", "listings doctor"),
     "outbox": ("journal", "listings testing"),
     "beat": ("runs", ""),
+    "gone_host": ("runs", "journal"),
     "lease": ("leases", "journal listings"),
     "epoch": ("leases store", "journal doctor"),  # a backup is marked as a copy
     "hold": ("journal", "listings doctor"),

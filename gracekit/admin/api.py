@@ -56,9 +56,9 @@ class AdminApi:
         facts: StoreFacts,
         view: StoreView,
         settings: LiveSettings,
+        heart: Heart | None,
         *,
         store: str,
-        heart: Heart | None,
     ) -> None:
         self.run_id = run_id
         self._control = control

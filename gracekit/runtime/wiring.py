@@ -473,14 +473,7 @@ def _admin(
     view: StoreView,
 ) -> AdminApi:
     store = ground.location.name or ground.location.url
+    seat, live = ground.seat, ground.live
     return AdminApi(
-        ground.seat.run_id,
-        control,
-        health,
-        gauges,
-        facts,
-        view,
-        ground.live,
-        store=store,
-        heart=ground.seat.heart,
+        seat.run_id, control, health, gauges, facts, view, live, seat.heart, store=store
     )
