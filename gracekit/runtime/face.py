@@ -21,7 +21,6 @@ from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.leasing import Leases
-from gracekit.listings.host_list import HostState
 from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
@@ -208,14 +207,6 @@ class Runtime:
             GracekitError: the Runtime is not open.
         """
         return self._built.leases
-
-    async def hosts(self) -> list[HostState]:
-        """The newest run of each instance on the store; only once this Runtime is open.
-
-        Raises:
-            StoreError: the store does not answer.
-        """
-        return await self._built.admin.list_hosts()
 
     @property
     def service(self) -> Service:

@@ -105,7 +105,7 @@ def wire(ground: Ground) -> Wired:
     passes = HandPasses(reconciler, ground.service.kinds, ground.clock)
     control = _control(ground, records, requests, coordinator, health, passes)
     gauges = _gauges(ground, records, requests, servers, jobs, facts)
-    admin = _admin(ground, control, health, gauges, facts, view)
+    admin = _admin(ground, control, health, gauges, facts, view, records.held)
     return Wired(
         record=records.own,
         journal=records.journal,
@@ -471,9 +471,8 @@ def _admin(
     gauges: Gauges,
     facts: StoreFacts,
     view: StoreView,
+    leases: Leases,
 ) -> AdminApi:
     store = ground.location.name or ground.location.url
-    seat, live = ground.seat, ground.live
-    return AdminApi(
-        seat.run_id, control, health, gauges, facts, view, live, seat.heart, store=store
-    )
+    run_id, live = ground.seat.run_id, ground.live
+    return AdminApi(run_id, control, health, gauges, facts, view, live, leases, store=store)

@@ -40,7 +40,7 @@ async def test_hosts_are_the_same_by_http_and_in_the_program(tmp_path: Path) -> 
         await svc.has_begun.wait()  # type: ignore[attr-defined]
         nobody = await site.ask("/api/v1/hosts")
         answer = (await site.ask("/api/v1/hosts", **ALICE)).json
-        (told,) = await site.runtime.hosts()
+        (told,) = await site.runtime.leases.hosts()
 
     assert nobody.status == 401
     assert answer == {"hosts": [told.as_json()]}
@@ -59,3 +59,22 @@ async def test_hosts_are_the_same_by_http_and_in_the_program(tmp_path: Path) -> 
         version=VERSION,
         since=told.since,
     )
+
+
+async def test_leases_are_declared_shown_and_removed_by_http(tmp_path: Path) -> None:
+    """As by a command; a second time the answer says what is there."""
+    settings: dict[str, Any] = {"admin_token_file": str(write_tokens(tmp_path))}
+    async with Site(tmp_path, service(), **settings) as site:
+        lease = {"kind": "vm", "id": "vm-1"}
+        made = await site.act("/api/v1/leases/create", **lease, payload="on node 7")
+        again = await site.act("/api/v1/leases/create", **lease)
+        (listed,) = (await site.ask("/api/v1/leases", **ALICE)).json["leases"]
+        (one,) = (await site.ask("/api/v1/leases?kind=vm&id=vm-2", **ALICE)).json["leases"]
+        gone = await site.act("/api/v1/leases/delete", **lease)
+        missing = await site.act("/api/v1/leases/delete", **lease)
+
+    assert (made.status, made.json["payload"], listed) == (200, "on node 7", made.json)
+    assert (again.status, again.json["error"]["class"]) == (409, "LeaseExists")
+    assert (one["state"], one["declared"], one["token"]) == ("FREE", False, 0)
+    assert (gone.status, gone.json["declared"]) == (200, False)
+    assert (missing.status, missing.json["error"]["class"]) == (404, "NoSuchLease")
