@@ -50,8 +50,6 @@ from gracekit.version import VERSION
 
 OnLost = Callable[["HeldLease"], Any]
 
-AGAIN_S: Final = 1.0
-"""Seconds between two tries of a hold that waits."""
 SETTLE_S: Final = 10.0
 MOST_LISTED: Final = 1000
 
@@ -457,7 +455,7 @@ class Leases:
             left_s = until - self._clock.loop()
             if left_s <= 0:
                 raise LeaseHeld(why_held(await self.status(kind, resource_id)))
-            await asyncio.sleep(min(AGAIN_S, left_s))
+            await asyncio.sleep(min(backoff.HOLD_S, left_s))
         try:
             yield held
         finally:

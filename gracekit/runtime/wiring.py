@@ -71,16 +71,7 @@ def wire(ground: Ground) -> Wired:
     servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
     reconciler = _reconciler(ground, records, requests, servers)
     jobs = _jobs(ground, requests)
-    on_start, on_stop = ground.service.start_hooks, ground.service.stop_hooks
-    hooks = ServiceHooks(
-        on_start,
-        on_stop,
-        ground.telemetry,
-        ground.clock,
-        ground.process.threads(len(on_start) + len(on_stop) + 1),
-        start_timeout_s=ground.settings.start_timeout_s,
-        stop_timeout_s=ground.settings.stop_hook_timeout_s,
-    )
+    hooks = _hooks(ground)
     parts = Drained(
         tracker=requests.services.tracker,
         dispatcher=requests.dispatcher,
@@ -124,6 +115,19 @@ def wire(ground: Ground) -> Wired:
         admin=admin,
         gauges=gauges,
         parts=in_order(ground, records, requests, parts, coordinator, control, admin, facts),
+    )
+
+
+def _hooks(ground: Ground) -> ServiceHooks:
+    on_start, on_stop = ground.service.start_hooks, ground.service.stop_hooks
+    return ServiceHooks(
+        on_start,
+        on_stop,
+        ground.telemetry,
+        ground.clock,
+        ground.process.threads(len(on_start) + len(on_stop) + 1),
+        start_timeout_s=ground.settings.start_timeout_s,
+        stop_timeout_s=ground.settings.stop_hook_timeout_s,
     )
 
 
