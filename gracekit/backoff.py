@@ -54,6 +54,8 @@ RECOVERY_S: Final = 5.0
 """A pass of recovery, or a task beside it, failed."""
 BEAT_S: Final = 0.5
 """A beat of this run was not answered, or those of others could not be read."""
+HOLD_S: Final = 1.0
+"""A lease that a hold waits for is held."""
 OVERDUE_S: Final = 1.0
 """A parked task could not be ended after its deadline."""
 MISSING_S: Final = 0.5

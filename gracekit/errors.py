@@ -171,6 +171,8 @@ class LeaseExists(GracekitError):  # noqa: N818 - named for a state
     """A lease of that kind and id is declared already.
 
     Nothing was changed. A call that is made again after an unknown end may get it for its own work.
+
+    No `Error` in its name: who makes leases at each start expects it.
     """
 
 
@@ -179,6 +181,9 @@ class NoSuchLease(GracekitError):  # noqa: N818 - named for a state
 
     Nothing was changed. Declare it by `gracekit lease create`, or look at `gracekit lease list`. A
     task's resource needs no declaration.
+
+    No `Error` in its name: a lease may be removed at any time, and who asks for it decides what to
+    do then.
     """
 
 

@@ -49,8 +49,6 @@ from gracekit.version import VERSION
 
 OnLost = Callable[["HeldLease"], Any]
 
-AGAIN_S: Final = 1.0
-"""Seconds between two tries of a hold that waits."""
 SETTLE_S: Final = 10.0
 MOST_LISTED: Final = 1000
 
@@ -77,7 +75,11 @@ class HeldLease:
 
 
 class LeaseHolds:
-    """The leases that one run holds for people."""
+    """The leases that one run holds for people.
+
+    Args:
+        arm: Called before a lease is taken.
+    """
 
     def __init__(
         self,
@@ -86,9 +88,12 @@ class LeaseHolds:
         clock: Clock,
         *,
         run_id: str,
+        arm: Callable[[], None],
     ) -> None:
         self.rows: Final = rows
         self.run_id: Final = run_id
+        self._arm = arm
+        self._taking = 0
         self._telemetry = telemetry
         self._clock = clock
         self._held: dict[Resource, HeldLease] = {}
@@ -98,6 +103,21 @@ class LeaseHolds:
         self, resource: Resource, on_lost: OnLost | None, settle_s: float
     ) -> HeldLease | None:
         """Take it; None if it is held."""
+        self._taking += 1
+        try:
+            self._arm()
+            return await self._take(resource, on_lost, settle_s)
+        finally:
+            self._taking -= 1
+
+    @property
+    def may_act(self) -> bool:
+        """Whether a lease is held, or may be soon."""
+        return bool(self._held or self._taking)
+
+    async def _take(
+        self, resource: Resource, on_lost: OnLost | None, settle_s: float
+    ) -> HeldLease | None:
         hold = self._clock.new_id()
         taking = asyncio.ensure_future(
             self.rows.take(resource, hold, self.run_id, settle_s=settle_s)
@@ -233,7 +253,9 @@ class Leases:
     def _bind(self, members: Members, view: StoreView) -> None:
         self._members, self._view = members, view
         rows = DeclaredLeases(self._engine, self._clock)
-        self._holds = LeaseHolds(rows, self._telemetry, self._clock, run_id=members.run_id)
+        heart, run_id = self._seat.heart, members.run_id
+        arm = (lambda: None) if heart is None else heart.arm_again
+        self._holds = LeaseHolds(rows, self._telemetry, self._clock, run_id=run_id, arm=arm)
 
     # -- life ---------------------------------------------------------------------------
 
@@ -277,6 +299,7 @@ class Leases:
         )
         self._works = [self._work(self.keep)]
         if seat.heart is not None:
+            seat.heart.may_act = lambda: self._holds.may_act
             membership = Membership(
                 seat.heart,
                 self._engine,
@@ -426,7 +449,7 @@ class Leases:
             left_s = until - self._clock.loop()
             if left_s <= 0:
                 raise LeaseHeld(why_held(await self.status(kind, resource_id)))
-            await asyncio.sleep(min(AGAIN_S, left_s))
+            await asyncio.sleep(min(backoff.HOLD_S, left_s))
         try:
             yield held
         finally:

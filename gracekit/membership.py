@@ -23,6 +23,8 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import CancelCause, Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
+FAREWELL_S: Final = 0.1
+"""A fenced process has so long for the cancellation of its handlers and for its last lines."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the own trust and at the beats of others."""
 
@@ -117,9 +119,8 @@ class Membership:
             return
         self._cancel()
         if self._ends_process:
-            loop = asyncio.get_running_loop()
-            # Handlers get their CancelledError first; nothing else is waited for.
-            loop.call_soon(loop.call_soon, self._process.exit_now, int(ExitCode.INTERNAL))
+            leave = self._process.exit_now
+            asyncio.get_running_loop().call_later(FAREWELL_S, leave, int(ExitCode.INTERNAL))
 
     # -- the others -----------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ FLOORS: Final = (
     {"listings"},  # what is on record, for commands and HTTP
     _ABOVE_REQUESTS,
     {"recovery"},
-    {"drain"},
-    {"control", "upkeep", "membership"},
-    {"admin", "leasing"},
+    {"drain", "membership"},
+    {"control", "upkeep", "leasing"},
+    {"admin"},
     _FACE,
     {"doctor", "web"},
     {"deploy"},  # judged by doctor
@@ -210,6 +210,7 @@ TABLES: Final = {
     "reply": ("journal", "listings doctor"),
     "outbox": ("journal", "listings testing"),
     "beat": ("runs", ""),
+    "gone_host": ("runs", "journal"),
     "lease": ("leases", "journal listings"),
     "epoch": ("leases store", "journal doctor"),  # a backup is marked as a copy
     "hold": ("journal", "listings doctor"),
@@ -468,7 +469,16 @@ def test_errors_that_callers_branch_on_are_public():
     assert raised - mistakes - _face() == set()
 
 
-NO_ERRORS: Final = {"Draining", "LeaseHeld", "Undeliverable", "NoCapacity", "Parked", "Gone"}
+NO_ERRORS: Final = {
+    "Draining",
+    "Gone",
+    "LeaseExists",
+    "LeaseHeld",
+    "NoCapacity",
+    "NoSuchLease",
+    "Parked",
+    "Undeliverable",
+}
 
 
 def test_exceptions_end_in_error_or_say_why_not():

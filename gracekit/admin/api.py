@@ -5,7 +5,7 @@ Results are plain data of the same form as the command line's `--json`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,14 +18,14 @@ from gracekit.control.health import Health, HealthCheck, Probe
 from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
 from gracekit.errors import GracekitError, InvalidArgumentsError
+from gracekit.leasing import Leases
 from gracekit.listings.chosen_task import ChosenTask, find
-from gracekit.listings.host_list import HostState, list_hosts
+from gracekit.listings.lease_list import LeaseInfo
 from gracekit.listings.one_task import read_task
 from gracekit.listings.parked_list import list_parked
 from gracekit.listings.run_list import exit_as_json, list_exits, look
 from gracekit.listings.store_view import Reports, RunReport, StoreView, list_incidents
 from gracekit.listings.task_list import TaskQuery, list_tasks
-from gracekit.runs.heart import Heart
 from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 
@@ -56,9 +56,9 @@ class AdminApi:
         facts: StoreFacts,
         view: StoreView,
         settings: LiveSettings,
+        leases: Leases,
         *,
         store: str,
-        heart: Heart | None,
     ) -> None:
         self.run_id = run_id
         self._control = control
@@ -68,7 +68,7 @@ class AdminApi:
         self._view = view
         self._settings = settings
         self._store = store
-        self._heart = heart
+        self._leases = leases
 
     # -- listings -------------------------------------------------------------------------
 
@@ -129,13 +129,18 @@ class AdminApi:
 
         return (await read_task(self._view, subject, hear)).as_json()
 
-    async def list_hosts(self) -> list[HostState]:
-        """The newest run of each instance, with what this run has seen of its beats."""
-        return await list_hosts(self._view, {} if self._heart is None else self._heart.seen)
-
     async def hosts(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return {"hosts": [one.as_json() for one in await self.list_hosts()]}
+        """The newest run of each instance, with what this run has seen of its beats."""
+        return {"hosts": [one.as_json() for one in await self._leases.hosts()]}
+
+    async def leases(self, kind: str, resource_id: str, limit: int) -> dict[str, Any]:
+        """The lease of that kind and id; without an id, the declared ones from there on."""
+        found: Sequence[LeaseInfo]
+        if resource_id:
+            found = [await self._leases.status(kind, resource_id)]
+        else:
+            found = await self._leases.list(after=(kind, ""), limit=limit)
+        return {"leases": [one.as_json() for one in found]}
 
     async def exits(self, limit: int) -> dict[str, Any]:
         """The last runs that ended, newest first."""
@@ -181,6 +186,21 @@ class AdminApi:
             GracekitError: as `Control.carry_out`.
         """
         return await self._control.carry_out(verb, run_id, args)
+
+    async def lease(self, verb: str, run_id: object, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Declare a lease, or remove its declaration.
+
+        Raises:
+            GracekitError: as `Leases.create` and `Leases.delete`.
+        """
+        if run_id != self.run_id:
+            raise MovedError("another run answers here now: look again, and ask it")
+        kind, name = args["kind"], args["id"]
+        if verb == "create":
+            await self._leases.create(kind, name, payload=args.get("payload"))
+        else:
+            await self._leases.delete(kind, name)
+        return (await self._leases.status(kind, name)).as_json()
 
     async def order(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
         """Carry out an order about a task of this run, or about one without an owner.

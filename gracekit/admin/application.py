@@ -36,6 +36,7 @@ from gracekit.errors import (
     DependencyError,
     GracekitError,
     InvalidArgumentsError,
+    NoSuchLease,
     NoSuchMethodError,
     StoreError,
 )
@@ -346,7 +347,7 @@ def _status_of(error: GracekitError) -> HTTPStatus:
             return error.status
         case InvalidArgumentsError() | ConfigError():
             return HTTPStatus.BAD_REQUEST
-        case NoSuchTaskError() | NoSuchMethodError():
+        case NoSuchTaskError() | NoSuchMethodError() | NoSuchLease():
             return HTTPStatus.NOT_FOUND
         case StoreError() | DependencyError() | _NotOpenError():
             return HTTPStatus.SERVICE_UNAVAILABLE

@@ -16,6 +16,7 @@ from gracekit.admin.api import AdminApi
 from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
+from gracekit.leases.declared import LONGEST_PAYLOAD
 from gracekit.listings.run_list import GONE_SHOWN
 from gracekit.listings.task_list import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState
@@ -219,6 +220,19 @@ _LISTING: Final = (
 )
 
 
+_PAYLOAD: Final = Parameter(
+    name="payload", meaning="A text to read beside it.", schema=_text(LONGEST_PAYLOAD)
+)
+
+
+def _of_lease(*, needed: bool) -> tuple[Parameter, Parameter]:
+    one = _text(LONGEST_ID, minLength=1)
+    return (
+        Parameter(name="kind", meaning="Kind of the lease, as `vm`.", schema=one, needed=needed),
+        Parameter(name="id", meaning="Its id, as `vm-1`.", schema=one, needed=needed),
+    )
+
+
 async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
     query = TaskQuery(
         name=values.get("instance"),
@@ -296,6 +310,14 @@ LISTINGS: Final = (
         lambda api, _: api.hosts(),
     ),
     _show(
+        "/api/v1/leases",
+        "Declared leases in the order of kind and id; with an id, one lease, declared or not.",
+        lambda api, values: api.leases(
+            values.get("kind", ""), values.get("id", ""), values.get("limit", 50)
+        ),
+        *(*_of_lease(needed=False), _limit(50)),
+    ),
+    _show(
         "/api/v1/exits",
         "The last runs that ended, newest first.",
         lambda api, values: api.exits(values.get("limit", 20)),
@@ -326,6 +348,13 @@ ACTIONS: Final = (
     _verb("extend", "Move the deadline of a drain that a command asked for.", _MORE),
     _verb("quiet", "Close the intake; running tasks go on."),
     _verb("resume", "Undo quiet, or a drain that a command asked for."),
+    *(
+        _action(f"/api/v1/leases/{verb}", summary, verb, AdminApi.lease, more)
+        for verb, summary, more in (
+            ("create", "Declare a lease.", (*_of_lease(needed=True), _PAYLOAD)),
+            ("delete", "Remove a lease that nobody holds.", _of_lease(needed=True)),
+        )
+    ),
     _order("cancel", "Cancel a task."),
     _order("fail", "End a task as failed."),
     _order("retry", "Let a task run again at once."),

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import click
-import msgspec
 
 from gracekit.cli.call import check_transport
 from gracekit.cli.main import tell
@@ -38,7 +37,7 @@ from gracekit.listings.host_list import HostState, list_hosts, look_at_beats, wa
 from gracekit.listings.store_view import label
 from gracekit.rpc.transport import Queue, directed_queue
 from gracekit.runs.pages import list_places
-from gracekit.runs.run import Run, declared, host_gone
+from gracekit.runs.run import declared, host_gone
 from gracekit.runs.watch import BeatWatch
 from gracekit.store.engine import Engine
 
@@ -80,36 +79,13 @@ async def _list(records: StoreRecords) -> list[HostState]:
 
 
 def _row(one: HostState) -> tuple[object, ...]:
-    left = "" if one.trust_left_s is None else duration(one.trust_left_s)
-    numbers = (one.tasks, one.leases, "yes" if one.draining else "no")
-    since = duration(age_s(time.time(), one.since))
+    left = duration(one.trust_left_s)
     names = (one.host, one.instance, one.service, one.generation, one.state)
-    return (*names, left, *numbers, one.version, since)
+    numbers = (left, one.tasks, one.leases, "yes" if one.draining else "no")
+    return (*names, *numbers, one.version, duration(age_s(time.time(), one.since)))
 
 
 # -- gone ---------------------------------------------------------------------------------
-
-
-class _Report(msgspec.Struct, kw_only=True):
-    """What was done, in numbers.
-
-    Attributes:
-        runs: Ids of the runs that were declared dead.
-        tasks: Those that wait for this host alone; living runs end them.
-        holds: As tasks.
-        findings: Resources that waited for this host; they were removed.
-        messages: Those in its directed queues; None if these could not be looked at.
-        emptied: Whether the queues were removed with them.
-    """
-
-    host: str
-    reason: str
-    runs: list[str]
-    tasks: int
-    holds: int
-    findings: int
-    messages: int | None = None
-    emptied: bool = False
 
 
 @hosts.command()
@@ -135,38 +111,36 @@ def gone(options: CommonOptions, /, *, host: str, empty_queues: bool, reason: st
     with StoreRecords(options.settings) as records:
         report = asyncio.run(_declare(records, options.settings, host, reason))
         queues = asyncio.run(_queues(records, host))
+    failure = None
     try:
-        asyncio.run(_look_into(queues, report, options.settings, empty=empty_queues))
-        why = ""
+        report |= asyncio.run(_look_into(queues, options.settings, empty=empty_queues))
     except GracekitError as error:  # what was recorded is printed first
-        why, failure = str(error), error
-    if options.as_json:
-        click.echo(json_text(msgspec.to_builtins(report)))
-    else:
-        click.echo(_text(report, why))
-    if why and empty_queues:
+        failure = error
+    click.echo(json_text(report) if options.as_json else _text(report, failure))
+    if failure is not None and empty_queues:
         raise failure
 
 
-def _text(report: _Report, why: str) -> str:
-    waiting = f"{plural(report.tasks, 'task')} and {plural(report.holds, 'hold')}"
-    messages = f"its queues were not looked at: {why}"
-    if report.messages is not None:
-        messages = f"{plural(report.messages, 'message')} in its queues"
-        messages += " removed" if report.emptied else ""
-        if report.messages and not report.emptied:
-            messages += "; --empty-queues removes what waits there"
+def _text(report: Mapping[str, Any], failure: GracekitError | None) -> str:
+    messages = f"its queues were not looked at: {failure}"
+    if failure is None:
+        messages = f"{plural(report['messages'], 'message')} in its queues"
+        if report["messages"]:
+            messages += "; removed" if report["emptied"] else "; --empty-queues removes them"
+    tasks, holds = plural(report["tasks"], "task"), plural(report["holds"], "hold")
     lines = (
-        f"{safe(report.host)} is on record as gone: {safe(report.reason)}",
-        f"{plural(len(report.runs), 'run')} declared dead",
-        f"{waiting} wait for it alone: living runs of its services end them",
-        f"{plural(report.findings, 'waiting resource')} removed",
+        f"{safe(report['host'])} is on record as gone: {safe(report['reason'])}",
+        f"{plural(len(report['runs']), 'run')} declared dead",
+        f"{tasks} and {holds} wait for it alone: living runs of its services end them",
+        f"{plural(report['findings'], 'waiting resource')} removed",
         safe(messages, longest=LONGEST_WHY),
     )
     return "\n".join(lines)
 
 
-async def _declare(records: StoreRecords, settings: Settings, host: str, reason: str) -> _Report:
+async def _declare(
+    records: StoreRecords, settings: Settings, host: str, reason: str
+) -> dict[str, Any]:
     """Put on record that *host* is gone.
 
     Raises:
@@ -180,19 +154,19 @@ async def _declare(records: StoreRecords, settings: Settings, host: str, reason:
     silent = await _watch(records, host)
     async with open_writing(settings) as engine:
         dead = []
-        for run, number in silent.values():
-            batch = declared(run.run_id, number, by=who(), reason=reason, at=time.time())
+        for run_id, number in silent.items():
+            batch = declared(run_id, number, by=who(), reason=reason, at=time.time())
             with contextlib.suppress(ConflictError):  # a run was quicker, or it has beaten
                 await engine.commit(batch)
-                dead.append(run.run_id)
-        report = await _record(engine, host, reason, dead)
+                dead.append(run_id)
+        report = await _record(engine, host, reason)
     for service in {run.service for run in await records.living()}:
         await records.wake_living(service)
-    return report
+    return {"host": host, "reason": reason, "runs": dead, **report}
 
 
-async def _watch(records: StoreRecords, host: str) -> Mapping[str, tuple[Run, int]]:
-    """The runs of *host* that may be declared dead, each with its last beat; waits for that.
+async def _watch(records: StoreRecords, host: str) -> Mapping[str, int]:
+    """The last beat of each run of *host* that may be declared dead; waits for that.
 
     Raises:
         GracekitError: one lives.
@@ -201,19 +175,17 @@ async def _watch(records: StoreRecords, host: str) -> Mapping[str, tuple[Run, in
     while True:
         silent = await look_at_beats(records, watch)
         ours = [run for run in await records.not_adopted() if run.host == host]
-        waits_s = list[float]()
-        found: dict[str, tuple[Run, int]] = {}
+        found, waits_s = dict[str, int](), list[float]()
         for run, life in await records.judge_all(ours):
             if (seen := watch.seen.get(run.run_id)) is None:
                 continue  # it may act no more
             if life.is_alive or seen.has_changed:
-                why = life if life.is_alive else "alive: it beats"
-                name = await records.name_of(run)
                 raise GracekitError(
-                    f"{label(run)} (run {run.run_id}) on host {host} is {why}; on that host, "
-                    f"`gracekit drain {name}` ends it"
+                    f"{label(run)} (run {run.run_id}) on host {host} is "
+                    f"{life if life.is_alive else 'alive: it beats'}; on that host, "
+                    f"`gracekit drain {await records.name_of(run)}` ends it"
                 )
-            found[run.run_id] = run, seen.number
+            found[run.run_id] = seen.number
             if not life.is_dead and seen.dead_s is not None and run.run_id not in silent:
                 waits_s.append(seen.dead_s)
         if not waits_s:
@@ -225,7 +197,8 @@ async def _watch(records: StoreRecords, host: str) -> Mapping[str, tuple[Run, in
         await asyncio.sleep(min(LOOK_S, watch.every_s(LOOK_S)))
 
 
-async def _record(engine: Engine, host: str, reason: str, dead: list[str]) -> _Report:
+async def _record(engine: Engine, host: str, reason: str) -> dict[str, Any]:
+    """Commit the word; returns how much waits for the host."""
     now = time.time()
     batch = host_gone(host, by=who(), reason=reason, at=now)
     tasks, holds = batch.ask(COUNT_TASKS, host), batch.ask(COUNT_HOLDS, host)
@@ -242,14 +215,8 @@ async def _record(engine: Engine, host: str, reason: str, dead: list[str]) -> _R
             f"a run of {host} has beaten or begun meanwhile, so that it is not on record as gone; "
             "see `gracekit hosts`"
         ) from error
-    return _Report(
-        host=host,
-        reason=reason,
-        runs=dead,
-        tasks=int(rows[tasks][0][0] or 0),
-        holds=int(rows[holds][0][0] or 0),
-        findings=len(rows[findings]),
-    )
+    counts = {"tasks": rows[tasks][0][0], "holds": rows[holds][0][0]}
+    return {**counts, "findings": len(rows[findings]), "messages": None, "emptied": False}
 
 
 async def _queues(records: StoreRecords, host: str) -> list[Queue]:
@@ -261,12 +228,10 @@ async def _queues(records: StoreRecords, host: str) -> list[Queue]:
     return [directed_queue(topic, name) for topic in sorted(topics) for name in sorted(names)]
 
 
-async def _look_into(
-    queues: list[Queue], report: _Report, settings: Settings, *, empty: bool
-) -> None:
+async def _look_into(queues: list[Queue], settings: Settings, *, empty: bool) -> dict[str, Any]:
     check_transport(settings.transport_url)
     async with opened_transport(settings) as transport:
-        report.messages = await transport.depth(queues)
+        messages = await transport.depth(queues)
         if empty:
             await transport.discard(queues)
-            report.emptied = await transport.depth(queues) == 0
+        return {"messages": messages, "emptied": empty and await transport.depth(queues) == 0}

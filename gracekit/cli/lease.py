@@ -52,9 +52,8 @@ _RISK: Final = (
 def lease() -> None:
     """Declare leases, look at them, hold one for a command, or order a holder to end.
 
-    A lease says who may act on something that must not be acted on twice, such as
-    a virtual machine. One holder has it at a time, with a token that is higher
-    than all before. docs/leases.md says more.
+    A lease says who may act on what must not be acted on twice, such as a virtual
+    machine. docs/leases.md says more.
     """
 
 

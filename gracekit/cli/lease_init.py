@@ -22,9 +22,13 @@ def main(keeper_lives: int, command: list[str]) -> int:
 
     The keeper alone has the pipe *keeper_lives* open for writing.
     """
-    if select.select([keeper_lives], [], [], 0)[0]:  # it died before `die_with_me` was in force
+    # From here on the kernel ends this process with the keeper. If the keeper died before it had
+    # asked for that, nobody holds the lease.
+    if select.select([keeper_lives], [], [], 0)[0]:
         return NOT_STARTED
     os.close(keeper_lives)
+
+    # Blocked before the command is started, so that `sigwait` misses none of them.
     heard = {*PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     unblock = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)  # noqa: E731

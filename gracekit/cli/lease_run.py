@@ -124,7 +124,7 @@ async def _watch(process: subprocess.Popen[bytes], held: HeldLease, grace_s: flo
 def _start(command: tuple[str, ...], token: int) -> subprocess.Popen[bytes]:
     """Start it in a session of its own; if the kernel permits it, in a pid namespace too."""
     words, keeper_lives = list(command), os.pipe()
-    with Path("/proc/self/ns/pid").open("rb") as own:
+    with Path("/proc/thread-self/ns/pid").open("rb") as own:
         # For the next child of this thread. Until it is undone, this thread can start no thread.
         is_apart = _LIBC.unshare(_CLONE_NEWPID) == 0
         if is_apart:

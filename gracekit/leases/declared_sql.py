@@ -43,3 +43,39 @@ LOOK: Final = f"SELECT {COLUMNS} FROM lease WHERE kind = ? AND id = ?"
 PAGE: Final = f"""
 SELECT {COLUMNS} FROM lease WHERE declared_at IS NOT NULL AND (kind, id) > (?, ?)
 ORDER BY kind, id LIMIT ?"""
+
+# -- what cannot be, see `check` ---------------------------------------------------------
+
+MOST: Final = 1000
+
+_NO_RUN: Final = "NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = lease.owner)"
+_ENDED: Final = """
+EXISTS (SELECT 1 FROM task WHERE task.request_id = lease.request_id)
+AND NOT EXISTS (SELECT 1 FROM task
+    WHERE task.request_id = lease.request_id AND task.finished_at IS NULL)"""
+NO_SUCH_OWNER: Final = (
+    f"SELECT kind, id FROM lease WHERE owner IS NOT NULL AND {_NO_RUN} LIMIT {MOST}"
+)
+OF_NOTHING: Final = f"""
+SELECT kind, id FROM lease WHERE owner IS NOT NULL AND NOT ({_NO_RUN}) AND {_ENDED} LIMIT {MOST}"""
+_ROW_OF_TASK: Final = """
+FROM task LEFT JOIN lease ON lease.kind = task.resource_kind AND lease.id = task.resource_id
+WHERE task.state = 'running' AND task.finished_at IS NULL AND task.token IS NOT NULL"""
+MISSING: Final = f"""
+SELECT task.resource_kind, task.resource_id {_ROW_OF_TASK}
+    AND (lease.kind IS NULL OR lease.owner IS NULL) LIMIT {MOST}"""
+TOO_LOW: Final = f"""
+SELECT task.resource_kind, task.resource_id {_ROW_OF_TASK} AND lease.lver < task.token
+LIMIT {MOST}"""
+FREE_DAMAGED: Final = f"""
+UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken'
+WHERE owner IS NOT NULL AND ({_NO_RUN} OR {_ENDED})"""
+# A running task whose lease somebody else has now is left: its own token is too low for a backend.
+GIVE_AGAIN: Final = """
+INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
+SELECT resource_kind, resource_id, max(token), max(owner), max(request_id), max(started_at)
+FROM task WHERE state = 'running' AND finished_at IS NULL AND token IS NOT NULL
+GROUP BY resource_kind, resource_id
+ON CONFLICT (kind, id) DO UPDATE SET owner = excluded.owner, request_id = excluded.request_id,
+    lver = CASE WHEN lease.lver > excluded.lver THEN lease.lver ELSE excluded.lver END
+WHERE lease.owner IS NULL"""

@@ -9,8 +9,8 @@ from gracekit.store.older import EPOCH_BITS
 LOOK: Final = "SELECT epoch, age, copied_at FROM epoch"
 RISE: Final = "UPDATE epoch SET age = age + 1 RETURNING epoch, age"
 # As `sqlite.backup` marks a copy: the next start finds it, and doubts what it says.
-MARK_COPY: Final = f"""
-UPDATE epoch SET epoch = epoch + 1, floor = (epoch + 1) * {1 << EPOCH_BITS}, copied_at = ?"""
+RAISE_TOKENS: Final = f"UPDATE epoch SET epoch = epoch + 1, floor = (epoch + 1) * {1 << EPOCH_BITS}"
+MARK_COPY: Final = f"{RAISE_TOKENS}, copied_at = ?"
 _RAISED: Final = "(CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1)"
 RAISE: Final = f"""
 UPDATE epoch SET epoch = {_RAISED}, floor = {_RAISED} * {1 << EPOCH_BITS},

@@ -90,31 +90,28 @@ async def list_hosts(view: StoreView, seen: Mapping[str, SeenBeat]) -> list[Host
     for run in sorted([*gone, *await view.not_adopted()], key=lambda run: run.generation):
         newest[run.service, run.instance] = run
     judged = await view.judge_all(newest.values())
-    facts = await _facts(view, [run.run_id for run, _ in judged])
+    numbers, boot = await _count(view, [run.run_id for run, _ in judged]), view.clock.boot()
     found = [
-        _state(run, life, seen.get(run.run_id), view.clock.boot(), facts.get(run.run_id))
+        _state(run, life, seen.get(run.run_id), boot, numbers[run.run_id])
         for run, life in judged
+        if run.run_id in numbers
     ]
     shown = [one for one in found if one.state != "LEFT" or age_s(now, one.since) < BACK_WITHIN_S]
     return sorted(shown, key=lambda one: (one.host, one.service, one.instance))
 
 
-async def _facts(view: StoreView, run_ids: list[str]) -> dict[str, tuple[str, int, int]]:
-    """Version, and numbers of tasks and leases, of each run."""
+async def _count(view: StoreView, run_ids: list[str]) -> dict[str, dict[str, Any]]:
+    """The version of each run, and what it owns."""
     marks = ", ".join("?" * len(run_ids)) or "''"
     rows = await view.engine.query(sql.OF_RUNS.format(marks=marks), *run_ids)
-    return {str(i): (str(version), int(n or 0), int(m or 0)) for i, version, n, m in rows}
+    names = ("version", "tasks", "leases")
+    return {str(i): dict(zip(names, row, strict=True)) for i, *row in rows}
 
 
 def _state(
-    run: Run,
-    life: Liveness,
-    seen: SeenBeat | None,
-    now: float,
-    facts: tuple[str, int, int] | None,
+    run: Run, life: Liveness, seen: SeenBeat | None, now: float, numbers: dict[str, Any]
 ) -> HostState:
     state, why = judge_host(run, life, seen, now)
-    version, tasks, leases = facts or ("", 0, 0)
     left_s = None
     if seen is not None and seen.dead_s is not None and state in {"LIVE", "FAIL"}:
         left_s = round(max(0.0, seen.dead_s - (now - seen.since)), 1)
@@ -127,11 +124,9 @@ def _state(
         state=state,
         why=why,
         trust_left_s=left_s,
-        tasks=tasks,
-        leases=leases,
         draining=run.stop_at is not None and run.ended_at is None,
-        version=version,
         since=gone_at(run) if state in {"DEAD", "LEFT"} else run.started_at,
+        **numbers,
     )
 
 
@@ -179,14 +174,8 @@ async def watch_beats(view: StoreView) -> Mapping[str, SeenBeat]:
     watch, began_at = BeatWatch(), view.clock.boot()
     while True:
         await look_at_beats(view, watch)
-        unseen = [
-            watch.seen[i].fail_s for i in doubtful & watch.seen.keys() if not _beats(watch, i)
-        ]
-        patience_s = [fail_s / BEATS_IN_FAIL + SLACK_S for fail_s in unseen if fail_s is not None]
+        unseen = (one for i, one in watch.seen.items() if i in doubtful and not one.has_changed)
+        patience_s = [one.fail_s / BEATS_IN_FAIL + SLACK_S for one in unseen if one.fail_s]
         if view.clock.boot() - began_at >= max(patience_s, default=0.0):
             return watch.seen
         await asyncio.sleep(LOOK_S)
-
-
-def _beats(watch: BeatWatch, run_id: str) -> bool:
-    return watch.seen[run_id].has_changed

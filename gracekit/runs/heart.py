@@ -29,6 +29,8 @@ class Heart:
 
     Attributes:
         silent: The last number of each run that may be declared dead now.
+        may_act: Whether the timer is needed, asked after each beat; True for a service, where
+            something acts nearly always.
     """
 
     def __init__(self, engine: Engine, process: Process, clock: Clock, timings: Timings) -> None:
@@ -48,6 +50,7 @@ class Heart:
         self._look_at = 0.0
         self._origin: str | None = None
         self.silent: Mapping[str, int] = {}
+        self.may_act: Callable[[], bool] = lambda: True
 
     # -- on the loop ----------------------------------------------------------------------
 
@@ -74,6 +77,12 @@ class Heart:
         with self._lock:
             self._run_id, self._since = run_id, since
             self._beat_at = since + self._pause_s()
+
+    def arm_again(self) -> None:
+        """Arm the timer before a commit after which something acts; `may_act` must be true now."""
+        with self._lock:
+            if self._run_id is not None and self._since > 0:
+                self._process.end_at(self._since + self.timings.hard_s)
 
     def leave(self) -> None:
         """Beat no more: nothing of this run can act, and its row is removed."""
@@ -148,7 +157,7 @@ class Heart:
                 self._beat_at = math.inf  # the timer stays armed
                 return
             self._confirmed, self._since = new, since
-            self._process.end_at(since + self.timings.hard_s)
+            self._process.end_at(since + self.timings.hard_s if self.may_act() else None)
         self._beat_at = since + self._pause_s()
 
     def _pause_s(self) -> float:

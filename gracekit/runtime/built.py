@@ -27,6 +27,7 @@ from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
+from gracekit.leasing import Leases
 from gracekit.parts import PartList
 from gracekit.phase import Phase
 from gracekit.process import Process
@@ -100,6 +101,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     notifications: OutboxRows
     members: Members
     leases: RunLeases
+    held: Leases
     wakeups: Wakeups
     own: OwnRecord
 
@@ -141,6 +143,7 @@ class Wired(msgspec.Struct, frozen=True, kw_only=True):
     servers: Mapping[Lane, RpcServer]
     coordinator: ShutdownCoordinator
     control: Control
+    leases: Leases
     signal_orders: SignalOrders
     admin: AdminApi
     gauges: Gauges

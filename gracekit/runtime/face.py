@@ -20,7 +20,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
-from gracekit.listings.host_list import HostState
+from gracekit.leasing import Leases
 from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
@@ -199,13 +199,14 @@ class Runtime:
 
     # -- what can be read of it ---------------------------------------------------------
 
-    async def hosts(self) -> list[HostState]:
-        """The newest run of each instance on the store; only once this Runtime is open.
+    @property
+    def leases(self) -> Leases:
+        """The leases that people hold in this run; those of tasks are `ctx.lease`.
 
         Raises:
-            StoreError: the store does not answer.
+            GracekitError: the Runtime is not open.
         """
-        return await self._built.admin.list_hosts()
+        return self._built.leases
 
     @property
     def service(self) -> Service:

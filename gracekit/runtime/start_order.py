@@ -159,24 +159,26 @@ def _hosts(
     parts: Drained,
     control: Control,
 ) -> StepPart:
-    """What a run does beside those of other hosts; only in a store that hosts share."""
-    if ground.seat.heart is None:
-        return StepPart()
-    membership = Membership(
-        ground.seat.heart,
-        ground.engine,
-        records.members,
-        cancel=partial(cancel_bound, ground.tracker),
-        on_left=requests.trigger.poke,
-        phase=ground.phase,
-        process=ground.process,
-        telemetry=ground.telemetry,
-        clock=ground.clock,
-        ends_process=parts.ends_process,
-    )
-    ground.engine.on_status(membership.follow_store)
-    # Commands on this host ask by the door.
-    works = [_work(ground, membership.keep), _work(ground, control.orders.keep_left)]
+    """What a run does beside those of other hosts, and for the leases that people hold in it."""
+    works = [_work(ground, records.held.keep)]
+    if ground.seat.heart is not None:
+        bound = partial(cancel_bound, ground.tracker)
+        membership = Membership(
+            ground.seat.heart,
+            ground.engine,
+            records.members,
+            cancel=lambda: any([bound(), records.held.cancel()]),
+            on_left=requests.trigger.poke,
+            phase=ground.phase,
+            process=ground.process,
+            telemetry=ground.telemetry,
+            clock=ground.clock,
+            ends_process=parts.ends_process,
+        )
+        ground.engine.on_status(membership.follow_store)
+        works.append(_work(ground, membership.keep))
+        # Commands on this host ask by the door.
+        works.append(_work(ground, control.orders.keep_left))
 
     async def start() -> None:
         for work in works:

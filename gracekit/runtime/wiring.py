@@ -35,6 +35,7 @@ from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import RunLeases
 from gracekit.leases.lines import Lines
+from gracekit.leasing import Leases
 from gracekit.listings.store_view import StoreView
 from gracekit.periodic import PeriodicJobs
 from gracekit.recovery.reconciler import Reconciler
@@ -70,16 +71,7 @@ def wire(ground: Ground) -> Wired:
     servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
     reconciler = _reconciler(ground, records, requests, servers)
     jobs = _jobs(ground, requests)
-    on_start, on_stop = ground.service.start_hooks, ground.service.stop_hooks
-    hooks = ServiceHooks(
-        on_start,
-        on_stop,
-        ground.telemetry,
-        ground.clock,
-        ground.process.threads(len(on_start) + len(on_stop) + 1),
-        start_timeout_s=ground.settings.start_timeout_s,
-        stop_timeout_s=ground.settings.stop_hook_timeout_s,
-    )
+    hooks = _hooks(ground)
     parts = Drained(
         tracker=requests.services.tracker,
         dispatcher=requests.dispatcher,
@@ -104,7 +96,7 @@ def wire(ground: Ground) -> Wired:
     passes = HandPasses(reconciler, ground.service.kinds, ground.clock)
     control = _control(ground, records, requests, coordinator, health, passes)
     gauges = _gauges(ground, records, requests, servers, jobs, facts)
-    admin = _admin(ground, control, health, gauges, facts, view)
+    admin = _admin(ground, control, health, gauges, facts, view, records.held)
     return Wired(
         record=records.own,
         journal=records.journal,
@@ -118,10 +110,24 @@ def wire(ground: Ground) -> Wired:
         servers=servers,
         coordinator=coordinator,
         control=control,
+        leases=records.held,
         signal_orders=_signal_orders(ground, control, coordinator),
         admin=admin,
         gauges=gauges,
         parts=in_order(ground, records, requests, parts, coordinator, control, admin, facts),
+    )
+
+
+def _hooks(ground: Ground) -> ServiceHooks:
+    on_start, on_stop = ground.service.start_hooks, ground.service.stop_hooks
+    return ServiceHooks(
+        on_start,
+        on_stop,
+        ground.telemetry,
+        ground.clock,
+        ground.process.threads(len(on_start) + len(on_stop) + 1),
+        start_timeout_s=ground.settings.start_timeout_s,
+        stop_timeout_s=ground.settings.stop_hook_timeout_s,
     )
 
 
@@ -162,6 +168,7 @@ def _records(ground: Ground) -> Records:
         notifications=OutboxRows(journal),
         members=members,
         leases=RunLeases(ground.engine, clock, run_id=seat.run_id),
+        held=Leases.within(ground.engine, seat, members, _view(ground), ground.telemetry, clock),
         wakeups=wakeups,
         own=own,
     )
@@ -468,16 +475,8 @@ def _admin(
     gauges: Gauges,
     facts: StoreFacts,
     view: StoreView,
+    leases: Leases,
 ) -> AdminApi:
     store = ground.location.name or ground.location.url
-    return AdminApi(
-        ground.seat.run_id,
-        control,
-        health,
-        gauges,
-        facts,
-        view,
-        ground.live,
-        store=store,
-        heart=ground.seat.heart,
-    )
+    run_id, live = ground.seat.run_id, ground.live
+    return AdminApi(run_id, control, health, gauges, facts, view, live, leases, store=store)

@@ -27,6 +27,7 @@ NEEDED: Final = {
     "pending cancel": "x --reason y",
     "holds end": "name key --reason y",
     "runs gone": "x --reason y",
+    "hosts gone": "x --reason y",
     "store backup": "copy.db",
     "init systemd": "served",
     "init k8s": "served --image i",

@@ -118,7 +118,9 @@ def test_a_run_that_lives_after_all_ends_when_it_was_said_to_be_gone(directory: 
     assert "me@here said that this run is gone: no light" in run.rest() + "\n".join(run.seen)
 
 
-@pytest.mark.parametrize("command", ["runs gone api-1", "holds end migration v1", "tasks fail x"])
+@pytest.mark.parametrize(
+    "command", ["runs gone api-1", "holds end migration v1", "tasks fail x", "hosts gone x"]
+)
 def test_an_order_without_a_reason_is_refused(directory: Path, command: str):
     """It is what others read on record."""
     refused = gracekit(directory, *command.split(), "--reason", " ")

@@ -95,7 +95,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("call", "compute", "hold", "vm=vm-7")
         says("cast", "compute", "peek", "--id", "peek-1")
         run.wait_line("peeking")
-        for name in ("status", "tasks", "holds", "incidents", "health", "doctor", "dump"):
+        for name in ("status", "hosts", "tasks", "holds", "incidents", "health", "doctor", "dump"):
             says(name)
         says("tasks", "--stuck")
         says("tasks", "--state", "all")
@@ -107,15 +107,15 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("tasks retry", "failed")
         says("reconcile")
         says("extend", "--by", "5s")
-        says("quiet")
-        says("resume")
+        for name in ("quiet", "resume", "config show"):
+            says(name)
         says("prune", "--dry-run")
         say_of_leases(tmp_path, says)
         says("store backup", "copy.db")
-        says("config show")
         says("drain", "--timeout", "100ms")
         run.wait()
     says("status")
+    says("hosts gone", says("hosts").json["hosts"][0]["host"], "--reason", "scrapped")
 
     parking = tmp_path / "parking"
     parking.mkdir(mode=0o700)

@@ -141,6 +141,7 @@ def test_the_commands_of_the_page_do_what_it_says(directory: Path):
         _close_and_open(op)
         _drain(op, directory, run)
     op.typed |= _say_gone(op, directory)
+    op.typed |= _say_host_gone(op, directory)
     op.type("gracekit prune --dry-run")
     op.type("gracekit prune")
 
@@ -159,6 +160,8 @@ def _look(op: Operator, directory: Path, run: Running) -> None:
     assert status.splitlines()[0].split() == columns_of("gracekit status")
     assert tasks.splitlines()[0].split() == columns_of("gracekit tasks")
     assert ": balanced" in status
+    hosts = op.type("gracekit hosts").splitlines()
+    assert hosts[0].split() == [name.strip(",") for name in columns_of("gracekit hosts")]
     assert op.type("gracekit tasks --stuck") == "no task is stuck\n"
     assert "e20ea3aa" in op.type("gracekit tasks --state failed --state errored")
     assert "9f31c2aa" in op.type("gracekit tasks --resource album:spring")
@@ -244,6 +247,18 @@ def _say_gone(op: Operator, directory: Path) -> set[str]:
     op.type(line.replace("4be1f0", str(run_id)[:8]))
 
     assert "not proven" not in invoke("gracekit status").output
+    return {line}
+
+
+def _say_host_gone(op: Operator, directory: Path) -> set[str]:
+    """Nothing lives on it any more; its name is not that of the page."""
+    store = apsw.Connection(str(directory / "gracekit-store.db"))
+    (host,) = store.execute("SELECT host FROM run").fetchone() or ()
+    store.close()
+    (line,) = (line for line in SHOWN if line.startswith("gracekit hosts gone "))
+    said = op.type(line.replace("node-2", str(host)))
+
+    assert said.startswith(f"{host} is on record as gone: host scrapped")
     return {line}
 
 

@@ -22,6 +22,7 @@ from gracekit.store.postgres.postgres_engine import PostgresWriter
 from gracekit.store.postgres.postgres_group import lock_of
 from gracekit.store.postgres.postgres_link import PostgresLink, rows
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, migrate_store
+from gracekit.store.postgres.postgres_server import Origins
 from gracekit.store.postgres.postgres_texts import numbered
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.testing import machine, ports
@@ -119,7 +120,7 @@ async def _start(self: MemoryEngine) -> None:
     self._loop = asyncio.get_running_loop()
     self.guarded = None
     self._group = PostgresWriter(  # type: ignore[assignment]  # it has `run`
-        disk.connect, disk.lock, self._process, source=self
+        disk.connect, disk.lock, self._process, source=self, origins=Origins()
     )
     self._connection = disk
 

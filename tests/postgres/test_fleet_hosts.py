@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from gracekit import RpcClient
 from gracekit.errors import TaskInterruptedError
+from tests.admin.kit import ask_now
 from tests.loops import without_settings
 from tests.postgres.fleet import DEAD_S, Fleet
 from tests.postgres.test_postgres_hosts import check_accounts
@@ -21,6 +23,9 @@ from tests.process.helpers import ROOT, until
 from tests.rabbit.broker import Broker
 from tests.scale import scale
 from tests.store.postgres import Postgres
+
+FAIL_S = 6.0
+"""As in `fleet.QUICK`."""
 
 pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(scale(300, 3600))]
 
@@ -117,7 +122,7 @@ async def test_a_host_that_nobody_watched_is_watched_before_it_is_declared_gone(
     killed = await fleet.host("two").start().serving()
     async with RpcClient(fleet.url, "shop") as client:
         view = client.prepare(timeout="120s", host="two")
-        await view.call("expect", key="h", at_most=600)
+        await view.call("receive", key="h", at_most=600)
         call = asyncio.create_task(view.call("retried", key="a", vm="v", s=600))
         await fleet.effect("start", "a")
         killed.kill()
@@ -137,3 +142,31 @@ async def test_a_host_that_nobody_watched_is_watched_before_it_is_declared_gone(
     assert states == {"one": "LIVE", "two": "DEAD"}
     assert await living.stop() == 0
     check_accounts(fleet)
+
+
+async def test_a_service_shows_who_fails_as_it_watches_all_the_time(fleet: Fleet) -> None:
+    """From `fail_after` on, with the time that is left; dead is only who was declared so."""
+    address = f"unix:{fleet.root / 'admin.sock'}"
+    living = await fleet.host("one").start(admin=address).serving()
+    stopped = await fleet.host("two").start().serving()
+
+    async def shown(state: str) -> dict[str, Any]:
+        """The row of host two, once it has that state."""
+        async with asyncio.timeout(60):
+            while True:
+                answer = await asyncio.to_thread(ask_now, address, "/api/v1/hosts")
+                (row,) = (row for row in answer.json["hosts"] if row["host"] == "two")
+                if row["state"] == state:
+                    return dict(row)
+                await asyncio.sleep(0.1)
+
+    live = await shown("LIVE")
+    stopped.signal(signal.SIGSTOP)
+    fail = await shown("FAIL")
+    dead = await shown("DEAD")
+
+    assert live["why"] == "it beats"
+    assert fail["why"].startswith("no beat for ")
+    assert 0 < fail["trust_left_s"] <= DEAD_S - FAIL_S < live["trust_left_s"] <= DEAD_S
+    assert dead["trust_left_s"] is None
+    assert await living.stop() == 0

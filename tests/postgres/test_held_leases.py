@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from gracekit import LeaseExists, LeaseHeld, Leases, NoSuchLease
+from gracekit.clock import Clock
 from gracekit.config.settings import Settings
+from gracekit.leases.check import check_leases, mend_leases
 from gracekit.leasing import HeldLease
 from gracekit.process import Point
 from gracekit.store.batch import Batch
@@ -100,8 +102,8 @@ async def test_a_held_lease_is_refused_to_others_who_see_who_has_it(join: Join):
     assert (free.state, free.holder, free.last_end) == ("FREE", None, "clean")
 
 
-async def held_once(leases: Leases) -> int:
-    async with leases.hold("vm", "vm-1", wait="60s") as lease:
+async def held_once(leases: Leases, wait: str = "60s") -> int:
+    async with leases.hold("vm", "vm-1", wait=wait) as lease:
         return lease.token
 
 
@@ -152,3 +154,81 @@ async def test_a_hold_whose_lease_was_freed_at_once_is_lost_within_seconds(
     assert ("it burns" in held.why_lost) is not is_taken
     assert info.holder == ("two-0" if is_taken else None)
     assert await held_once(one) > held.token
+
+
+async def write(leases: Leases, sql: str, *params: object) -> None:
+    """What no commit of gracekit does."""
+    batch = Batch(Point.TAKE_LEASE)
+    batch.add(sql, *params)
+    await leases._engine.commit(batch)
+
+
+async def test_a_lease_of_a_run_that_is_not_on_record_counts_as_held_until_it_is_mended(join: Join):
+    """Nobody knows what its holder does. What is mended has a token above all earlier ones."""
+    one = await join("one")
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1") as held:
+        pass
+    await write(one, "UPDATE lease SET owner = 'nobody'")
+
+    assert (await one.info("vm", "vm-1")).state == "CORRUPT"
+    with pytest.raises(LeaseHeld, match="a run that is not on record"):
+        await held_once(one, wait="0s")
+    (damage,) = await check_leases(one._engine)
+    await mend_leases(one._engine, Clock())
+
+    assert (damage.resource, damage.what) == ("vm:vm-1", "is held by a run that is not on record")
+    assert await check_leases(one._engine) == []
+    assert await held_once(one) > 2**40 > held.token
+
+
+async def test_a_task_that_runs_gets_back_the_lease_that_its_row_has_lost(join: Join):
+    """With the token that it has; a lower one in the row is told, too."""
+    one = await join("one")
+    columns = (
+        "request_id, recipient, service, lane, queue, route, target, method, version, "
+        "content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, owner, token, "
+        "accepted_at, started_at"
+    )
+    values = (
+        "'t', '', 's', 'requests', 'q', 'shared', '', 'm', '1', 'h', 'retry', 1, 'vm', ?, "
+        "'running', ?, 7, 1, 1"
+    )
+    run_id = one._members.run_id
+    await write(one, f"INSERT INTO task ({columns}) VALUES ({values})", "vm-1", run_id)
+
+    (missing,) = await check_leases(one._engine)
+    await mend_leases(one._engine, Clock())
+
+    assert missing.what == "has a task that runs, and nobody holds it"
+    again = await one.status("vm", "vm-1")
+    assert (again.state, again.token, again.task) == ("EXCLUSIVE", 7, "t")
+    await write(one, "UPDATE lease SET lver = 3")
+    assert [one.what for one in await check_leases(one._engine)] == [
+        "has a lower token than the task that runs"
+    ]
+    await write(one, "DELETE FROM task")
+
+
+async def test_pages_of_leases_are_in_order(join: Join):
+    """Each page begins behind the last one."""
+    one = await join("one")
+    for n in range(5):
+        await one.create("vm", f"vm-{n}")
+    first = await one.list(limit=2)
+    rest = await one.list(after=("vm", first[-1].id), limit=10)
+
+    assert [info.id for info in (*first, *rest)] == [f"vm-{n}" for n in range(5)]
+
+
+async def test_members_are_listed_as_hosts(join: Join):
+    """They serve nothing, and hold leases."""
+    one, two = await join("one"), await join("two")
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1"):
+        hosts = {host.host: host for host in await two.hosts()}
+
+    assert hosts.keys() == {"one", "two"}
+    assert {host.service for host in hosts.values()} == {"gracekit-leases"}
+    assert (hosts["one"].leases, hosts["two"].leases) == (1, 0)
+    assert {host.state for host in hosts.values()} <= {"LIVE", "UNKNOWN"}
