@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.postgres.fleet import Fleet
 from tests.postgres.kit import Site
+from tests.rabbit.broker import Broker
 from tests.store.postgres import Postgres
 
 _NUMBERS: Final = itertools.count()
@@ -32,3 +35,13 @@ def site(postgres: Postgres, schema: str) -> Iterator[Site]:
     """The shared server, a schema of it, and a wire that can be cut."""
     with Site(postgres, schema) as site:
         yield site
+
+
+@pytest.fixture
+def fleet(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, postgres: Postgres, schema: str
+) -> Iterator[Fleet]:
+    """No host yet."""
+    made = Fleet(tmp_path, shared_broker, rabbit_vhost, postgres, schema)
+    yield made
+    made.close()

@@ -1,4 +1,4 @@
-"""Hosts of a fleet, each a process with its own boot id, run directory, and wires to the servers."""
+"""Hosts of a fleet: each has its own boot id, run directory, and wires to the servers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ QUICK: Final = {
     "handover_grace": "1s",
 }
 """Times of a fleet whose tests need not wait for half a minute; a busy machine can keep them."""
+LOOK_S: Final = 0.2
+"""Seconds between two looks into the store, each by a connection of its own."""
 DEAD_S: Final = 11.0
 HARD_S: Final = 8.0
-TAKEN_OVER_S: Final = DEAD_S + 2 * 1.1
-"""From the last beat of a run until another one may have its tasks."""
 
 
 class Host:
-    """The wires of one host, each of which can be cut."""
+    """One boot of a machine, and its wires, each of which can be cut.
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
+    Args:
+        fleet: To which it belongs.
+        name: That its processes have.
+        machine: Where the files of its processes are; None for one of that name.
+    """
+
+    def __init__(self, fleet: Fleet, name: str, machine: str | None = None) -> None:
         self.name = name
-        self.boot_id = name
+        self.boot_id = self._machine = machine or name
         self.store = Proxy(fleet.server.port)
         self.broker = Proxy(fleet.broker.port)
         self._fleet = fleet
@@ -40,15 +46,31 @@ class Host:
 
     def start(self, **settings: object) -> ServiceProcess:
         """Start a process there."""
+        return self._fleet.start(**self._with(settings))
+
+    async def start_as_pid_1(self, **settings: object) -> ServiceProcess:
+        """The same in a pid namespace of its own."""
+        return await self._fleet.start_as_pid_1(**self._with(settings))
+
+    def cut_off(self) -> None:
+        """Have nothing reach the store, and the process learn so at once."""
+        self.store.refuse()
+        self.store.cut()
+
+    def boot(self) -> None:
+        """Have the next process find its machine booted again."""
+        self.boot_id += "-again"
+
+    def _with(self, settings: dict[str, object]) -> dict[str, Any]:
         fleet = self._fleet
         ours: dict[str, Any] = {
             "host": self.name,
-            "run_directory": fleet.root / f"runs-{self.name}",
+            "run_directory": fleet.root / f"runs-{self._machine}",
             "store_url": f"{fleet.server.url(port=self.store.port)}&schema={fleet.schema}",
             "transport_url": fleet.broker.url_of(fleet.vhost, port=self.broker.port),
             "test_boot_id": self.boot_id,
         }
-        return fleet.start(**(QUICK | ours | settings))
+        return QUICK | ours | settings
 
     def close(self) -> None:
         self.store.__exit__()
@@ -66,9 +88,9 @@ class Fleet(PostgresSite):
         self.schema = schema
         self.hosts: list[Host] = []
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str, machine: str | None = None) -> Host:
         """A new host."""
-        self.hosts.append(made := Host(self, name))
+        self.hosts.append(made := Host(self, name, machine))
         return made
 
     def close(self) -> None:
@@ -80,15 +102,46 @@ class Fleet(PostgresSite):
         """The number of each run that may act, by its instance."""
         return {row["instance"]: row["number"] for row in self.rows("SELECT * FROM beat")}
 
+    async def beaten(self, instance: str, times: int) -> None:
+        """Wait until that run has beaten so often from now on."""
+        before = self.beats().get(instance)
+        assert before is not None, f"{instance} may not act"
+        await until(
+            lambda: self.beats().get(instance, 0) >= before + times,
+            lambda: f"{times} beats of {instance}: {before}, {self.beats()}",
+            within_s=60.0 + 3 * times,
+            every_s=LOOK_S,
+        )
+
+    def declared(self) -> list[dict[str, Any]]:
+        """The runs that were declared dead."""
+        return self.rows("SELECT * FROM run WHERE gone_at IS NOT NULL")
+
     async def gone(self, run_id: str, within_s: float = 60.0) -> dict[str, Any]:
         """Wait until the run was declared dead; its row."""
 
         def declared() -> list[dict[str, Any]]:
             return self.rows("SELECT * FROM run WHERE run_id = ? AND gone_at IS NOT NULL", run_id)
 
-        return (await until(declared, f"{run_id} declared dead", within_s))[0]
+        found = await until(declared, f"{run_id} declared dead", within_s, every_s=LOOK_S)
+        return found[0]
+
+    async def ended(self, casts: int, within_s: float = 240.0) -> None:
+        """Wait until so many tasks are on record, all of which have ended."""
+
+        def have_ended() -> bool:
+            tasks = self.rows("SELECT count(*) AS n FROM task")[0]["n"]
+            return bool(tasks == casts and not self.transient())
+
+        told = lambda: f"the end of {casts}: {self.transient()}"  # noqa: E731 - asked at the end
+        await until(have_ended, told, within_s, every_s=LOOK_S)
 
 
 def now() -> float:
     """As the times of effects."""
     return time.monotonic()
+
+
+async def passed(since: float, s: float) -> None:
+    """Wait until *s* seconds have passed since then, which is what some claims are about."""
+    await until(lambda: now() - since >= s, f"{s} s", within_s=s + 60.0, every_s=LOOK_S)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +11,9 @@ from gracekit import RpcClient
 from gracekit.errors import TaskInterruptedError
 from tests.postgres.fleet import DEAD_S, HARD_S, Fleet, now
 from tests.postgres.test_postgres_hosts import check_accounts
-from tests.rabbit.broker import Broker
 from tests.scale import scale
-from tests.store.postgres import Postgres
 
 pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(scale(300, 3600))]
-
-
-@pytest.fixture
-def fleet(
-    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, postgres: Postgres, schema: str
-) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, shared_broker, rabbit_vhost, postgres, schema)
-    yield made
-    made.close()
 
 
 async def test_the_task_of_a_killed_host_ends_on_another_one(fleet: Fleet) -> None:
@@ -71,7 +58,8 @@ async def test_on_the_same_host_work_goes_on_at_once(fleet: Fleet) -> None:
     check_accounts(fleet)
 
 
-async def test_a_stopped_process_is_gone_before_others_may_act(fleet: Fleet) -> None:
+@pytest.mark.parametrize("_", range(scale(1, 10)))
+async def test_a_stopped_process_is_gone_before_others_may_act(fleet: Fleet, _: int) -> None:
     """The kernel ends it, also while it is stopped. An `error` task does not run again."""
     first = await fleet.host("one").start().serving()
     async with RpcClient(fleet.url, "shop") as client:

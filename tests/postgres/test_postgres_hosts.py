@@ -90,14 +90,16 @@ async def test_two_hosts_never_act_on_one_resource_at_a_time(site: PostgresSite)
     assert {effect.pid for effect in site.seen("done")} == {host.pid for host in hosts}
 
 
+@pytest.mark.parametrize("liveness", scale(["normal"], ["normal", "slow"]))
 async def test_a_server_that_is_killed_and_started_again_loses_nothing(
-    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str
+    liveness: str, tmp_path: Path, shared_broker: Broker, rabbit_vhost: str
 ) -> None:
     """Under load, beside services that are killed: what may be repeated is done, nothing else is
     begun twice, and the accounts are right.
     """
     with Postgres(fsync="on").running() as server:
         site = PostgresSite(tmp_path, shared_broker, rabbit_vhost, server, "gracekit")
+        site.settings["liveness"] = liveness
         try:
             await _outages(site, server)
             check_accounts(site)

@@ -38,7 +38,11 @@ TRANSIENT = ("accepted", "running", "pending", "handed_over")
 
 
 async def until(
-    condition: Callable[[], T | None], what: str | Callable[[], str], within_s: float = WAIT_S
+    condition: Callable[[], T | None],
+    what: str | Callable[[], str],
+    within_s: float = WAIT_S,
+    *,
+    every_s: float = 0.01,
 ) -> T:
     """Wait until *condition* is true; returns its answer. *what* tells what was waited for."""
     deadline = time.monotonic() + within_s
@@ -46,7 +50,7 @@ async def until(
         if time.monotonic() > deadline:
             told = what if isinstance(what, str) else what()
             raise AssertionError(f"not within {within_s:g} s: {told}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every_s)
     return found
 
 
@@ -82,7 +86,7 @@ class ServiceProcess:
     def ended(self) -> bool:
         return self._popen.poll() is not None
 
-    async def wait_log(self, text: str, *, times: int = 1) -> None:
+    async def wait_log(self, text: str, *, times: int = 1, within_s: float = WAIT_S) -> None:
         """Wait until the log has *text* so often."""
 
         def seen() -> bool:
@@ -91,11 +95,12 @@ class ServiceProcess:
             assert not self.ended, f"ended {self._popen.returncode} before {text!r}:\n{log}"
             return False
 
-        await until(seen, lambda: f"{text!r} in the log of {self.pid}:\n{self.log[-3000:]}")
+        told = lambda: f"{text!r} in the log of {self.pid}:\n{self.log[-3000:]}"  # noqa: E731
+        await until(seen, told, within_s)
 
     async def serving(self) -> ServiceProcess:
         """Wait until it takes requests."""
-        await self.wait_log("service.serving")
+        await self.wait_log("service.serving", within_s=3 * WAIT_S)
         return self
 
     def signal(self, number: signal.Signals) -> None:

@@ -129,6 +129,15 @@ async def retried(ctx: Context, key: str, vm: str, s: float, again_s: float | No
     return await work(ctx, key, s, again_s)
 
 
+@svc.rpc(on_interrupt="retry", resource="vm")
+def retried_in_thread(ctx: Context, key: str, vm: str, s: float) -> str:
+    """The same in a worker thread, which nobody can cancel."""
+    effect("start", key, ctx.attempt, ctx.fence)
+    time.sleep(s)
+    effect("done", key)
+    return key
+
+
 @svc.rpc(on_interrupt="probe")
 async def probed(ctx: Context, key: str, s: float) -> str:
     return await work(ctx, key, s)
@@ -291,9 +300,9 @@ async def block_loop_with_alarm_of_its_own(ctx: Context, disk: str) -> None:
 
 @svc.rpc(resource="disk")
 async def hold_interpreter(ctx: Context, disk: str) -> None:
-    """Once a drain has begun, enters a C call that keeps the interpreter's lock."""
+    """In a drain, or when the test says so, enters a C call that keeps the interpreter's lock."""
     effect("start", disk, ctx.attempt, ctx.fence)
-    while not ctx.draining:
+    while not (ctx.draining or GO.exists()):
         await asyncio.sleep(0.01)
     effect("beat", disk)
     ctypes.PyDLL(None).sleep(60)
