@@ -63,9 +63,14 @@ class Membership:
         self._failed = False
 
     async def keep(self) -> None:
-        """Look each second until cancelled."""
+        """Follow the own trust until cancelled."""
         while True:
             self.follow_trust()
+            await self._clock.wait_tick(LOOK_S)
+
+    async def watch(self) -> None:
+        """Watch the others until cancelled; beside `keep`, as the store may not answer for long."""
+        while True:
             if not self._phase.draining:
                 await self._declare_silent()
                 self._notice_left()

@@ -176,7 +176,8 @@ def _hosts(
     )
     ground.engine.on_status(membership.follow_store)
     # Commands on this host ask by the door.
-    works = [_work(ground, membership.keep), _work(ground, control.orders.keep_left)]
+    loops = (membership.keep, membership.watch, control.orders.keep_left)
+    works = [_work(ground, loop) for loop in loops]
 
     async def start() -> None:
         for work in works:
