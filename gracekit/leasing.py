@@ -28,8 +28,8 @@ from gracekit.errors import (
     StoreError,
     StoreFinalError,
 )
-from gracekit.leases import declared
-from gracekit.leases.declared import DeclaredLeases, LeaseFacts
+from gracekit.leases import declarations
+from gracekit.leases.declarations import DeclaredLeases, LeaseFacts
 from gracekit.leases.leases import Guard, Resource, RunLeases
 from gracekit.listings.host_list import HostState, list_hosts
 from gracekit.listings.lease_list import LeaseInfo, infos_of, never_granted, why_held
@@ -313,7 +313,7 @@ class Leases:
                 ends_process=False,
             )
             self._engine.on_status(membership.follow_store)
-            self._works.append(self._work(membership.keep))
+            self._works += [self._work(membership.keep), self._work(membership.watch)]
         for work in self._works:
             await work.start()
 
@@ -392,7 +392,7 @@ class Leases:
             StoreUnreachableError: the store does not answer.
         """
         resource = _resource(kind, resource_id)
-        facts = await declared.look(self._engine, resource)
+        facts = await declarations.look(self._engine, resource)
         return (await self._infos([facts or never_granted(resource)]))[0]
 
     async def info(self, kind: str, resource_id: str) -> LeaseInfo:
@@ -407,7 +407,7 @@ class Leases:
         self, *, after: tuple[str, str] = ("", ""), limit: int = MOST_LISTED
     ) -> Sequence[LeaseInfo]:
         """A page of the declared leases behind *after*, in the order of kind and id."""
-        return await self._infos(await declared.page(self._engine, after=after, limit=limit))
+        return await self._infos(await declarations.page(self._engine, after=after, limit=limit))
 
     async def hosts(self) -> Sequence[HostState]:
         """The members of the store, as `gracekit hosts` shows them."""

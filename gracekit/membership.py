@@ -67,9 +67,14 @@ class Membership:
         self._failed = False
 
     async def keep(self) -> None:
-        """Look each second until cancelled."""
+        """Follow the own trust until cancelled."""
         while True:
             self.follow_trust()
+            await self._clock.wait_tick(LOOK_S)
+
+    async def watch(self) -> None:
+        """Watch the others until cancelled; beside `keep`, as the store may not answer for long."""
+        while True:
             if not self._phase.draining:
                 await self._declare_silent()
                 self._notice_left()
@@ -126,15 +131,15 @@ class Membership:
 
     async def _declare_silent(self) -> None:
         """Declare the runs dead whose beats have stopped; their rows are taken over at once."""
-        silent = dict(self._heart.silent)
+        silent, seen = dict(self._heart.silent), self._heart.seen
         silent.pop(self._members.run_id, None)
         if not silent:
             return
         with contextlib.suppress(StoreError):
-            for run in await self._members.of(silent):
-                dead_s = self._heart.seen[run.run_id].dead_s
+            for run in await self._members.of(silent.keys() & seen.keys()):
+                dead_s = seen[run.run_id].dead_s
                 reason = f"no beat for {dead_s:g} s, seen by {self._members.label}"
-                with contextlib.suppress(ConflictError, KeyError):
+                with contextlib.suppress(ConflictError):
                     await self._members.declare_dead(run, silent[run.run_id], reason=reason)
                     self._telemetry.emit(
                         "run.declared_dead",

@@ -27,7 +27,7 @@ from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Lane, TrackedTask
+from gracekit.tracker.task import CancelCause, Lane, TrackedTask
 
 
 class PeriodicJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +170,12 @@ class PeriodicJobs:
         )
 
     async def _release(self, guard: Guard, task: TrackedTask) -> None:
-        if task.cancel_cause is not None:
+        if task.cancel_cause not in {None, CancelCause.FENCED}:
             self._services.leases.kept += 1  # cut: only the death of this process frees it
             return
         try:
             await self._services.leases.release(guard, reason="clean")
-        except StoreError:
+        except (StoreError, asyncio.CancelledError) as error:
             self._services.leases.owe(guard, guard.resource[1])
+            if isinstance(error, asyncio.CancelledError):  # the run may go on, if it is FENCED
+                raise

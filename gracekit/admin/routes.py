@@ -16,7 +16,7 @@ from gracekit.admin.api import AdminApi
 from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
-from gracekit.leases.declared import LONGEST_PAYLOAD
+from gracekit.leases.declarations import LONGEST_PAYLOAD
 from gracekit.listings.run_list import GONE_SHOWN
 from gracekit.listings.task_list import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState

@@ -27,8 +27,8 @@ from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
 from gracekit.clock import Clock, age_s
 from gracekit.config.values import duration, parse_duration
 from gracekit.journal.tasks_sql import COUNT, NOTE
-from gracekit.leases import declared
-from gracekit.leases.declared import DeclaredLeases, LeaseFacts, shown
+from gracekit.leases import declarations
+from gracekit.leases.declarations import DeclaredLeases, LeaseFacts, shown
 from gracekit.leases.leases import Resource
 from gracekit.listings.host_list import LOOK_S, look_at_beats, watch_beats
 from gracekit.listings.lease_list import LeaseInfo, infos_of, never_granted, why_held
@@ -114,7 +114,7 @@ def status(options: CommonOptions, /, *, resource: Resource) -> None:
 def list_leases(options: CommonOptions, /, *, limit: int, after: Resource | None) -> None:
     """List declared leases by kind and id, as `status` shows one."""
     behind = after or ("", "")
-    found = _look(options, lambda engine: declared.page(engine, after=behind, limit=limit + 1))
+    found = _look(options, lambda engine: declarations.page(engine, after=behind, limit=limit + 1))
     page = found[:limit]
     if options.as_json:
         facts = [one.as_json() for one in page]
@@ -148,7 +148,7 @@ def _look(
 
 
 async def _one(engine: Queries, resource: Resource) -> list[LeaseFacts]:
-    return [await declared.look(engine, resource) or never_granted(resource)]
+    return [await declarations.look(engine, resource) or never_granted(resource)]
 
 
 @lease.command()

@@ -26,7 +26,7 @@ from gracekit.config.settings import Settings
 from gracekit.end_timer import die_with_me
 from gracekit.errors import InvalidArgumentsError, LeaseHeld
 from gracekit.exits import ExitCode
-from gracekit.leases.declared import shown
+from gracekit.leases.declarations import shown
 from gracekit.leases.leases import Resource
 from gracekit.leasing import HeldLease, Leases
 from gracekit.process import Process

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gracekit.clock import Clock
-from gracekit.leases import declared_sql as sql
+from gracekit.leases import declarations_sql as sql
 from gracekit.leases import epoch_sql
 from gracekit.process import Point
 from gracekit.store.batch import Batch

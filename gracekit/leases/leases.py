@@ -78,11 +78,13 @@ class _Owed(NamedTuple):
 
     Attributes:
         token: None if it is not known whether it was granted.
+        settles_at: Wall time before which it is not granted again; None if nobody need wait.
     """
 
     resource: Resource
     request_id: str
     token: int | None = None
+    settles_at: float | None = None
 
 
 class RunLeases:
@@ -174,9 +176,13 @@ class RunLeases:
         self.add_release(batch, guard, reason=reason)
         await self._engine.commit(batch)
 
-    def owe(self, guard: Guard, request_id: str) -> None:
-        """Note that a lease of this run, which no task uses, must be released later."""
-        self._owed.append(_Owed(guard.resource, request_id, guard.token))
+    def owe(self, guard: Guard, request_id: str, *, settle_s: float | None = None) -> None:
+        """Note that a lease of this run, which no task uses, must be released later.
+
+        With *settle_s*, a last request of its task may be under way for so many seconds.
+        """
+        settles_at = None if settle_s is None else self._clock.wall() + settle_s
+        self._owed.append(_Owed(guard.resource, request_id, guard.token, settles_at))
 
     def doubt(self, resource: Resource, request_id: str) -> None:
         """Note that a lease must be released later if a commit of unknown end has taken it."""
@@ -199,9 +205,12 @@ class RunLeases:
             return
         paid = list(self._owed)
         batch = Batch(Point.RELEASE_LEASE)
-        for resource, request_id, token in paid:
+        for resource, request_id, token, settles_at in paid:
             if token is None:
                 self.add_drop(batch, resource, request_id)
+            elif settles_at is not None:
+                now, me = self._clock.wall(), self._run_id
+                batch.add(sql.GIVE_UP, now, settles_at, *resource, me, token)
             else:
                 self.add_release(batch, Guard(resource=resource, token=token), reason="clean")
         await self._engine.commit(batch)

@@ -69,6 +69,11 @@ TAKE_AWAY_ONE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
     not_before = CASE WHEN not_before > ?2 THEN not_before ELSE ?2 END
 WHERE owner = ?3 AND request_id = ?4"""
+# As TAKE_AWAY_ONE, by token.
+GIVE_UP: Final = """
+UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
+    not_before = CASE WHEN not_before > ?2 THEN not_before ELSE ?2 END
+WHERE kind = ?3 AND id = ?4 AND owner = ?5 AND lver = ?6"""
 # A free row is kept only for its token. Every new token is above `floor`: the highest one of rows
 # that were removed, or of what a newer copy of the store can have granted.
 REMOVE_AT_ONCE: Final = 500

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gracekit.leases.declared import LeaseFacts
+from gracekit.leases.declarations import LeaseFacts
 from gracekit.leases.leases import Resource
 from gracekit.listings.host_list import HostWord, judge_host
 from gracekit.listings.store_view import StoreView

@@ -25,12 +25,12 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.recovery.decisions import Done, Fail, ProbeAnswer, Retry, Wait, probe_pause_s
 from gracekit.recovery.shared import Shared
-from gracekit.request.calls import call_hook
+from gracekit.request.calls import call_hook, take_end
 from gracekit.request.context import Context
 from gracekit.rpc.failures import traceback_lines, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.safe_text import masked
-from gracekit.tracker.task import Lane, TaskState, TrackedTask
+from gracekit.tracker.task import CancelCause, Lane, TaskState, TrackedTask
 
 END_S: Final = 1.0
 """A hook that has not ended so many seconds after its cancellation is overdue."""
@@ -105,6 +105,11 @@ class HookCalls:
             tracked.calling = calling
         try:
             done, _ = await asyncio.wait({calling}, timeout=limit_s)
+        except asyncio.CancelledError:
+            calling.cancel()
+            if tracked is not None and tracked.cancel_cause is CancelCause.FENCED:
+                await take_end(calling)  # others may act once nothing here seems to
+            raise
         finally:
             calling.cancel()
         if not done:

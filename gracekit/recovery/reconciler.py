@@ -157,6 +157,8 @@ class Reconciler:
             return last  # `resume` asks for a pass
         soonest = self._clock.loop() + BETWEEN_PASSES_S
         last = min(last, max(soonest, self._look_by))
+        if self._journal.engine.status.error is not None:
+            return last  # what is due stays due; the return of the store asks for a pass
         if (due_s := self._resources.due_in_s()) is not None:
             last = min(last, max(soonest, self._clock.loop() + due_s))
         if (

@@ -105,7 +105,7 @@ async def in_thread(
             except asyncio.CancelledError:
                 if abandon or not thread.begun:
                     running.cancel()
-                    await _take_end(running)
+                    await take_end(running)
                 if abandon or not thread.begun or given_up():
                     raise
         if thread.begun or not running.cancelled():
@@ -113,7 +113,7 @@ async def in_thread(
         # The application cancelled `running` before the function began: try again.
 
 
-async def _take_end(running: asyncio.Future[None]) -> None:
+async def take_end(running: asyncio.Future[None]) -> None:
     """Wait for the end of *running*, which was just cancelled, even if cancelled meanwhile."""
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):

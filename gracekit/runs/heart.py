@@ -1,8 +1,9 @@
 """The beats of this run in a store that hosts share, and since when others may rely on the last.
 
-A beat is a compare-and-set on the number that this process has sent last. Trust counts from the
-*start* of the last beat that succeeded. While a run is trusted, a timer of the kernel is armed that
-ends it at `hard_after`, before anybody may declare it dead: so nobody else acts while it can.
+A beat is a compare-and-set from the number that this process has sent last to a random one. Trust
+counts from the *start* of the last beat that succeeded. While a run is trusted, a timer of the
+kernel is armed that ends it at `hard_after`, before anybody may declare it dead: so nobody else
+acts while it can.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -21,7 +23,11 @@ from gracekit.life import Alive, Liveness
 from gracekit.process import Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.watch import BeatWatch, SeenBeat
+from gracekit.store.batch import Value
 from gracekit.store.engine import Aside, Engine
+
+SENT_KEPT: Final = 1000
+"""So many numbers of earlier beats are still ours, if a server takes over that lacks later ones."""
 
 
 class Heart:
@@ -45,7 +51,8 @@ class Heart:
         self._looked = asyncio.Event()
         self._run_id: str | None = None
         self._since = 0.0  # CLOCK_BOOTTIME; minus infinity once another run acts in our place
-        self._confirmed = self._sent = 0
+        self._confirmed = 0
+        self._sent = deque([0], maxlen=SENT_KEPT)
         self._beat_at = 0.0  # CLOCK_BOOTTIME of the next beat
         self._look_at = 0.0
         self._origin: str | None = None
@@ -139,19 +146,19 @@ class Heart:
         return max(0.0, due - self._clock.boot())
 
     def _follow_origin(self, aside: Aside) -> None:
-        """A server that took over may lack our last beats: any number that we sent is ours."""
+        """What another server says does not go on with what was read before."""
         if (origin := aside.origin()) != self._origin:
-            self._origin, self._confirmed = origin, 0
+            self._origin = origin
             self._watch.lose()
 
     def _beat(self, aside: Aside, run_id: str) -> None:
-        since, new = self._clock.boot(), self._sent + 1
-        low, high, self._sent = self._confirmed, self._sent, new
-        rows = aside.ask(sql.BEAT_ON, new, run_id, low, high)
+        since, new = self._clock.boot(), int(self._clock.new_id()[-15:], 16)
+        self._sent.append(new)
+        is_ours = self._beat_from(aside, run_id, self._confirmed, new)
         with self._lock:
             if self._run_id is None:  # it has left meanwhile
                 return
-            if not rows:
+            if not is_ours:
                 self._engine.fence()
                 self._since = -math.inf
                 self._beat_at = math.inf  # the timer stays armed
@@ -159,6 +166,20 @@ class Heart:
             self._confirmed, self._since = new, since
             self._process.end_at(since + self.timings.hard_s if self.may_act() else None)
         self._beat_at = since + self._pause_s()
+
+    def _beat_from(self, aside: Aside, run_id: str, known: Value, new: int) -> bool:
+        """Returns whether the row was ours: it is not if we are dead, or a copy of us has beaten.
+
+        Another number than *known* is ours if we have sent it: its answer was lost, or a server
+        took over that lacks our last beats. The numbers are random, as a copy of this process
+        knows all that were sent before it was made.
+        """
+        while not aside.ask(sql.BEAT_ON, new, run_id, known):
+            rows = aside.ask(sql.BEAT_OF, run_id)
+            if not rows or rows[0][0] not in self._sent:
+                return False
+            known = rows[0][0]
+        return True
 
     def _pause_s(self) -> float:
         """To the next beat, plus or minus a tenth."""

@@ -96,7 +96,7 @@ class Members:
         self.joined_at, me = now, seat.identity
         batch = Batch(Point.JOIN)
         for dead in seat.replaced:
-            batch.add(sql.END_BEAT, dead)
+            self._add_replaced(batch, dead, at=now)
         batch.add(sql.HOST_BACK, host)
         times = (None, None) if heart is None else (heart.timings.fail_s, heart.timings.dead_s)
         batch.add(sql.JOIN_BEAT, self.run_id, self._service, seat.instance, *times, expect=1)
@@ -128,6 +128,14 @@ class Members:
         if heart is not None:
             heart.join(self.run_id, since)
         return int(rows[joining][0][0] or 1)
+
+    def _add_replaced(self, batch: Batch, dead: str, *, at: float) -> None:
+        batch.add(sql.END_BEAT, dead)
+        if (
+            self._heart is not None
+        ):  # the proof ends with this process, or with this boot of its host
+            why = "its process has ended, as the next one of its host has seen"
+            batch.add(sql.GONE, at, f"run {self.run_id}", why, dead)
 
     def is_beat_due(self, phase: str, mark: Hashable | None, *, written_s: float) -> bool:
         """Whether `beat` would write anything, or could find anything new."""

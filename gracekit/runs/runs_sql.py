@@ -108,10 +108,8 @@ END_ALL_BEATS: Final = "DELETE FROM beat"
 
 # -- beats, in a store that hosts share -------------------------------------------------
 
-# The number must be one that this process has sent and of which nothing later is confirmed: another
-# one comes from a copy of this process. ?1 is the new one.
-BEAT_ON: Final = """
-UPDATE beat SET number = ?1 WHERE run_id = ?2 AND number >= ?3 AND number <= ?4 RETURNING number"""
+BEAT_ON: Final = "UPDATE beat SET number = ? WHERE run_id = ? AND number = ? RETURNING number"
+BEAT_OF: Final = "SELECT number FROM beat WHERE run_id = ?"
 BEATS: Final = "SELECT run_id, number, fail_s, dead_s FROM beat"
 # Misses if it has beaten since.
 DECLARE_DEAD: Final = "DELETE FROM beat WHERE run_id = ? AND number = ?"

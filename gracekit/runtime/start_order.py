@@ -176,9 +176,9 @@ def _hosts(
             ends_process=parts.ends_process,
         )
         ground.engine.on_status(membership.follow_store)
-        works.append(_work(ground, membership.keep))
-        # Commands on this host ask by the door.
-        works.append(_work(ground, control.orders.keep_left))
+        # Commands on this host give orders by the door.
+        more = (membership.keep, membership.watch, control.orders.keep_left)
+        works += [_work(ground, loop) for loop in more]
 
     async def start() -> None:
         for work in works:

@@ -78,7 +78,7 @@ class Life:
             service,
             settings,
             process=self.process,
-            clock=machine.clock,
+            clock=machine.clock_of(self),
             signals=signals,
             engine=self.engine,
             transport=self.transport,
@@ -129,6 +129,10 @@ class Machine:
     def faults_of(self, life: Life) -> Faults:
         """The faults of the ports of a life."""
         raise NotImplementedError
+
+    def clock_of(self, life: Life) -> VirtualClock:  # noqa: ARG002 - for machines of many hosts
+        """The clock of a life."""
+        return self.clock
 
     def make_process(self, life: Life) -> PlayedProcess:
         """Make the process of a life."""

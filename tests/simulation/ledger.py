@@ -38,7 +38,8 @@ CREATE TEMP TRIGGER run_left AFTER UPDATE OF report ON main.run
     WHEN json_extract(new.report, '$.left') BEGIN
     INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'left'); END;
 CREATE TEMP TRIGGER run_gone AFTER UPDATE OF gone_at ON main.run WHEN new.gone_at IS NOT NULL BEGIN
-    INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'gone'); END;
+    INSERT INTO step (what, key, before, after)
+    VALUES ('run', new.run_id, new.gone_by, 'gone'); END;
 """
 
 
@@ -51,7 +52,10 @@ class Ledger:
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
-        fenced: Runs that were declared gone while their process lived: others act in their place.
+        fenced: Runs that an operator declared gone while their process lived: others act in their
+            place.
+        declared: Runs that others declared dead, as their beats had stopped, while their process
+            lived: nothing may act in it any more.
         charged_alone: Keys of tasks that were by themselves in a process when it died.
         born: When each task came, as a number that rises with each step.
         granted: When each lease was granted last, as `born`.
@@ -71,11 +75,20 @@ class Ledger:
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
         self.fenced: set[str] = set()
+        self.declared: set[str] = set()
+        self.check_declared: Callable[[Life, str], None] = lambda *_: None
+        self.note_joined: Callable[[str], None] = lambda _: None
         self.runs: dict[str, Life] = {}
         self.charged_alone: set[str] = set()
+        self.declared_dead = 0
         self._order = 0
         self.born: dict[str, int] = {}
         self.granted: dict[str, int] = {}
+
+    @property
+    def out(self) -> set[str]:
+        """Runs that may not act, although their process may live."""
+        return self.left | self.fenced | self.declared
 
     def read(self, actor: Life) -> None:
         """Judge what the last commit of *actor* has done."""
@@ -85,7 +98,9 @@ class Ledger:
                 return
             disk.execute(_SCHEMA + self.more_triggers)
             self.is_ready = True
-        self.runs.setdefault(actor.runtime.run_id, actor)
+        if actor.runtime.run_id not in self.runs:
+            self.runs[actor.runtime.run_id] = actor
+            self.note_joined(actor.runtime.run_id)
         changes = disk.total_changes()
         if changes == self._seen:
             return
@@ -107,11 +122,11 @@ class Ledger:
         """Judge one row of the table `step`, less its number."""
         what, key, before, after, owner_before, owner_after, cut, lane = step
         self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
-        if actor.runtime.run_id in self.fenced:
+        if actor.runtime.run_id in self.fenced | self.declared:
             raise Violation(f"fence: {actor.name} changed {key} after it was declared gone")
         self._note_order(what, key, before, after, owner_after)
         if what == "run":
-            self._note_gone(key) if after == "gone" else self._note_left(actor)
+            self._note_gone(actor, key, before or "") if after == "gone" else self._note_left(actor)
         if what in {"run", "grant"}:
             return
         if what == "task":
@@ -196,9 +211,14 @@ class Ledger:
             if act.life is actor:
                 raise Violation(f"I8: {actor.name} has left while {act.request_id} acts in it")
 
-    def _note_gone(self, run_id: str) -> None:
+    def _note_gone(self, actor: Life, run_id: str, by: str) -> None:
         life = self.runs.get(run_id)
-        if life is not None and life.process.lives:
+        lives = life is not None and life.process.lives
+        if by.startswith("run "):
+            self.declared_dead += 1
+            self.declared |= {run_id} if lives else set()
+            self.check_declared(actor, run_id)
+        elif lives:
             self.fenced.add(run_id)
 
     def _judge_owner(self, actor: Life, key: str, owner_before: str | None) -> None:
@@ -212,7 +232,7 @@ class Ledger:
         if owner_before is None or owner_before == actor.runtime.run_id:
             return
         life = self.runs.get(owner_before)
-        may_act = owner_before not in self.left | self.fenced
+        may_act = owner_before not in self.out
         if life is not None and life.process.lives and may_act:
             raise Violation(f"I8: {actor.name} changed {key} of {life.name}, which lives")
 

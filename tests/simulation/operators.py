@@ -95,7 +95,8 @@ class Operator:
         key = f"{row['request_id']}/{row['recipient']}"
         answer: Any
         try:
-            may_act = life is not None and life.process.lives and not story.is_fenced(life)
+            out = story.ledger.fenced | story.ledger.declared
+            may_act = life is not None and life.process.lives and life.runtime.run_id not in out
             if may_act and (wired := life.runtime.wired):
                 story.truth.orders.setdefault(row["request_id"], set()).add(verb)
                 asked = {"task_id": row["request_id"], "recipient": row["recipient"], "by": NAME}

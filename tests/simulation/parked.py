@@ -270,8 +270,7 @@ class ParkedTasks:
         other = self._hooks.setdefault(end, life)
         if other is life:
             return
-        may_act = other.runtime.run_id not in self._story.ledger.left
-        if other.process.lives and may_act and not self._story.is_fenced(other):
+        if other.process.lives and other.runtime.run_id not in self._story.ledger.out:
             raise Violation(f"Q9: the errored hook of {ctx.request_id} is called by two runs")
         self._hooks[end] = life
 

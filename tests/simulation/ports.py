@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gracekit.config.settings import Settings
+from gracekit.errors import DependencyError, StoreUnreachableError, UnknownCommitError
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, Settlement
 from gracekit.service import Service
-from gracekit.store.batch import Batch
-from gracekit.store.engine import Rows
+from gracekit.store.batch import Batch, Row
+from gracekit.store.engine import Aside, Rows
+from gracekit.store.state import StoreState
+from gracekit.testing.faults import Faults
+from gracekit.testing.ports import VirtualClock
 from tests.played import Life, Machine, NoCrash, PlayedEngine, PlayedProcess, PlayedTransport
+from tests.simulation.beats import HostClock, keep_in_greenlet
 from tests.simulation.threads import GreenProcess
 from tests.simulation.truth import Violation, violate
 
@@ -19,16 +25,48 @@ if TYPE_CHECKING:
 
 
 class SimEngine(PlayedEngine):
-    """An engine whose commits the ledger reads."""
+    """An engine whose commits the ledger reads, and whose host may be cut off from the store."""
 
     life: Any
     story: Story
+
+    @property
+    def faults(self) -> Faults:
+        return self._faults
+
+    def wall(self) -> float:
+        return self.story.machine.clock.wall()
+
+    def keep_aside(self, work: Callable[[Aside], float], *, within_s: float) -> Callable[[], None]:
+        return keep_in_greenlet(self, work, within_s)
+
+    def follow_reach(self) -> None:
+        """Find out whether the store can be reached now."""
+        if self.story.apart.reaches(self.life):
+            self._become(StoreState.REACHABLE)
+        else:
+            self._become(StoreState.UNREACHABLE, StoreUnreachableError("the server is away"))
+
+    async def start(self) -> None:
+        if not self.story.apart.reaches(self.life):
+            raise DependencyError("the server of the store does not answer")
+        await super().start()
+
+    async def query(self, sql: str, *params: Any) -> list[Row]:
+        if not self.story.apart.reaches(self.life):
+            raise StoreUnreachableError("the server does not answer")
+        return await super().query(sql, *params)
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         self.story.note_commit(self.life, batch.point)
         return super().submit(batch)
 
     def _carry_out(self) -> None:
+        if not self.story.apart.reaches(self.life):
+            line, self._line = self._line, []
+            for _, future in line:
+                self._answer_in(0.0, future, UnknownCommitError("the connection broke"))
+            return
         try:
             super()._carry_out()
         finally:
@@ -122,6 +160,9 @@ class SimLife(Life):
             self.story.tell(f"{self.name} is gone")
             self.story.capacity.note_end(self)
             self.had_company = self.story.truth.has_company(self)
+            end = self.process._end
+            if end is not None and end.when() <= self.story.loop.time():
+                self.story.ends["ended by the kernel"] += 1
         super().end()
         self.machine.resume(self)  # what is killed while it stands still comes to its end too
 
@@ -130,6 +171,9 @@ class SimMachine(Machine):
     """The machine of a story, with its kinds of ports."""
 
     story: Story
+
+    def clock_of(self, life: Life) -> VirtualClock:
+        return HostClock(self.clock) if self.story.apart.is_on else self.clock
 
     def make_process(self, life: Life) -> PlayedProcess:
         self._processes += 1

@@ -159,6 +159,7 @@ class Records:
         """Compare and set, of status and token."""
         life = _life()
         if life.process.lives and not self._story.is_fenced(life):
+            self._story.judged(self._story.truth.check_may_begin, life, f"a write of {found.id}")
             self._story.judged(self._check_write, ctx, found)
         await asyncio.sleep(self._rng.choice([0.0, 0.1]))
         if self._is_odd(0.05):
@@ -190,6 +191,7 @@ class Records:
         return act
 
     def _check_begin(self, ctx: Context, found: Found, life: SimLife) -> None:
+        self._story.truth.check_may_begin(life, f"a rule on {found.id}")
         self._check_token(ctx, found)
         self._asked[found.id, ctx.fence or 0] = found.status
         for other in self._story.truth.acting():

@@ -23,6 +23,7 @@ from gracekit.testing.machine import Life
 from gracekit.testing.ports import Died
 from tests.simulation.apart import HostsApart
 from tests.simulation.app import App
+from tests.simulation.beats import Beats
 from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
 from tests.simulation.capacity import Capacity
 from tests.simulation.ledger import Ledger
@@ -89,6 +90,7 @@ class Story:
         self.capacity = Capacity(self)
         self.parked = ParkedTasks(self)
         self.apart = HostsApart(self)
+        self.beats = Beats(self)
         self.truth = app.truth = Truth(
             tell=self.tell,
             on_start=self.watch.check_start,
@@ -100,6 +102,7 @@ class Story:
             hook_s=(0.0, 0.5, 2.0) if self.capacity.is_on else (0.0,),
             has_left=lambda life: life.runtime.run_id in self.ledger.left,
             is_fenced=self.is_fenced,
+            is_declared=lambda life: life.runtime.run_id in self.ledger.declared,
         )
         if self.capacity.is_on:
             self.truth.take_along = self.callers.take_along
@@ -152,7 +155,9 @@ class Story:
         self.ledger = Ledger(self.machine, self.truth, self.tell)
         if self.capacity.is_on:
             self.ledger.more_triggers, self.ledger.read_parked = SCHEMA, self.parked.read
-        self.ledger.reads_failed = lambda: bool(self.swarm.met["store", "query", "REFUSED"])
+        self.ledger.reads_failed = self._may_reads_have_failed
+        self.ledger.check_declared = self.beats.check_declared
+        self.ledger.note_joined = self.beats.note_landed
         try:
             await self._unfold()
             await self._be_quiet()
@@ -175,13 +180,23 @@ class Story:
             ends=self.ends + self.records.acted + self._ends_of_fenced(),
         )
 
+    def _may_reads_have_failed(self) -> bool:
+        return bool(self.swarm.met["store", "query", "REFUSED"]) or self.apart.was_any_cut
+
     def is_fenced(self, life: Life) -> bool:
-        """Whether a process was declared gone while it lived."""
+        """Whether an operator has declared a process gone while it lived."""
         return life.runtime.run_id in self.ledger.fenced
 
     def _ends_of_fenced(self) -> Counter[str]:
-        fenced = {"fenced": len(self.ledger.fenced), "old token refused": self.truth.refused}
-        return Counter(fenced)
+        ledger = self.ledger
+        return Counter(
+            {
+                "fenced": len(ledger.fenced),
+                "old token refused": self.truth.refused,
+                "declared dead": ledger.declared_dead,
+                "declared dead, idle": len(ledger.declared),
+            }
+        )
 
     def raise_first(self) -> None:
         if self.violations:
@@ -210,13 +225,16 @@ class Story:
         self.records.fill(self.hosts)
         self.spawn(self.records.drift())
         if self.apart.is_on:
-            self.spawn(self.apart.work())
-        settings = self._settings()
+            self.apart.begin()
+        self.settings = settings = self._settings()
         fates = [
             self.spawn(self._slot(host, n, settings, random.Random(f"{self.seed} {host} {n}")))
             for n, host in enumerate(slots)
         ]
         self._fates_left = len(fates)
+        if self.apart.is_on:  # one more, which nothing befalls by itself: somebody watches
+            rng = random.Random(f"{self.seed} watcher")
+            self.spawn(self._slot(slots[-1], len(slots), settings, rng, fates=0))
         self._fates_told = asyncio.Event()
         operator = Operator(self, random.Random(f"{self.seed} operator"))
         clients = [self.spawn(self.callers.send_all(n)) for n in range(CALLERS)]
@@ -231,6 +249,7 @@ class Story:
         for client in clients:
             client.result()
         await self._fates_told.wait()
+        await self.apart.wait_blows()
 
     def _settings(self) -> dict[str, Any]:
         pick = self.rng.choice
@@ -265,25 +284,30 @@ class Story:
     # -- processes ------------------------------------------------------------------------
 
     async def _slot(
-        self, host: str, number: int, settings: dict[str, Any], rng: random.Random
+        self,
+        host: str,
+        number: int,
+        settings: dict[str, Any],
+        rng: random.Random,
+        *,
+        fates: int = 1,
     ) -> None:
         """One process slot: lives one after the other, each with its fate but the last."""
         await asyncio.sleep(rng.random() * 2 * number)
-        fates = 1
         while not self.is_over:
             life = self.machine.life(
                 self.app.svc, host=host, instance=f"{host}-{number}", **settings
             )
             assert isinstance(life, SimLife)
             try:
+                self.apart.note_start(life)
                 await life.start()
             except (GracekitError, Died, asyncio.CancelledError) as error:
                 self.tell(f"{life.name} did not start: {type(error).__name__}")
                 self.ends["did not start"] += 1
                 await asyncio.sleep(3 + rng.random() * 3)
                 continue
-            self.tell(f"{life.name} serves on {host}")
-            self.served_at[life] = self.loop.time()
+            self.note_serves(life)
             self.capacity.arm(life)
             fate = None
             if fates > 0:
@@ -296,6 +320,12 @@ class Story:
             if fates == 0 and fate is not None:
                 self._tell_fate()
             await asyncio.sleep(rng.choice([0.1, 2.0, 8.0]))
+
+    def note_serves(self, life: SimLife) -> None:
+        """A process has started."""
+        self.tell(f"{life.name} serves on {life.runtime.settings.host}")
+        self.judged(self.beats.check_alone, life)
+        self.served_at[life] = self.loop.time()
 
     def _tell_fate(self) -> None:
         self._fates_left -= 1
@@ -344,10 +374,8 @@ class Story:
                 await asyncio.sleep(10)
                 self._stop(life)
             case "pause":
-                self.machine.pause(life)
-                self.apart.note_silent(life)
-                await asyncio.sleep(rng.random() * 40)
-                self.machine.resume(life)
+                with self.apart.standing_still(life):
+                    await asyncio.sleep(self.apart.pause_s(rng))
                 await asyncio.sleep(5)
                 await life.crash() if rng.random() < 0.5 else self._stop(life)
 
@@ -370,6 +398,7 @@ class Story:
         self.tell("quiet")
         self.swarm.is_off = True
         self.truth.is_quiet = True
+        self.apart.end()
         self._quiet_at = self.loop.time()
         self.capacity.disarm()
         # A wall clock that was set back puts every stored moment off by as much.

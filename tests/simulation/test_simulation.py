@@ -48,6 +48,9 @@ KINDS = {
     "process": {Fault.DELAY, Fault.CRASH, Fault.NO_PROOF},
 }
 
+# What befalls hosts that share a store.
+BLOWS = {"cut one", "store away", "stand still", "stand still and cut", "back in time", "twin"}
+
 # What happens to parked tasks, where processes die then, and what resolvers hear and do.
 PARKED = {
     *("no capacity", "answered Parked", "answered NoCapacity", "asked again", "cancel_pending"),
@@ -80,7 +83,9 @@ def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, 
     assert {"term", "kill", "operator", "quiet", "pause"} <= set(met["ends"])
     assert {"drift", "probe answered", "probe raised", "delete"} <= set(met["ends"])
     assert {"write", "write refused"} <= set(met["ends"])
-    assert {"host booted again", "fenced"} <= set(met["ends"])
+    assert {"host booted again", "fenced", "ended by the kernel"} <= set(met["ends"])
+    assert {"declared dead", "hosts: copy fenced"} <= set(met["ends"])
+    assert {f"hosts: {blow}" for blow in BLOWS} <= set(met["ends"])
     assert set(met["ends"]) >= PARKED
 
 

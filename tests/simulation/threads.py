@@ -90,6 +90,10 @@ class GreenProcess(PlayedProcess):
         self.identity = msgspec.structs.replace(self.identity, boot_id=boot_id)
         self._living.add(self.identity)
 
+    def shares_boot(self, other: GreenProcess) -> bool:
+        """Whether each can see of the other whether it lives."""
+        return self.identity.boot_id == other.identity.boot_id
+
     def judge(
         self, life: RecordedLife, directory: Path | None, *, is_shared: bool = False
     ) -> Liveness:

@@ -15,7 +15,7 @@ import anyio
 
 from gracekit import Context, Done, Fail, Retry, Wait
 from gracekit.testing.loop import owner
-from gracekit.tracker.task import CancelCause, Lane, Verb
+from gracekit.tracker.task import OUT_OF_TIME, CancelCause, Lane, Verb
 from tests.played import Life
 
 Items = Callable[[], Coroutine[Any, Any, None]]
@@ -123,12 +123,15 @@ class Truth:
     Attributes:
         fail: Told of each broken promise.
         jumps: Whether the wall clock may be set, which shortens settle times.
-        foreign: Keys of starts that somebody else than gracekit cancelled.
+        foreign: Keys of starts that somebody else than gracekit cancelled, or that were cancelled
+            as their process could not show that it lives.
         late: Starts that ended that way, with an effect that may still be on its way.
         taken: The order that a run has taken, by key.
         is_fenced: Whether a process was declared gone while it lived. What its handlers do until
             they are cancelled breaks no promise; a resource refuses their old tokens.
         refused: Effects that a resource has refused for their token.
+        is_declared: Whether others have declared it dead, as its beats had stopped.
+        hooks: Errored hooks at work, with their process.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -157,6 +160,8 @@ class Truth:
     taken: dict[str, Verb] = field(default_factory=dict)
     is_fenced: Callable[[Life], bool] = lambda _: False
     refused: int = 0
+    is_declared: Callable[[Life], bool] = lambda _: False
+    hooks: list[tuple[str, Life]] = field(default_factory=list)
 
     # -- one start ----------------------------------------------------------------------
 
@@ -176,6 +181,8 @@ class Truth:
     def _check_begin(self, ctx: Context, act: Act, vm: str | None) -> None:
         if self.plans[ctx.request_id].policy in {"retry", "probe"}:
             self._check_settled(ctx)
+        if ctx._task.journaled or vm is not None:
+            self.check_may_begin(act.life, ctx.request_id)
         for other in self.acting():
             if other.key == act.key and self.plans[ctx.request_id].policy != "requeue":
                 raise Violation(f"I8: {ctx.request_id} runs twice at a time")
@@ -191,16 +198,29 @@ class Truth:
                 raise Violation(f"I7: {vm} got fence {ctx.fence} after {self.fences[vm]}")
             self.fences[vm] = ctx.fence
 
+    def check_may_begin(self, life: Life, request_id: str) -> None:
+        """beat: nothing begins in a process that was declared dead."""
+        if self.is_declared(life):
+            raise Violation(f"beat: {request_id} begins in a run that was declared dead")
+
+    def bound(self, life: Life) -> list[str]:
+        """What acts for a row or with a lease in that process."""
+        acts = [act for act in self.acts if act.life is life]
+        found = [one.request_id for one in acts if one.vm or (one.ctx and one.ctx._task.journaled)]
+        return found + [f"hook of {request_id}" for request_id, who in self.hooks if who is life]
+
     def _is_built(self, act: Act) -> bool:
         """Whether a handler of it has returned in a process that still lives and records that."""
         builder = self.built.get(act.key)
         if builder is None or not builder.process.lives:
             return False
-        return not (self.has_left(builder) or self.is_fenced(builder))
+        return not (self.has_left(builder) or self.is_fenced(builder) or self.is_declared(builder))
 
     def end(self, act: Act) -> None:
         if act in self.acts:
             self.acts.remove(act)
+        if act.ctx is not None and act.ctx.lost:
+            self.foreign.add(act.key)
         if act.life.process.lives:
             self.tell(f"{act.life.name} ends {act.request_id}")
 
@@ -273,7 +293,7 @@ class Truth:
             await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
             return self._end_of(plan, act, steps=steps)
         except asyncio.CancelledError:
-            if act.is_foreign and ctx._task.order is None:
+            if (act.is_foreign and ctx._task.order is None) or ctx.lost:
                 self.late.append(act)  # its last request is not taken back
             raise
         finally:
@@ -356,11 +376,12 @@ class Truth:
     def _counts(plan: Plan, act: Act) -> bool:
         """Whether this end must be recorded as the end of the task.
 
-        An error that is raised after a drain cancelled the handler is not: it may be
-        what the handler made of its cancellation (decision 0005).
+        An error that is raised after a drain cancelled the handler, or its process could not
+        show that it lives, is not: it may be what the handler made of its cancellation (decision
+        0005).
         """
         assert act.ctx is not None
-        cut = act.ctx._task.cancel_cause in {CancelCause.DRAIN_DEADLINE, CancelCause.FORCED}
+        cut = act.ctx._task.cancel_cause in {*OUT_OF_TIME, CancelCause.FENCED}
         return plan.policy != "requeue" and not (plan.raises and cut)
 
     def answer(self, ctx: Context) -> Done | Retry | Fail | Wait:
@@ -401,9 +422,14 @@ class Truth:
         self.errored[ctx.request_id] += 1
         if life.process.lives:
             self.judged(self.on_hook, ctx, life)
+            self.judged(self.check_may_begin, life, f"hook of {ctx.request_id}")
         rng = random.Random(f"{ctx.request_id}:hook:{self.errored[ctx.request_id]}")
-        if (seconds := rng.choice(self.hook_s)) > 0:
-            await asyncio.sleep(seconds)
+        self.hooks.append((ctx.request_id, life))
+        try:
+            if (seconds := rng.choice(self.hook_s)) > 0:
+                await asyncio.sleep(seconds)
+        finally:
+            self.hooks.remove((ctx.request_id, life))
 
     async def job(self, ctx: Context) -> None:
         """The periodic job: one at a time in the whole store."""
@@ -412,6 +438,8 @@ class Truth:
         others = [act for act in self.acting() if act.vm == "the job"]
         if others:
             self.judged(violate, "I7: the singleton job runs twice at a time")
+        if life.process.lives and not self.is_fenced(life):
+            self.judged(self.check_may_begin, life, "the job")
         act = Act("job", "job", life, "the job", ctx.fence)
         self.acts.append(act)
         try:

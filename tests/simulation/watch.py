@@ -148,6 +148,8 @@ class Watch:
         assert report is not None
         if report.failure is not None or report.left_behind or life.engine.status.is_final:
             return
+        if life.told("store.unreachable"):
+            return
         rows = self._story.machine.rows(
             "SELECT request_id, state, cut FROM task WHERE owner = ? AND finished_at IS NULL",
             life.runtime.run_id,

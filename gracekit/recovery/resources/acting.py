@@ -161,7 +161,10 @@ class Acting:
         try:
             result = await self._answers.follow(begun, crashes=crashes)
         except asyncio.CancelledError:
-            self._leases.kept += 1  # only the death of this process frees it
+            if begun.ctx.lost:  # this process goes on
+                self._owe(begun, settle_s=self._settings.startup_reconciliation_wait_seconds)
+            else:
+                self._leases.kept += 1  # only the death of this process frees it
             raise
         except ConflictError:  # another run has taken over its lease or row
             result = self._ends.tell(begun, Ending(ResourceOutcome.STALE, reason=LOST))
@@ -172,8 +175,8 @@ class Acting:
             self._owe(begun)
         return result
 
-    def _owe(self, begun: Begun) -> None:
-        self._leases.owe(begun.guard, begun.case.rule.name)
+    def _owe(self, begun: Begun, *, settle_s: float | None = None) -> None:
+        self._leases.owe(begun.guard, begun.case.rule.name, settle_s=settle_s)
         self._owed.add(begun.case.resource)
 
     async def _begin(self, case: Case, *, alone: bool) -> tuple[Guard, int, float | None]:

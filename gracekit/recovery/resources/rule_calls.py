@@ -75,6 +75,7 @@ class KindCalls:
             limit=limit,
             before=before,
             on_overdue=on_overdue,
+            tracked=ctx._task,  # noqa: SLF001 - only applications must not read it
         )
         if end.fault and not end.is_unwritten:
             trouble = "slow" if end.has_begun else "no thread"

@@ -1,4 +1,4 @@
-"""The statements of `declared`."""
+"""The statements of `declarations`."""
 
 from __future__ import annotations
 

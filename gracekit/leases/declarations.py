@@ -19,7 +19,7 @@ from gracekit.errors import (
     NoSuchLease,
     UnknownCommitError,
 )
-from gracekit.leases import declared_sql as sql
+from gracekit.leases import declarations_sql as sql
 from gracekit.leases import leases_sql
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
@@ -31,7 +31,7 @@ LONGEST_PAYLOAD: Final = 4096
 
 
 class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A lease as stored; the fields are the columns of `declared_sql.COLUMNS`.
+    """A lease as stored; the fields are the columns of `declarations_sql.COLUMNS`.
 
     Attributes:
         token: The last token that was granted.
