@@ -175,7 +175,7 @@ async def test_a_commit_passes_its_point_before_and_after():
 
 
 def test_a_lease_changes_with_the_leases_batches_only():
-    """Who may act is decided in one module, in batches, and so in commits that have a name."""
+    """Who may act is decided in one room, in batches, and so in commits that have a name."""
     changing = {
         name for name, tree in trees() if any(LEASE_CHANGE.search(text) for text in texts(tree))
     }
@@ -188,8 +188,9 @@ def test_a_lease_changes_with_the_leases_batches_only():
         and ("leases_sql" in str(node.module) or any(a.name == "leases_sql" for a in node.names))
     }
 
-    assert changing == {"gracekit/leases/leases_sql.py"}
-    assert using == {"gracekit/leases/leases.py"}
+    room = "gracekit/leases"
+    assert changing == {f"{room}/leases_sql.py", f"{room}/declarations_sql.py"}
+    assert using == {f"{room}/leases.py", f"{room}/declarations.py"}
 
 
 def test_every_reply_passes_its_point_before_and_after():

@@ -28,6 +28,7 @@ from gracekit.clock import Clock, age_s
 from gracekit.config.values import duration, parse_duration
 from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.leases import declarations
+from gracekit.leases.check import LeaseDamage, check_leases, mend_leases
 from gracekit.leases.declarations import DeclaredLeases, LeaseFacts, shown
 from gracekit.leases.leases import Resource
 from gracekit.listings.host_list import LOOK_S, look_at_beats, watch_beats
@@ -36,6 +37,8 @@ from gracekit.process import Point
 from gracekit.runs.watch import BeatWatch
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Queries
+
+DAMAGED: Final = 3
 
 _Change = Callable[[DeclaredLeases], Awaitable[None]]
 
@@ -123,6 +126,41 @@ def list_leases(options: CommonOptions, /, *, limit: int, after: Resource | None
     click.echo(table(_HEADERS, list(map(_row, page))) if page else "no lease is declared")
     if page != found:
         tell(f"there are more: --after {page[-1].kind}:{page[-1].id}", prefix="")
+
+
+@lease.command("check")
+@click.option("--mend", is_flag=True, help="Free what nobody holds, and raise all new tokens.")
+@common
+def check(options: CommonOptions, /, *, mend: bool) -> None:
+    """Compare all leases with the tasks and runs that hold them.
+
+    No commit of gracekit leaves them so; a table that was edited or restored by
+    itself can be. Exit status: 3 if something does not fit, and was not mended.
+    """
+    found = _look_at_damage(options)
+    if found and mend:
+        asyncio.run(_mend(options))
+    facts = [{"resource": one.resource, "what": one.what} for one in found]
+    if options.as_json:
+        click.echo(json_text({"damaged": facts, "mended": bool(found and mend)}))
+    else:
+        lines = [f"lease {safe(one.resource)} {one.what}" for one in found]
+        click.echo("\n".join(lines) or "all leases fit")
+    if found and not mend:
+        raise click.exceptions.Exit(DAMAGED)
+
+
+def _look_at_damage(options: CommonOptions) -> list[LeaseDamage]:
+    async def look() -> list[LeaseDamage]:
+        async with open_writing(options.settings) as engine:
+            return await check_leases(engine)
+
+    return asyncio.run(look())
+
+
+async def _mend(options: CommonOptions) -> None:
+    async with open_writing(options.settings) as engine:
+        await mend_leases(engine, Clock())
 
 
 def _row(info: LeaseInfo) -> tuple[object, ...]:

@@ -29,6 +29,11 @@ NEEDED: Final = {
     "runs gone": "x --reason y",
     "hosts gone": "x --reason y",
     "store backup": "copy.db",
+    "lease create": "vm:v",
+    "lease delete": "vm:v",
+    "lease status": "vm:v",
+    "lease force": "vm:v --token 1 --reason y",
+    "lease run": "vm:v -- true",
     "init systemd": "served",
     "init k8s": "served --image i",
     "init docker": "served",
@@ -69,7 +74,8 @@ def gracekit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def invoke(name: str, *words: str, **variables: str) -> Result:
         needed = NEEDED.get(name, "").split()
-        return CliRunner().invoke(cli, [*name.split(), *needed, *words], env=variables)
+        given = [*words, *needed] if "--" in needed else [*needed, *words]
+        return CliRunner().invoke(cli, [*name.split(), *given], env=variables)
 
     return invoke
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
 import pytest
 
 from tests.cli.kit import PATIENCE_S, Answer, Started, gracekit
@@ -269,3 +270,21 @@ def test_a_lease_can_be_freed_at_once_with_a_warning(directory: Path):
     assert "only a backend that compares tokens is safe" in answer.out
     assert "is lost: " in lost
     assert code == 128 + signal.SIGTERM
+
+
+def test_what_an_edited_table_has_wrong_is_found_and_mended(directory: Path):
+    """A holder that is not on record: CORRUPT, and held until somebody mends it."""
+    database = apsw.Connection(str(directory / "gracekit-store.db"))
+    database.execute("UPDATE lease SET owner = 'nobody'")
+    database.close()
+    corrupt = lease(directory, "status", "vm:vm-1", "--json").json["state"]
+    found = lease(directory, "check")
+    mended = lease(directory, "check", "--mend", "--json")
+    after = lease(directory, "check")
+    ran = lease(directory, "run", "vm:vm-1", "--", "true")
+
+    assert corrupt == "CORRUPT"
+    assert (found.code, mended.code, after.code, ran.code) == (3, 0, 0, 0)
+    assert found.out == "lease vm:vm-1 is held by a run that is not on record\n"
+    assert mended.json["mended"] is True
+    assert after.out == "all leases fit\n"

@@ -144,6 +144,7 @@ def say_of_leases(directory: Path, says: Callable[..., Answer]) -> None:
     """Of one that a task holds, too."""
     says("lease create", "vm:vm-9", "--payload", "on node 7")
     says("lease status", "vm:vm-9")
+    says("lease check")
     says("lease status", "vm:vm-1")
     words = ("lease", "run", "vm:vm-9", "--", "sh", "-c", "echo holds; exec sleep 600")
     with Started(directory, *words) as holder:
