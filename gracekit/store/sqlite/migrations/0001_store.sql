@@ -49,7 +49,7 @@ CREATE INDEX run_open ON run (service) WHERE adopted_at IS NULL;
 CREATE INDEX run_ended ON run (coalesce(ended_at, adopted_at)) WHERE adopted_at IS NOT NULL;
 CREATE INDEX run_of_instance ON run (instance, coalesce(ended_at, adopted_at));
 
--- A run may act while it has a row here. In a store that hosts share, it raises the number every
+-- A run may act while it has a row here. In a store that hosts share, it changes the number every
 -- few seconds, and others watch that. Whoever declares it dead removes the row.
 CREATE TABLE beat (
     run_id       TEXT PRIMARY KEY,
