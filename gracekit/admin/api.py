@@ -17,7 +17,7 @@ from gracekit.control.gauges import Gauges
 from gracekit.control.health import Health, HealthCheck, Probe
 from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
-from gracekit.errors import GracekitError, InvalidArgumentsError
+from gracekit.errors import GracekitError, InvalidArgumentsError, NoSuchLease
 from gracekit.leasing import Leases
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.lease_list import LeaseInfo
@@ -134,10 +134,17 @@ class AdminApi:
         return {"hosts": [one.as_json() for one in await self._leases.hosts()]}
 
     async def leases(self, kind: str, resource_id: str, limit: int) -> dict[str, Any]:
-        """The lease of that kind and id; without an id, the declared ones from there on."""
+        """The lease of that kind and id; without both, the declared ones of that kind and behind.
+
+        Raises:
+            NoSuchLease: no lease can have that name.
+        """
         found: Sequence[LeaseInfo]
-        if resource_id:
-            found = [await self._leases.status(kind, resource_id)]
+        if kind and resource_id:
+            try:
+                found = [await self._leases.status(kind, resource_id)]
+            except InvalidArgumentsError as error:
+                raise NoSuchLease(str(error)) from error
         else:
             found = await self._leases.list(after=(kind, ""), limit=limit)
         return {"leases": [one.as_json() for one in found]}

@@ -55,7 +55,8 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
 @store.command()
 @store_option
 @config_option
-def restored(*, store_url: str | None, config: Path | None) -> None:
+@json_option
+def restored(*, store_url: str | None, config: Path | None, as_json: bool) -> None:
     """Say that a backup of the database was put back.
 
     Fencing tokens then begin above all earlier ones, and the next start doubts
@@ -65,7 +66,8 @@ def restored(*, store_url: str | None, config: Path | None) -> None:
     settings = load({"store_url": store_url}, os.environ, config)
     with StoreRecords(settings) as records:
         asyncio.run(_mark_restored(records))
-    click.echo("tokens begin above all earlier ones; start the services that have ended")
+    told = "tokens begin above all earlier ones; start the services that have ended"
+    click.echo(json_text({"done": told}) if as_json else told)
 
 
 async def _mark_restored(records: StoreRecords) -> None:

@@ -18,7 +18,7 @@ from gracekit.store.postgres.postgres_migrate import version_of
 from gracekit.store.postgres.postgres_server import FACTS, ServerFacts
 from gracekit.store.postgres.sqlstates import start_error
 
-CONNECTIONS: Final = 3
+CONNECTIONS: Final = 4
 """Of one run, with a command beside it."""
 _MAY_CREATE: Final = "SELECT has_database_privilege(current_database(), 'CREATE')"
 

@@ -55,7 +55,10 @@ IS_KNOWN: Final = "SELECT 1 FROM run WHERE {where} LIMIT 1"
 SERVICES: Final = "SELECT DISTINCT service FROM run WHERE {where} ORDER BY service"
 NEWEST_INSTANCES: Final = """
 SELECT instance FROM run GROUP BY instance ORDER BY max(started_at) DESC, instance LIMIT ?"""
-PLACES: Final = "SELECT DISTINCT service, topic, ops_topic, host, instance FROM run"
+# Not of members that hold leases and read no queues.
+PLACES: Final = (
+    "SELECT DISTINCT service, topic, ops_topic, host, instance FROM run WHERE topic <> ''"
+)
 NAMES_SEEN_SINCE: Final = """
 SELECT DISTINCT host, instance FROM run
 WHERE adopted_at IS NOT NULL AND coalesce(ended_at, beat_at) > ?"""

@@ -116,6 +116,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         run.wait()
     says("status")
     says("hosts gone", says("hosts").json["hosts"][0]["host"], "--reason", "scrapped")
+    says("store restored")
 
     parking = tmp_path / "parking"
     parking.mkdir(mode=0o700)
