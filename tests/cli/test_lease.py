@@ -192,7 +192,7 @@ def test_a_command_dies_with_its_keeper(directory: Path):
     when late effects have settled.
     """
     with holding(directory, STARTS_ORPHANS if os.geteuid() == 0 else "") as keeper:
-        assert sleepers(directory)
+        wait_for(lambda: bool(sleepers(directory)))  # it prints before it sleeps
         keeper.kill()
     wait_for(lambda: not sleepers(directory))
     found = status(directory)
