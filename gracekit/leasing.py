@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from gracekit import background, backoff
 from gracekit.background import Background, Work
@@ -47,6 +47,7 @@ from gracekit.store.location import StoreLocation
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.version import VERSION
 
+T = TypeVar("T")
 OnLost = Callable[["HeldLease"], Any]
 
 SETTLE_S: Final = 10.0
@@ -102,13 +103,20 @@ class LeaseHolds:
     async def take(
         self, resource: Resource, on_lost: OnLost | None, settle_s: float
     ) -> HeldLease | None:
-        """Take it; None if it is held."""
-        self._taking += 1
+        """Take it; None if it is held. If cancelled, what was taken is given back."""
+        taking = self._go_on(self._take(resource, on_lost, settle_s))
         try:
-            self._arm()
-            return await self._take(resource, on_lost, settle_s)
-        finally:
-            self._taking -= 1
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._go_on(self._give_up(taking)))
+            raise
+
+    def _go_on(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do *step* in a task of its own, which no cancellation of its caller ends."""
+        task = asyncio.create_task(step)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
 
     @property
     def may_act(self) -> bool:
@@ -119,25 +127,27 @@ class LeaseHolds:
         self, resource: Resource, on_lost: OnLost | None, settle_s: float
     ) -> HeldLease | None:
         hold = self._clock.new_id()
-        taking = asyncio.ensure_future(
-            self.rows.take(resource, hold, self.run_id, settle_s=settle_s)
-        )
+        self._taking += 1
         try:
-            guard = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            await asyncio.wait({taking})
-            if not taking.cancelled() and not taking.exception() and (late := taking.result()):
-                await self._give_back(HeldLease(late, hold, None, settle_s))
-            raise
-        if guard is None:
-            return None
-        held = self._held[resource] = HeldLease(guard, hold, on_lost, settle_s)
-        return held
+            self._arm()
+            guard = await self.rows.take(resource, hold, self.run_id, settle_s=settle_s)
+            if guard is None:
+                return None
+            held = self._held[resource] = HeldLease(guard, hold, on_lost, settle_s)
+            return held
+        finally:
+            self._taking -= 1
+
+    async def _give_up(self, taking: asyncio.Task[HeldLease | None]) -> None:
+        """Give back what *taking* takes, for a caller that has left."""
+        await asyncio.wait({taking})
+        if not taking.cancelled() and not taking.exception() and (held := taking.result()):
+            await self.release(held)
 
     async def release(self, held: HeldLease) -> None:
         """Give it back: at once, or after its settle time if it was lost."""
         self._held.pop(held.resource, None)
-        await self._give_back(held)
+        await asyncio.shield(self._go_on(self._give_back(held)))
 
     async def _give_back(self, held: HeldLease) -> None:
         settle_s = held.settle_s if held.lost.is_set() else 0.0
@@ -173,9 +183,7 @@ class LeaseHolds:
         held.lost.set()
         self._telemetry.emit("lease.lost", resource=held.resource, reason=why)
         if held.on_lost is not None:
-            call = asyncio.ensure_future(self._tell(held, held.on_lost))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            self._go_on(self._tell(held, held.on_lost))
 
     async def _tell(self, held: HeldLease, on_lost: OnLost) -> None:
         try:
@@ -453,7 +461,7 @@ class Leases:
         try:
             yield held
         finally:
-            await asyncio.shield(self._holds.release(held))
+            await self._holds.release(held)
 
     async def _adopt_dead(self) -> None:
         """Free the leases of dead members that are no services: no recovery looks for them."""

@@ -232,3 +232,19 @@ async def test_members_are_listed_as_hosts(join: Join):
     assert {host.service for host in hosts.values()} == {"gracekit-leases"}
     assert (hosts["one"].leases, hosts["two"].leases) == (1, 0)
     assert {host.state for host in hosts.values()} <= {"LIVE", "UNKNOWN"}
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_hold_that_is_cancelled_again_and_again_leaves_nothing_held(join: Join, steps: int):
+    """Wherever its entry was: what was taken meanwhile is given back."""
+    one = await join("one")
+    await one.create("vm", "vm-1")
+    entering = asyncio.create_task(held_once(one, wait="0s"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    while not entering.done():
+        entering.cancel()
+        await asyncio.sleep(0)
+
+    assert entering.cancelled()
+    assert await held_once(one) > 0
