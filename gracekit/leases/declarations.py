@@ -106,15 +106,20 @@ class DeclaredLeases:
 
         Raises:
             NoSuchLease: it is not declared.
-            LeaseHeld: it is held.
+            LeaseHeld: it is held, or the end of its last holder still settles.
         """
         batch = Batch(Point.RETIRE)
         batch.add(sql.KEEP_TOKEN, *resource)
-        batch.add(sql.DELETE, *resource, expect=1)
+        batch.add(sql.DELETE, *resource, self._clock.wall(), expect=1)
         try:
             await self._engine.commit(batch)
         except ConflictError as error:
-            await self.need(resource)
+            if (await self.need(resource)).owner is None:
+                raise LeaseHeld(
+                    f"lease {shown(resource)} is free, but late effects of its last holder may be "
+                    "under way: delete it when `gracekit lease status` shows no time below "
+                    "GRANTED IN"
+                ) from error
             raise LeaseHeld(
                 f"lease {shown(resource)} is held, and only a free one can be deleted: end its "
                 "holder, or order it to end by `gracekit lease force`"

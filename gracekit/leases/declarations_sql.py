@@ -15,7 +15,8 @@ UPDATE epoch SET floor = (SELECT CASE WHEN lver > epoch.floor THEN lver ELSE epo
     FROM lease WHERE kind = ?1 AND id = ?2)
 WHERE EXISTS (SELECT 1 FROM lease WHERE kind = ?1 AND id = ?2)"""
 DELETE: Final = """
-DELETE FROM lease WHERE kind = ? AND id = ? AND declared_at IS NOT NULL AND owner IS NULL"""
+DELETE FROM lease WHERE kind = ? AND id = ? AND declared_at IS NOT NULL AND owner IS NULL
+    AND not_before <= ?"""
 IS_DECLARED: Final = """
 SELECT 1 FROM lease WHERE kind = ? AND id = ? AND declared_at IS NOT NULL"""
 HELD_BY_PEOPLE: Final = "UPDATE lease SET settle_s = ? WHERE kind = ? AND id = ?"

@@ -248,3 +248,16 @@ async def test_a_hold_that_is_cancelled_again_and_again_leaves_nothing_held(join
 
     assert entering.cancelled()
     assert await held_once(one) > 0
+
+
+async def test_a_lease_is_not_deleted_while_the_end_of_its_holder_settles(join: Join):
+    """Made again, it would be granted beside late effects of that holder."""
+    one = await join("one")
+    await one.create("vm", "vm-1")
+    async with one.hold("vm", "vm-1", settle="1h") as held:
+        await one.force("vm", "vm-1", held.token, reason="it is to move")
+        await asyncio.wait_for(held.lost.wait(), 30)
+
+    with pytest.raises(LeaseHeld, match="late effects of its last holder may be under way"):
+        await one.delete("vm", "vm-1")
+    assert (await one.info("vm", "vm-1")).grantable_at is not None
