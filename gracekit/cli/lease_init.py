@@ -30,8 +30,8 @@ def main(keeper_lives: int, command: list[str]) -> int:
 
     # Blocked before the command is started, so that `sigwait` misses none of them.
     heard = {*PASSED_ON, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-    unblock = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)  # noqa: E731
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # noqa: E731
     try:
         child = subprocess.Popen(command, preexec_fn=unblock)  # noqa: S603, PLW1509 - no threads
     except OSError as error:

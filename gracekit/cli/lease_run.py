@@ -134,10 +134,16 @@ def _start(command: tuple[str, ...], token: int) -> subprocess.Popen[bytes]:
                 words,
                 env=os.environ | {TOKEN_VARIABLE: str(token)},
                 start_new_session=True,
-                preexec_fn=die_with_me,  # noqa: PLW1509 - it takes no lock
+                preexec_fn=_begin_apart if is_apart else die_with_me,  # noqa: PLW1509 - no lock
                 pass_fds=keeper_lives[:1] if is_apart else (),
             )
         finally:
             if is_apart:
                 _LIBC.setns(own.fileno(), _CLONE_NEWPID)
             os.close(keeper_lives[0])
+
+
+def _begin_apart() -> None:
+    """In the new process 1: signals that come before it listens wait; the kernel drops others."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, lease_init.PASSED_ON)
+    die_with_me()

@@ -56,12 +56,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def sleepers(directory: Path) -> list[int]:
     """Processes that work in *directory* and sleep: what a command has started there."""
+    return [pid for pid, words in working(directory, b"sleep") if words.startswith(b"sleep")]
+
+
+def working(directory: Path, name: bytes) -> list[tuple[int, bytes]]:
+    """Processes that work in *directory* and have *name* in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if words[0] == b"sleep" and (process / "cwd").readlink() == directory:
-                found.append(int(process.name))
+            words = (process / "cmdline").read_bytes()
+            if name in words and (process / "cwd").readlink() == directory:
+                found.append((int(process.name), words))
         except OSError:
             pass  # it has ended, or is a zombie
     return found
@@ -175,6 +180,21 @@ def test_signals_are_passed_on_to_the_command(directory: Path, number: signal.Si
 
     assert code == 9
     assert status(directory)["last_end"] == "clean"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root there is no such process")
+def test_a_signal_that_comes_before_process_1_listens_is_not_lost(directory: Path):
+    """The kernel drops what comes to a process 1 without a handler."""
+    codes = []
+    for n in range(4):
+        assert lease(directory, "create", f"early:{n}").code == 0
+        words = ("lease", "run", f"early:{n}", "--", "sleep", "5")
+        with Started(directory, *words) as keeper:
+            wait_for(lambda: bool(working(directory, b"lease_init")))
+            keeper.process.send_signal(signal.SIGTERM)
+            codes.append(keeper.wait())
+
+    assert set(codes) <= {128 + signal.SIGTERM, -signal.SIGTERM}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root only the command itself is promised")
