@@ -449,27 +449,50 @@ class Leases:
         Raises:
             NoSuchLease: it is not declared.
             LeaseHeld: another has it; the message says who, and what is known of it.
+            StoreError: the store does not answer, and has not for all of *wait*.
         """
         resource, settle_s = _resource(kind, resource_id), parse_duration(settle)
         until = self._clock.loop() + (0.0 if wait is None else parse_duration(wait))
-        while (held := await self._holds.take(resource, on_lost, settle_s)) is None:
-            await self._adopt_dead()
-            left_s = until - self._clock.loop()
-            if left_s <= 0:
-                raise LeaseHeld(why_held(await self.status(kind, resource_id)))
-            await asyncio.sleep(min(backoff.HOLD_S, left_s))
+        held = None
+        while held is None:
+            held = await self._try(resource, on_lost, settle_s, until)
         try:
             yield held
         finally:
             await self._holds.release(held)
 
+    async def _try(
+        self, resource: Resource, on_lost: OnLost | None, settle_s: float, until: float
+    ) -> HeldLease | None:
+        """Take it; None after a pause if it is held, or the store is away, before *until*.
+
+        Raises:
+            LeaseHeld, StoreError: that loop time is over.
+        """
+        held = None
+        try:
+            held = await self._holds.take(resource, on_lost, settle_s)
+            if held is None:
+                await self._adopt_dead()
+        except (StoreFinalError, StoreClosedError):
+            raise
+        except StoreError:
+            if self._clock.loop() >= until:
+                raise
+        else:
+            if held is None and self._clock.loop() >= until:
+                raise LeaseHeld(why_held(await self.status(*resource)))
+        if held is None:
+            await asyncio.sleep(max(0.0, min(backoff.HOLD_S, until - self._clock.loop())))
+        return held
+
     async def _adopt_dead(self) -> None:
         """Free the leases of dead members that are no services: no recovery looks for them."""
         dead, _ = await self._members.survey()
         for run in dead:
-            evidence, batch = await self._members.evidence_on(run), Batch(Point.ADOPT)
             if run.service != LEASE_MEMBERS:
                 continue
+            evidence, batch = await self._members.evidence_on(run), Batch(Point.ADOPT)
             leases = RunLeases(self._engine, self._clock, run_id=self._members.run_id)
             leases.add_take_away(batch, run.run_id, acted_until=self._clock.wall())
             verdict = self._members.add_adoption(batch, run, evidence)

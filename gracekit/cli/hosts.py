@@ -155,7 +155,7 @@ async def _declare(
     async with open_writing(settings) as engine:
         dead = []
         for run_id, number in silent.items():
-            batch = declared(run_id, number, by=who(), reason=reason, at=time.time())
+            batch = declared(run_id, number, by=who(), reason=reason, at=engine.wall())
             with contextlib.suppress(ConflictError):  # a run was quicker, or it has beaten
                 await engine.commit(batch)
                 dead.append(run_id)
@@ -199,7 +199,7 @@ async def _watch(records: StoreRecords, host: str) -> Mapping[str, int]:
 
 async def _record(engine: Engine, host: str, reason: str) -> dict[str, Any]:
     """Commit the word; returns how much waits for the host."""
-    now = time.time()
+    now = engine.wall()
     batch = host_gone(host, by=who(), reason=reason, at=now)
     tasks, holds = batch.ask(COUNT_TASKS, host), batch.ask(COUNT_HOLDS, host)
     findings = batch.ask(FORGET_HOST, host)

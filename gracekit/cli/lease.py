@@ -22,9 +22,9 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.order_progress import ASKED
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.task_orders import OPERATOR, open_writing
+from gracekit.cli.task_orders import OPERATOR, clock_of, open_writing
 from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
-from gracekit.clock import Clock, age_s
+from gracekit.clock import age_s
 from gracekit.config.values import duration, parse_duration
 from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.leases import declarations
@@ -86,7 +86,7 @@ def delete(options: CommonOptions, /, *, resource: Resource) -> None:
 def _change(options: CommonOptions, resource: Resource, done: str, act: _Change) -> None:
     async def change() -> None:
         async with open_writing(options.settings) as engine:
-            await act(DeclaredLeases(engine, Clock()))
+            await act(DeclaredLeases(engine, clock_of(engine)))
 
     asyncio.run(change())
     kind, name = resource
@@ -100,7 +100,8 @@ def _change(options: CommonOptions, resource: Resource, done: str, act: _Change)
 def status(options: CommonOptions, /, *, resource: Resource) -> None:
     """Show who holds a lease, without taking it; also one that nobody has declared.
 
-    FREE: it can be had, in the time below GRANTED IN if there is one. EXCLUSIVE:
+    FREE: it can be had, in the time below GRANTED IN if there is one; nobody can
+    hold one that is "not declared". EXCLUSIVE:
     a run holds it that may act. CORRUPT: the run that holds it is not on record.
     IS is what is known of that run: one of another host is LIVE if it was seen to
     beat, and the command waits for that as long as one beat takes, 4 seconds by
@@ -160,7 +161,7 @@ def _look_at_damage(options: CommonOptions) -> list[LeaseDamage]:
 
 async def _mend(options: CommonOptions) -> None:
     async with open_writing(options.settings) as engine:
-        await mend_leases(engine, Clock())
+        await mend_leases(engine, clock_of(engine))
 
 
 def _row(info: LeaseInfo) -> tuple[object, ...]:
@@ -168,7 +169,8 @@ def _row(info: LeaseInfo) -> tuple[object, ...]:
     since = None if info.since is None else duration(age_s(now, info.since))
     left = None if info.grantable_at is None else duration(max(0.0, info.grantable_at - now))
     name, holder = f"{info.kind}:{info.id}", (info.holder, info.host, info.holder_state)
-    return (name, info.state, info.token, *holder, since, left, info.last_end, info.payload)
+    state = info.state if info.declared or info.token else "not declared"
+    return (name, state, info.token, *holder, since, left, info.last_end, info.payload)
 
 
 def _look(
@@ -255,7 +257,7 @@ async def _order(
     batch.add(COUNT, "operator_force_lease", 1)
     batch.add(NOTE, time.time(), OPERATOR, "operator_force_lease", subject, None, detail)
     async with open_writing(options.settings) as engine:
-        leases = DeclaredLeases(engine, Clock())
+        leases = DeclaredLeases(engine, clock_of(engine))
         act = leases.take_away_now if unsafe_now else leases.order_end
         await act(resource, token, by=who(), reason=reason, batch=batch)
 

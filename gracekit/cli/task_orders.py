@@ -176,6 +176,13 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
         hint.cancel()
 
 
+def clock_of(engine: Engine) -> Clock:
+    """The clock of the store, by which its moments are meant."""
+    clock = Clock()
+    clock.follow(engine.wall)
+    return clock
+
+
 def carry_out(
     options: CommonOptions,
     order: Order,

@@ -54,6 +54,7 @@ class LeaseFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     payload: str | None
     forced_by: str | None
     forced_reason: str | None
+    settle_s: float
 
 
 async def look(engine: Queries, resource: Resource) -> LeaseFacts | None:

@@ -38,7 +38,7 @@ FREE_ALL: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean' WHERE owner = ?"""
 COLUMNS: Final = (
     "kind, id, lver, owner, request_id, not_before, acquired_at, released_at, release_reason, "
-    "declared_at, payload, forced_by, forced_reason"
+    "declared_at, payload, forced_by, forced_reason, settle_s"
 )
 LOOK: Final = f"SELECT {COLUMNS} FROM lease WHERE kind = ? AND id = ?"
 PAGE: Final = f"""

@@ -86,7 +86,9 @@ def _info(
     run, word = runs.get(facts.owner or ""), words.get(facts.owner or "")
     is_free = facts.owner is None or word in {"DEAD", "LEFT"}
     state: LeaseState = "FREE" if is_free else "EXCLUSIVE" if run is not None else "CORRUPT"
-    settles = is_free and facts.not_before > view.clock.wall()
+    now, granted_at = view.clock.wall(), facts.not_before
+    if is_free and facts.owner is not None:  # its death is not recorded yet
+        granted_at = max(granted_at, now + facts.settle_s)
     return LeaseInfo(
         kind=facts.kind,
         id=facts.id,
@@ -97,7 +99,7 @@ def _info(
         holder_state=word,
         task=facts.holder,
         since=facts.acquired_at if facts.owner is not None else facts.released_at,
-        grantable_at=facts.not_before if settles else None,
+        grantable_at=granted_at if is_free and granted_at > now else None,
         last_end=facts.release_reason,
         declared=facts.declared_at is not None,
         payload=facts.payload,
@@ -108,7 +110,8 @@ def never_granted(resource: Resource) -> LeaseFacts:
     """A lease of which there is no row."""
     nothing = dict.fromkeys(LeaseFacts.__struct_fields__)
     kind, name = resource
-    facts = nothing | {"kind": kind, "id": name, "token": 0, "not_before": 0.0, "acquired_at": 0.0}
+    zeros = dict.fromkeys(("token", "not_before", "acquired_at", "settle_s"), 0)
+    facts = nothing | zeros | {"kind": kind, "id": name}
     return msgspec.convert(list(facts.values()), LeaseFacts)
 
 
@@ -117,7 +120,9 @@ def why_held(info: LeaseInfo) -> str:
     name = f"lease {info.kind}:{info.id}"
     if info.state == "FREE":
         if info.grantable_at is not None:
-            return f"{name} is free, but its last holder has died: it is granted a little later"
+            return (
+                f"{name} is free, and is granted when late effects of its last holder have settled"
+            )
         return f"{name} is free, and a task that came before is to have it, or to be settled"
     who = f"{info.holder} on host {info.host}" if info.holder else "a run that is not on record"
     return f"{name} is held by {who}, which is {info.holder_state or 'unknown'}"

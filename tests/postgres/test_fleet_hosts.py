@@ -7,8 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,23 +18,12 @@ from tests.loops import without_settings
 from tests.postgres.fleet import DEAD_S, Fleet
 from tests.postgres.test_postgres_hosts import check_accounts
 from tests.process.helpers import ROOT, until
-from tests.rabbit.broker import Broker
 from tests.scale import scale
-from tests.store.postgres import Postgres
 
 FAIL_S = 6.0
 """As in `fleet.QUICK`."""
 
 pytestmark = [pytest.mark.process, pytest.mark.server, pytest.mark.timeout(scale(300, 3600))]
-
-
-@pytest.fixture
-def fleet(
-    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, postgres: Postgres, schema: str
-) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, shared_broker, rabbit_vhost, postgres, schema)
-    yield made
-    made.close()
 
 
 async def hosts(fleet: Fleet, *words: str) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import LeaseExists, LeaseHeld, Leases, NoSuchLease
+from gracekit import LeaseExists, LeaseHeld, Leases, NoSuchLease, backoff
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.leases.check import check_leases, mend_leases
@@ -261,3 +261,21 @@ async def test_a_lease_is_not_deleted_while_the_end_of_its_holder_settles(join: 
     with pytest.raises(LeaseHeld, match="late effects of its last holder may be under way"):
         await one.delete("vm", "vm-1")
     assert (await one.info("vm", "vm-1")).grantable_at is not None
+
+
+async def test_a_hold_waits_on_while_the_server_is_away(tmp_path: Path):
+    """Its time is not over, and nobody else would wait in its place."""
+    with Postgres().running() as server:
+        times = {f"{name}_s": float(text[:-1]) for name, text in QUICK.items()}
+        url, directory = f"{server.url()}&schema=held", str(tmp_path / "runs")
+        settings = Settings(store_url=url, run_directory=directory, host="one", **times)
+        async with Leases(settings=settings) as one:
+            await one.create("vm", "vm-1")
+            async with one.hold("vm", "vm-1") as held:
+                waiting = asyncio.create_task(held_once(one))
+                await asyncio.to_thread(server.kill)
+                while one._engine.status.error is None:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(2 * backoff.HOLD_S)  # it tries meanwhile
+                await asyncio.to_thread(server.start)
+            assert await waiting > held.token
