@@ -113,7 +113,7 @@ class Settings:
             `postgresql://user@host/database`. It must not be the file of the transport.
         run_directory: Directory beside a store in PostgreSQL for what concerns this host alone:
             locks that prove which runs live, their doors and wake-up pipes. It must be on a local
-            disk. All runs and commands of one store need the same one, and another store needs
+            disk. All runs and commands of one host need the same one, and another host needs
             another one. If it is unset, it is `gracekit-runs` in the working directory. A store in
             a file has its own, `{store}-runs`.
         host: Name of this host. The queue for requests to this host alone is named after it;
