@@ -188,6 +188,7 @@ class Chaos:
     """All machines of a fleet, and their server.
 
     Args:
+        standby: Takes the server's place, once, when trouble of the server comes first.
         dice: Says what happens, where, and how long.
 
     Attributes:
@@ -195,9 +196,11 @@ class Chaos:
     """
 
     def __init__(
-        self, fleet: Fleet, server: Postgres, names: Iterable[str], dice: random.Random
+        self, fleet: Fleet, standby: Postgres, names: Iterable[str], dice: random.Random
     ) -> None:
-        self._server = server
+        self._fleet = fleet
+        self._standby: Postgres | None = standby
+        self._server_trouble = asyncio.Lock()
         self._dice = dice
         self.machines = [Machine(fleet, fleet.host(name), dice) for name in names]
         self._free = list(self.machines)
@@ -237,10 +240,8 @@ class Chaos:
 
     async def _befall(self, trouble: Trouble | None) -> None:
         if trouble is None:
-            self.history.append(f"{now():.3f} the server is killed")
-            await asyncio.to_thread(self._server.kill)
-            await asyncio.sleep(self._dice.choice([0.0, self._dice.uniform(0.0, 15.0)]))
-            await asyncio.to_thread(self._server.start)
+            async with self._server_trouble:
+                await self._kill_server()
             return
         machine = self._free.pop(self._dice.randrange(len(self._free)))
         what = f"{machine.host.name} {trouble.__name__} {machine.service.pid}"  # type: ignore[attr-defined]
@@ -248,6 +249,21 @@ class Chaos:
         await trouble(machine)
         self.history.append(f"{now():.3f} {what}: over")
         self._free.append(machine)
+
+    async def _kill_server(self) -> None:
+        """It comes back at once or later; the first time its standby is promoted instead."""
+        server, standby = self._fleet.server, self._standby
+        self.history.append(f"{now():.3f} the server is killed")
+        await asyncio.to_thread(server.kill)
+        await asyncio.sleep(self._dice.choice([0.0, self._dice.uniform(0.0, 15.0)]))
+        if standby is None:
+            await asyncio.to_thread(server.start)
+            return
+        with standby.connect() as connection:
+            connection.execute("SELECT pg_promote()")
+        self._fleet.move_to(standby)
+        self._standby = None
+        self.history.append(f"{now():.3f} the standby is promoted")
 
 
 # -- judgement ---------------------------------------------------------------------

@@ -93,6 +93,13 @@ class Fleet(PostgresSite):
         self.hosts.append(made := Host(self, name, machine))
         return made
 
+    def move_to(self, server: Postgres) -> None:
+        """Have all wires to the store lead to *server*, as an address does that fails over."""
+        self.server = server
+        self.keep_in(server, self.schema)
+        for host in self.hosts:
+            host.store.lead_to(server.port)
+
     def close(self) -> None:
         super().close()
         for host in self.hosts:

@@ -35,10 +35,16 @@ BETWEEN_LONG_S: Final = 0.4
 async def test_trouble_of_all_kinds_loses_nothing(
     seed: int, tmp_path: Path, shared_broker: Broker, rabbit_vhost: str
 ) -> None:
-    """Machines and processes die, stand still, and are cut off; the server is killed."""
-    with Postgres(fsync="on", max_connections="100").running() as server:
+    """Machines and processes die, stand still, and are cut off; the server is killed, and its
+    synchronous standby takes over.
+    """
+    settings = {"fsync": "on", "max_connections": "100"}
+    with (
+        Postgres(**settings, synchronous_standby_names="*").running() as server,
+        Postgres(**settings).copy_of(server) as standby,
+    ):
         fleet = Fleet(tmp_path, shared_broker, rabbit_vhost, server, "gracekit")
-        chaos = Chaos(fleet, server, NAMES, random.Random(seed))
+        chaos = Chaos(fleet, standby, NAMES, random.Random(seed))
         try:
             long_ones = await _under_load(fleet, chaos)
             check_order(fleet.effects)
@@ -91,6 +97,7 @@ def _check_it_happened(fleet: Fleet, chaos: Chaos) -> None:
     assert len(fleet.declared()) >= 2
     assert back != [], "nobody who was declared dead has joined again"
     assert fleet.rows("SELECT * FROM beat") == []
+    assert fleet.rows("SELECT 1 FROM epoch WHERE epoch > 0") != [], "no failover was noticed"
 
 
 A: Final = [

@@ -136,6 +136,10 @@ class Proxy:
         dice = random.Random(seed)
         self._fate = lambda: {dice.choice(list(Way)): dice.randint(1, most)}
 
+    def lead_to(self, behind: int) -> None:
+        """Have new connections lead to another port."""
+        self._behind = behind
+
     def stall(self) -> None:
         """Hold back all bytes, as a network does that comes back."""
         self._loop.call_soon_threadsafe(self._flows.clear)
