@@ -209,7 +209,7 @@ TABLES: Final = {
     "content": ("journal", "listings testing"),
     "reply": ("journal", "listings doctor"),
     "outbox": ("journal", "listings testing"),
-    "beat": ("runs", ""),
+    "beat": ("runs", "leases"),
     "gone_host": ("runs", "journal"),
     "lease": ("leases", "journal listings"),
     "epoch": ("leases store", "journal doctor"),  # a backup is marked as a copy

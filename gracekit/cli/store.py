@@ -1,10 +1,11 @@
-"""`gracekit store`: copy a store, print what makes one in PostgreSQL, say that one was put back."""
+"""`gracekit store`: copy, retire and put back a store, print what makes one in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,11 +13,14 @@ import msgspec
 
 from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
 from gracekit.cli.records import StoreRecords
+from gracekit.cli.task_orders import open_writing
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
+from gracekit.config.settings import Settings
 from gracekit.config.urls import absolute
-from gracekit.leases.epoch import add_restored_copy
-from gracekit.process import Point, Process
+from gracekit.errors import ConflictError, GracekitError
+from gracekit.leases.epoch import add_restored_copy, add_retirement
+from gracekit.process import Point
 from gracekit.runs.run import end_all_beats
 from gracekit.store.batch import Batch
 from gracekit.store.location import StoreLocation
@@ -24,7 +28,7 @@ from gracekit.store.location import StoreLocation
 
 @click.group(cls=HintingGroup)
 def store() -> None:
-    """Copy a store, print what makes its tables, or say that one was put back."""
+    """Copy, retire or put back a store, or print what makes its tables."""
 
 
 @store.command()
@@ -64,22 +68,45 @@ def restored(*, store_url: str | None, config: Path | None, as_json: bool) -> No
     with exit code 70. A file needs no such word: docs/backup.md says why.
     """
     settings = load({"store_url": store_url}, os.environ, config)
-    with StoreRecords(settings) as records:
-        asyncio.run(_mark_restored(records))
+    asyncio.run(_commit(settings, _put_back))
     told = "tokens begin above all earlier ones; start the services that have ended"
     click.echo(json_text({"done": told}) if as_json else told)
 
 
-async def _mark_restored(records: StoreRecords) -> None:
-    engine = records.location.engine(Process())
-    await engine.start()
+def _put_back(batch: Batch, now: float) -> None:
+    add_restored_copy(batch, now)
+    end_all_beats(batch)
+
+
+@store.command()
+@store_option
+@config_option
+@json_option
+def retire(*, store_url: str | None, config: Path | None, as_json: bool) -> None:
+    """Say that a store is put away, or moved to another place.
+
+    Refused while a run may act or a lease is held. The next start on it, wherever
+    it is then, raises the fencing tokens, as after a backup was put back.
+    """
+    settings = load({"store_url": store_url}, os.environ, config)
     try:
-        batch = Batch(Point.JOIN)
-        add_restored_copy(batch, engine.wall())
-        end_all_beats(batch)
-        await engine.commit(batch)
-    finally:
-        await engine.stop()
+        asyncio.run(_commit(settings, add_retirement))
+    except ConflictError as error:
+        raise GracekitError(
+            "a run may act on the store, or has died and nobody has taken its work over (see "
+            "`gracekit hosts`), or a lease is held (see `gracekit lease list`): drain the "
+            "services, after a start if a run has died"
+        ) from error
+    told = "no run may act and no lease is held; the next start raises all tokens"
+    click.echo(json_text({"done": told}) if as_json else told)
+
+
+async def _commit(settings: Settings, add: Callable[[Batch, float], None]) -> None:
+    batch = Batch(Point.RETIRE)
+    with StoreRecords(settings):  # there is a store
+        async with open_writing(settings) as engine:
+            add(batch, engine.wall())
+            await engine.commit(batch)
 
 
 @store.command("sql")

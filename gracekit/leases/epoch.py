@@ -104,6 +104,11 @@ def add_restored_copy(batch: Batch, now: float) -> None:
     batch.add(sql.MARK_COPY, now)
 
 
+def add_retirement(batch: Batch, now: float) -> None:
+    """The same of a store that nobody uses; a conflict if a run may act or a lease is held."""
+    batch.add(sql.RETIRE, now, expect=1)
+
+
 def _is_empty(mark: int, *, is_copy: bool) -> bool:
     """Whether the store is a new one, and the one that was used before is gone."""
     return mark == 0 and not is_copy

@@ -292,6 +292,21 @@ def test_a_lease_can_be_freed_at_once_with_a_warning(directory: Path):
     assert code == 128 + signal.SIGTERM
 
 
+def test_a_store_with_a_held_lease_is_not_retired(directory: Path):
+    """And an idle one is, after which tokens begin above all earlier ones."""
+    with holding(directory) as keeper:
+        beside_it = gracekit(directory, "store", "retire")
+        keeper.process.terminate()
+        keeper.wait()
+    alone = gracekit(directory, "store", "retire")
+    lease(directory, "run", "vm:vm-1", "--", "true")
+
+    assert beside_it.code == 1
+    assert "or a lease is held (see `gracekit lease list`)" in beside_it.err
+    assert alone.code == 0
+    assert status(directory)["token"] > 2**40
+
+
 def test_what_an_edited_table_has_wrong_is_found_and_mended(directory: Path):
     """A holder that is not on record: CORRUPT, and held until somebody mends it."""
     database = apsw.Connection(str(directory / "gracekit-store.db"))

@@ -116,7 +116,8 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         run.wait()
     says("status")
     says("hosts gone", says("hosts").json["hosts"][0]["host"], "--reason", "scrapped")
-    says("store restored")
+    for name in ("store restored", "store retire"):
+        says(name)
 
     parking = tmp_path / "parking"
     parking.mkdir(mode=0o700)

@@ -93,6 +93,26 @@ async def test_after_a_backup_was_put_back_no_earlier_run_acts_and_tokens_rise(s
     assert await again.stop() == 0
 
 
+async def test_a_store_is_retired_when_nobody_uses_it_and_its_tokens_rise_where_it_is_used_again(
+    site: PostgresSite,
+):
+    """Refused while a service lives."""
+    service = await site.start_on("one").serving()
+    async with RpcClient(site.url, "shop") as client:
+        view = client.prepare(timeout="120s")
+        await view.call("retried", key="a", vm="v", s=0)
+        beside_it, _ = await command(site, "store", "retire")
+        await service.stop()
+        alone, _ = await command(site, "store", "retire")
+        again = await site.start_on("one").serving()
+        await view.call("retried", key="b", vm="v", s=0)
+
+    (before, after) = (int(effect.more[1]) for effect in site.seen("start"))
+    assert (beside_it, alone) == (1, 0)
+    assert after > 2**40 > before
+    assert await again.stop() == 0
+
+
 def test_the_demonstration_plays_in_a_schema_of_its_own(postgres: Postgres):
     """It leaves nothing in the user's database, and says where its store is meanwhile."""
     schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'demo%'"
