@@ -8,6 +8,7 @@ it is in a pid namespace of its own, whose process 1 is `lease_init`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import shutil
@@ -24,11 +25,12 @@ from gracekit.cli.main import end, tell
 from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.config.settings import Settings
 from gracekit.end_timer import die_with_me
-from gracekit.errors import InvalidArgumentsError, LeaseHeld
+from gracekit.errors import InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.exits import ExitCode
 from gracekit.leases.declarations import shown
 from gracekit.leases.leases import Resource
 from gracekit.leasing import HeldLease, Leases
+from gracekit.listings.lease_list import why_held
 from gracekit.process import Process
 from gracekit.rpc.argument_paths import need_resource_id
 
@@ -92,7 +94,10 @@ async def _keep(
 ) -> int:
     """Returns the exit code, as a shell would say it."""
     times = settings.timings
-    async with Leases(settings=settings) as leases, leases.hold(*resource, wait=wait) as held:
+    async with Leases(settings=settings) as leases, contextlib.AsyncExitStack() as stack:
+        if wait is not None:
+            await _tell_who_has_it(leases, resource, wait)
+        held = await stack.enter_async_context(leases.hold(*resource, wait=wait))
         process = _start(command, held.token)
         for number in lease_init.PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -101,6 +106,12 @@ async def _keep(
         code = code if code >= 0 else 128 - code
         Process().exit_within(LEAVE_S, code)
     return code
+
+
+async def _tell_who_has_it(leases: Leases, resource: Resource, wait: str) -> None:
+    with contextlib.suppress(StoreError):  # while the store is away, it is waited for as well
+        if (info := await leases.status(*resource)).holder is not None:
+            tell(f"{why_held(info)}: waiting for up to {wait}", prefix="")
 
 
 async def _watch(process: subprocess.Popen[bytes], held: HeldLease, grace_s: float) -> int:

@@ -156,6 +156,7 @@ def test_a_held_lease_is_refused_and_can_be_waited_for(directory: Path):
         kept = lease(directory, "delete", "vm:vm-1")
         words = ("lease", "run", "vm:vm-1", "--wait", "5m", "--", "echo", "second")
         with Started(directory, *words) as second:
+            second.wait_line("which is LIVE: waiting for up to 5m")
             first.process.terminate()
             second.wait_line("second")
             ends = (first.wait(), second.wait())
