@@ -21,7 +21,6 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
-from gracekit.cli.completion import known_instances, living_instances
 from gracekit.cli.text import doc_of
 from gracekit.config.loading import SettingsFile, load, read_settings_file
 from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_name
@@ -64,11 +63,8 @@ instance_option: Final = click.option(
     "--instance",
     metavar="NAME",
     help="Name of one instance of the service.  [env: GRACEKIT_INSTANCE]",
-    shell_complete=known_instances,
 )
-living_instance_argument: Final = click.argument(
-    "name", metavar="[INSTANCE]", required=False, shell_complete=living_instances
-)
+living_instance_argument: Final = click.argument("name", metavar="[INSTANCE]", required=False)
 config_option: Final = click.option(
     "--config",
     envvar="GRACEKIT_CONFIG",

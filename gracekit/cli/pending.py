@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.call import arguments
-from gracekit.cli.completion import task_ids
 from gracekit.cli.options import (
     CommonOptions,
     HintingGroup,
@@ -35,7 +34,7 @@ from gracekit.listings.parked_list import ParkedEntry, ParkedList, deadline_word
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.rpc.plain import plain
 from gracekit.runs.pages import list_services
-from gracekit.tracker.task import Order, TaskState, Verb
+from gracekit.tracker.task import Order, Verb
 
 _HEADERS: Final = (
     "TASK", "METHOD", "RESOURCE", "WAITS", "DEADLINE", "V", "REQUESTED", "REASON",
@@ -43,9 +42,7 @@ _HEADERS: Final = (
 _LONGEST_REQUESTED: Final = 40
 _LONGEST_REASON: Final = 60
 
-_parked_id = click.argument(
-    "task_id", metavar="ID", shell_complete=task_ids(TaskState.PENDING.value)
-)
+_parked_id = click.argument("task_id", metavar="ID")
 _must_say_why = reason_option("Why: for the record.")
 
 

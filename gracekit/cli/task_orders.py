@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, need_duration, reason_option, who
 from gracekit.cli.order_progress import (
@@ -46,7 +45,7 @@ from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
-from gracekit.tracker.task import DONE, ENDS, RETRIED, TRANSIENT, Order, TaskState, Verb
+from gracekit.tracker.task import DONE, ENDS, RETRIED, Order, TaskState, Verb
 
 OPERATOR: Final = "operator"
 """Stands for the run in incidents of orders that no run has carried out."""
@@ -58,16 +57,7 @@ LOCKED_S: Final = 2.0
 MOVES: Final = 50
 """A task may change hands so often before we give up."""
 
-_open_id = click.argument(
-    "task_id",
-    metavar="ID",
-    shell_complete=task_ids(*(state.value for state in TaskState if state in TRANSIENT)),
-)
-_retried_id = click.argument(
-    "task_id",
-    metavar="ID",
-    shell_complete=task_ids(*(state.value for state in ENDS[Verb.RETRY])),
-)
+_task_id = click.argument("task_id", metavar="ID")
 _must_say_why = reason_option("Why: for the record and for the caller.")
 may_say_why: Final = click.option(
     "--reason", metavar="TEXT", default="", help="Why, for the record."
@@ -89,7 +79,7 @@ _timeout = click.option(
 
 
 @click.command()
-@_open_id
+@_task_id
 @_must_say_why
 @yes_option
 @_wait
@@ -119,7 +109,7 @@ def cancel(
 
 
 @click.command()
-@_open_id
+@_task_id
 @_must_say_why
 @yes_option
 @_wait
@@ -142,7 +132,7 @@ def fail(
 
 
 @click.command()
-@_retried_id
+@_task_id
 @may_say_why
 @yes_option
 @common

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient, find_task
@@ -36,7 +35,7 @@ _PARKED: Final = "parked"
 
 
 @click.command()
-@click.argument("task_id", metavar="ID", shell_complete=task_ids())
+@click.argument("task_id", metavar="ID")
 @common
 def show(options: CommonOptions, /, *, task_id: str) -> None:
     """Show everything that is on record of one task.

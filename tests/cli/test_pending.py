@@ -11,7 +11,6 @@ import pytest
 from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import Answer, Started, gracekit, write_service
 from tests.cli.parked import CANARY, PARKING, left_parked, park, rows, running, state, wait_for
-from tests.cli.test_completion import completed
 
 pytestmark = pytest.mark.process
 
@@ -420,19 +419,6 @@ def test_an_end_needs_a_reason(directory):
     """It is on record, and the errored hook may tell it."""
     assert gracekit(directory, "pending", "give-up", "order-1").code == 2
     assert gracekit(directory, "pending", "cancel", "order-1", "--reason", " ").code == 2
-
-
-def test_the_shell_completes_parked_tasks_alone(directory):
-    """For the orders about them; what may be retried is completed with them for `tasks retry`."""
-    with running(directory):
-        park(directory, "order-1")
-        gracekit(directory, "call", "compute", "echo", "--id", "order-2")
-
-        assert completed(directory, "gracekit pending retry or") == ["order-1"]
-        assert completed(directory, "gracekit pending give-up or") == ["order-1"]
-        assert completed(directory, "gracekit pending cancel or") == ["order-1"]
-        assert completed(directory, "gracekit tasks retry or") == ["order-1"]
-        assert completed(directory, "gracekit pending ret") == ["retry"]
 
 
 # -- other listings ---------------------------------------------------------------------
