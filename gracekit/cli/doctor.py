@@ -65,14 +65,6 @@ _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.S
     multiple=True,
     help="A Kubernetes manifest, YAML or JSON.",
 )
-@click.option(
-    "--dockerfile",
-    "dockerfiles",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    multiple=True,
-    help="A Dockerfile.",
-)
 @click.option("--quiet", "-q", is_flag=True, help="Show only what is not ok.")
 @config_option
 @json_option
@@ -88,7 +80,6 @@ def doctor(
     pids: tuple[int, ...],
     unit: str | None,
     manifests: tuple[Path, ...],
-    dockerfiles: tuple[Path, ...],
     quiet: bool,
     config: Path | None,
     as_json: bool,
@@ -116,7 +107,6 @@ def doctor(
         pids=pids,
         unit=unit,
         manifests=manifests,
-        dockerfiles=dockerfiles,
     )
     findings = list(examine(examination))
     code = exit_code(findings)

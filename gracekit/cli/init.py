@@ -36,7 +36,7 @@ def init() -> None:
 
     The numbers in it are calculated from the settings, and comments say how. Give
     it the options and the environment of `gracekit run`; `gracekit doctor` checks
-    the result.
+    the unit and the manifests.
     """
 
 

@@ -19,7 +19,6 @@ from gracekit.doctor import (
     configuration,
     declared,
     host,
-    images,
     platform,
     pods,
     proc,
@@ -57,7 +56,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         pids: Processes of the service that the user named.
         unit: The file of a systemd unit, or its name.
         manifests: Kubernetes manifests.
-        dockerfiles: Dockerfiles.
     """
 
     settings: Settings | None
@@ -67,13 +65,12 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     unit: str | None = None
     manifests: tuple[Path, ...] = ()
-    dockerfiles: tuple[Path, ...] = ()
 
     @property
     def files(self) -> tuple[object, ...]:
         """The given files that describe how the service is run, often on another machine."""
         unit = () if self.unit is None else (self.unit,)
-        return (*unit, *self.manifests, *self.dockerfiles)
+        return (*unit, *self.manifests)
 
 
 def examine(examination: Examination) -> Findings:
@@ -173,8 +170,6 @@ def _platform_checks(
         yield lambda: platform.check_kill_after(settings)
     for manifest in examination.manifests:
         yield lambda manifest=manifest: pods.check_manifest(settings, manifest, target)  # type: ignore[misc]
-    for dockerfile in examination.dockerfiles:
-        yield lambda dockerfile=dockerfile: images.check_dockerfile(settings, dockerfile, target)  # type: ignore[misc]
     if examination.unit is not None:
         unit = examination.unit
         yield lambda: units.check_unit(settings, unit, target)

@@ -178,7 +178,7 @@ def check_target(given: StartCommand, target: str, where: str) -> Iterator[Findi
     """Warn if *where* starts another service than *target*; either may be empty.
 
     Args:
-        given: Of the unit, manifest or Dockerfile.
+        given: Of the unit or manifest.
         target: MODULE[:ATTR] that doctor was given.
         where: The unit, container or file.
     """

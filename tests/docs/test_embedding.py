@@ -296,7 +296,6 @@ FORMS = {
         r"`(ExecStart=[^`]+)`, `(TimeoutStopSec=\d+)`(?:, `(Type=notify)`, and no `(ExecReload)`)?",
         "--unit",
     ),
-    "docker": ([r"^CMD .*$"], r"`(CMD [^`]+)`", "--dockerfile"),
     "k8s": (
         [r"command: \[gracekit, run.*$", r"terminationGracePeriodSeconds: .*$"],
         r"`(command: [^`]+)`, `(terminationGracePeriodSeconds: \d+)`",
@@ -306,16 +305,16 @@ FORMS = {
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("platform", "row"), [("systemd", 0), ("k8s", 1), ("docker", 2)])
+@pytest.mark.parametrize(("platform", "row"), [("systemd", 0), ("k8s", 1)])
 @pytest.mark.parametrize("form", [0, 1])
 def test_changed_lines_make_files_that_doctor_accepts(
     directory: Path, platform: str, row: int, form: int
 ):
     """What `gracekit init` prints, with the lines of the table in place of its own."""
-    words = {"systemd": ("--user", "root"), "k8s": ("--image", "inside:1"), "docker": ()}[platform]
+    words = {"systemd": ("--user", "root"), "k8s": ("--image", "inside:1")}[platform]
     text = run(directory, "-m", "gracekit", "init", platform, "inside:svc", *words)
     lines = [line for line in PAGE.text.splitlines() if " | `" in line and line.startswith("| ")]
-    table = [line for line in lines if re.match(r"\| (systemd|Kubernetes|Docker) \|", line)]
+    table = [line for line in lines if re.match(r"\| (systemd|Kubernetes) \|", line)]
     old, new, option = FORMS[platform]
     cell = table[row].split(" | ")[1 + form]
     for pattern, line in zip(old, re.search(new, cell).groups(), strict=False):  # type: ignore[union-attr]

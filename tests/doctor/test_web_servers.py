@@ -9,7 +9,6 @@ import pytest
 
 from gracekit import Settings
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.images import check_dockerfile
 from gracekit.doctor.pods import check_manifest
 from gracekit.doctor.units import check_unit
 from tests.doctor.kit import one
@@ -39,12 +38,6 @@ def manifest(directory: Path, command: list[str], **env: str) -> list[Finding]:
     path = directory / "app.json"
     path.write_text(json.dumps({"kind": "Pod", "metadata": {"name": "app"}, "spec": spec}))
     return list(check_manifest(Settings(), path))
-
-
-def image(directory: Path, command: str) -> list[Finding]:
-    path = directory / "Dockerfile"
-    path.write_text(f"FROM python\nUSER 10001\nCMD {command}\n")
-    return list(check_dockerfile(Settings(), path))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +98,3 @@ def test_a_manifest_is_judged_like_a_unit(tmp_path: Path):
         Level.OK,
         Level.OK,
     )
-
-
-def test_an_image_is_judged_like_a_unit(tmp_path: Path):
-    """Its command is the same, and only its limit is given elsewhere."""
-    without = one(image(tmp_path, '["uvicorn", "app:app"]'), "uvicorn")
-    bounded = one(image(tmp_path, json.dumps(BOUNDED.split())), "uvicorn")
-
-    assert (without.level, bounded.level) == (Level.FAIL, Level.OK)
