@@ -203,7 +203,7 @@ def test_sisters_do_not_know_each_other():
 TABLES: Final = {
     "run": (
         "runs journal",
-        "leases listings doctor store",
+        "leases listings store",
     ),  # retention deletes rows, and a migration asks who may live
     "task": ("journal", "leases listings doctor store testing"),  # a backup counts rows
     "content": ("journal", "listings testing"),

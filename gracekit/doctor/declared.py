@@ -16,7 +16,6 @@ from gracekit.rpc.methods import Method
 from gracekit.service import Service
 
 SHOWN: Final = 5
-LEAST_STOP_S: Final = 0.5
 
 Methods = list[Method[Any, Any]]
 
@@ -53,26 +52,6 @@ def check_probes(service: Service) -> Finding:
     if not methods:
         return ok("probes", "no method has on_interrupt='probe', so none needs a probe")
     return ok("probes", f"each method with on_interrupt='probe' ({len(methods)}) has its probe")
-
-
-def check_probe_times(settings: Settings, service: Service) -> Finding:
-    """Check that a slow probe can answer Wait more than once within max_wait."""
-    slow = [
-        method
-        for method in service.methods
-        if method.options.on_interrupt == "probe"
-        and (method.options.probe_timeout_s or settings.probe_timeout_s) > method.options.max_wait_s
-    ]
-    if slow:
-        first = slow[0]
-        timeout = first.options.probe_timeout_s or settings.probe_timeout_s
-        return warn(
-            "probe times",
-            f"{named(slow)}: probe_timeout = {format_duration(timeout)} should be at most "
-            f"max_wait = {format_duration(first.options.max_wait_s)}, or one slow probe uses it up",
-            "lower probe_timeout=, or raise max_wait=",
-        )
-    return ok("probe times", "each probe_timeout is at most its max_wait")
 
 
 def check_kinds(service: Service) -> Iterator[Finding]:
@@ -187,39 +166,9 @@ def check_accepted(settings: Settings, service: Service) -> Iterator[Finding]:
     )
 
 
-def check_prefetch(settings: Settings, service: Service) -> Iterator[Finding]:
-    """Warn if the prefetch keeps requeue methods, which are acked at their end, from running."""
-    requeued = [m for m in _of_requests(service) if m.options.on_interrupt == "requeue"]
-    most = can_run(settings, requeued)
-    if requeued and settings.prefetch < most:
-        yield warn(
-            "prefetch",
-            f"{named(requeued)}: on_interrupt='requeue', so acked when done, and prefetch = "
-            f"{settings.prefetch} messages may be read and not acked: no more than that run at a "
-            f"time, although {most} could",
-            f"raise GRACEKIT_PREFETCH to at least {most}",
-        )
-
-
 def _of_requests(service: Service) -> Methods:
     """The methods of the service's topic, without the ops methods."""
     return [method for method in declared_ones(service.methods) if not method.ops]
-
-
-def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
-    """Check the time that on_stop hooks have after a drain that used up its deadline."""
-    if not service.stop_hooks:
-        return
-    least = settings.exit_margin_s / 2
-    seen = (
-        f"{len(service.stop_hooks)} on_stop hooks have {format_duration(least)} at least, after a "
-        f"drain to its deadline, and stop_hook_timeout = "
-        f"{format_duration(settings.stop_hook_timeout_s)} at most"
-    )
-    if least < LEAST_STOP_S:
-        yield warn("on_stop", seen, "raise GRACEKIT_EXIT_MARGIN if they need longer")
-    else:
-        yield ok("on_stop", seen)
 
 
 def declared_ones(methods: Iterable[Method[Any, Any]]) -> Methods:

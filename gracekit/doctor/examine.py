@@ -43,6 +43,7 @@ Findings = Iterator[Finding]
 STORE_TABLES: Final = ("run", "task", "reply", "lease", "hold", "tally")
 _NO_RUNS: Final = store_runs.Runs(living=(), doubtful=(), all=())
 QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
+_HOST_CHECKS: Final[tuple[Check, ...]] = (store_file.check_library, host.check_clock)
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ def examine(examination: Examination) -> Findings:
         if examination.service is not None:
             yield from _in("application", *_declaration_checks(examination.service))
         yield from _in("process", *_process_checks(examination.pids))
-        yield from _in("host", *_host_checks())
+        yield from _in("host", *_HOST_CHECKS)
         wrong = "the rest is judged by the settings, which are wrong"
         yield from _in("settings", lambda: skip("settings", wrong, "mend them"))
         return
@@ -110,7 +111,7 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
         yield from _transport(settings, found, examination.service)
     yield from _in(
         "host",
-        *_host_checks(),
+        *_HOST_CHECKS,
         lambda: host.check_loop(settings),
         lambda: host.check_host_name(settings, os.getpid()),
     )
@@ -152,13 +153,10 @@ def _declaration_checks(service: Service) -> tuple[Check, ...]:
 def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
     return (
         *_declaration_checks(service),
-        lambda: declared.check_probe_times(settings, service),
         lambda: declared.check_pending(settings, service),
         lambda: declared.check_timeouts(settings, service),
         lambda: declared.check_threads(settings, service),
         lambda: declared.check_accepted(settings, service),
-        lambda: declared.check_prefetch(settings, service),
-        lambda: declared.check_stop_hooks(settings, service),
     )
 
 
@@ -184,14 +182,6 @@ def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
         yield lambda pid=pid: processes.check_pid(pid)  # type: ignore[misc]
     if proc.container_of(os.getpid()) is not None:
         yield processes.check_first_process
-
-
-def _host_checks() -> tuple[Check, ...]:
-    return (
-        store_file.check_library,
-        host.check_clock,
-        host.check_user,
-    )
 
 
 # -- store and transport -------------------------------------------------------------
@@ -230,14 +220,12 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
             yield lambda: store_runs.check_living(found)
             yield lambda: store_runs.check_doubtful(found)
             yield lambda: store_runs.check_doors(found, directory)
-            yield lambda: store_runs.check_instance(settings, found)
             yield lambda: store_runs.check_openers(path, found)
             yield lambda: store_runs.check_unfinished(look, found, settings)
             yield lambda: store_runs.check_resources(found)
             yield lambda: store_runs.check_suspects(look, found)
             yield lambda: store_runs.check_accounts(look)
             yield lambda: store_file.check_retention(look, settings)
-            yield lambda: store_runs.check_clock_against(look)
 
     yield from _file("store", path, migrations, STORE_TABLES, inside)
     if not path.is_file():
@@ -262,7 +250,6 @@ def _database(settings: Settings, location: StoreLocation, found: store_runs.Run
         lambda: store_runs.check_living(found),
         lambda: store_runs.check_doubtful(found),
         lambda: store_runs.check_doors(found, directory),
-        lambda: store_runs.check_instance(settings, found),
         lambda: store_server.check_inside(settings, location, found),
         lambda: store_runs.check_resources(found),
     )
@@ -290,12 +277,11 @@ def _transport(settings: Settings, found: store_runs.Runs, service: Service | No
     def inside(look: store_file.ReadOnlyDatabase) -> Iterator[Check]:
         yield lambda: queue_file.check_waiting(look)
         yield lambda: queue_file.check_dead_letters(look)
-        if look.schema() == len(migrations):
-            yield lambda: queue_file.check_connections(look)
-            if location.postgres is None:  # only a connection tells which store that is
-                yield lambda: queue_file.check_readers(
-                    settings, look, location.identity(), found, service
-                )
+        # Only a connection tells which store one in PostgreSQL is.
+        if look.schema() == len(migrations) and location.postgres is None:
+            yield lambda: queue_file.check_readers(
+                settings, look, location.identity(), found, service
+            )
 
     yield from _file("transport", path, migrations, QUEUE_TABLES, inside)
 
@@ -334,9 +320,7 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
         *first,
         lambda: store_file.check_file(path),
         lambda: store_file.check_directory(path),
-        lambda: store_file.check_way(path),
         lambda: store_file.check_room(path),
-        lambda: store_file.check_wal(path),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -80,8 +79,3 @@ def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
             "set GRACEKIT_HOST to a name that stays: of the node, or of a StatefulSet's pod",
         )
     return ok("host", f"{name}, from {settings.origin('host')}")
-
-
-def check_user() -> Finding:
-    """Report the user for whom files are checked; it should be the service's user."""
-    return ok("user", f"uid {os.geteuid()}; modes and owners are judged for this user")

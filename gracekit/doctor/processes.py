@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from gracekit.doctor.start_command import is_interactive, is_shell
 from gracekit.exits import ExitCode
 from gracekit.signals import STOP_SIGNALS
 
-ENOUGH_FILES: Final = 1024
 LONGEST: Final = 60
 
 _EXEC_FORM: Final = (
@@ -37,22 +34,9 @@ def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
             ExitCode.DEPENDENCY,
         )
         return
-    yield from check_state(pid, root)
     yield check_shell_above(pid, root)
     yield check_stop_signals(pid, root)
     yield check_alarm(pid, root)
-    yield check_files(pid)
-
-
-def check_state(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
-    """Check for a process that is stopped: it serves nothing, and no signal but SIGKILL acts."""
-    if proc.is_stopped(pid, root):
-        yield fail(
-            f"state of {pid}",
-            "it is stopped, as by SIGSTOP or a debugger: it serves nothing, and begins no drain",
-            f"kill -CONT {pid} lets it go on",
-            ExitCode.DEPENDENCY,
-        )
 
 
 def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
@@ -139,26 +123,3 @@ def _alarm_of_first(check: str, *, is_caught: bool) -> Finding:
         "run it by `gracekit run` or svc.run(), or embed Runtime with signals=True; or let an init "
         "such as tini be PID 1",
     )
-
-
-def check_files(pid: int) -> Finding:
-    """Check the limit of open files and sockets."""
-    check = f"open files of {pid}"
-    try:
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    except (PermissionError, ProcessLookupError):
-        return skip(check, "its limits may not be looked at from here")
-    shown = "no limit" if soft == resource.RLIM_INFINITY else str(soft)
-    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
-        return warn(
-            check,
-            f"the limit is {soft}, and at least {ENOUGH_FILES} are wanted for connections and "
-            "handlers",
-            f"ulimit -n {_better(hard)}, or LimitNOFILE={_better(hard)} in the unit",
-        )
-    return ok(check, f"the limit is {shown}")
-
-
-def _better(hard: int) -> int:
-    limit = math.inf if hard == resource.RLIM_INFINITY else hard
-    return int(min(65536, limit))

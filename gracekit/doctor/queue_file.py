@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import age_s
@@ -12,7 +12,6 @@ from gracekit.config.values import duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.store_file import ReadOnlyDatabase
 from gracekit.doctor.store_runs import Runs
-from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.rpc.foreign_readers import (
     FOREIGN_REMEDY,
@@ -72,8 +71,9 @@ def check_readers(
 
 def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
     """The readers of all shared queues that are not proven dead, with their stores."""
-    found = map(rows.reader_of, look.read(rows.READERS))
-    return [reader for reader, peer in found if not judge_peer(look, peer).is_dead]
+    found, directory = map(rows.reader_of, look.read(rows.READERS)), wakeups_directory(look.path)
+    process = Process()
+    return [one for one, peer in found if not process.judge(peer.life, directory).is_dead]
 
 
 def _announced(settings: Settings, runs: Runs, service: Service | None) -> set[str]:
@@ -113,28 +113,3 @@ def judge(
             check, seen, f"name the MODULE:ATTR, so that it can be judged; {FOREIGN_REMEDY}"
         )
     return fail(check, seen, FOREIGN_REMEDY)
-
-
-def judge_peer(look: ReadOnlyDatabase, peer: rows.Peer) -> Liveness:
-    """Whether the process of a connection is alive."""
-    return Process().judge(peer.life, wakeups_directory(look.path))
-
-
-def check_connections(look: ReadOnlyDatabase) -> Iterator[Finding]:
-    """Check for connections neither proven alive nor dead, whose messages are not given back."""
-    check = "connections"
-    doubtful = [
-        f"pid {peer.identity.pid} ({judgement.reason})"
-        for peer in map(rows.peer_of, look.read(rows.PEERS, ""))
-        if not (judgement := judge_peer(look, peer)).is_alive and not judgement.is_dead
-    ]
-    if doubtful:
-        yield warn(
-            check,
-            f"not proven alive or dead: {'; '.join(doubtful[:SHOWN])}: what they hold is left "
-            "alone",
-            "look from the pid namespace in which they ran, where the process table can prove it; "
-            "no command takes over what a connection holds that cannot be proven dead",
-        )
-    else:
-        yield ok(check, "each is proven alive or dead")

@@ -138,7 +138,6 @@ class ConnectionChecks:
             f"{broker.profile.name}",
         )
         yield check_tls(broker)
-        yield from check_guest(broker)
 
     def check_nodes(self) -> Iterator[Finding]:
         """Connect to each host, and query the first that answers."""
@@ -381,27 +380,12 @@ class BrokerChecks:
                 "some. They stay until somebody takes or purges them",
             )
         elif self._profile.dead_letters:
-            yield self._check_dead_queues()
+            yield ok("dead letters", "none")
         else:
             yield ok(
                 "dead letters",
                 f"profile {self._profile.name} keeps none: what is rejected or expires is gone",
             )
-
-    def _check_dead_queues(self) -> Finding:
-        gone = []
-        for topic in self._topics:
-            first = self._report.fits.get(queue_entity(topic.queues[0]), {})
-            sends = first.get(self._profile.name, _UNKNOWN).fit is Fit.FITS
-            if sends and self._report.found[topic.dead].fit is Fit.MISSING:
-                gone.append(topic.dead)
-        if not gone:
-            return ok("dead letters", "none")
-        return warn(
-            "dead letters",
-            f"{listed(gone)} is missing: what is rejected or expires is gone",
-            "the next start makes it",
-        )
 
     def _messages(self, entity: BrokerEntity) -> int:
         return self._report.found.get(entity, _UNKNOWN).messages
@@ -444,16 +428,6 @@ def check_tls(broker: Broker) -> Finding:
             "leave verify= out, and write cafile= for your own authority",
         )
     return ok("TLS", f"certificate and host name are checked against {tls.cafile or 'the system'}")
-
-
-def check_guest(broker: Broker) -> Iterator[Finding]:
-    """Warn about user guest; on other machines than the broker's the URL is refused anyway."""
-    if any(host.user == "guest" for host in broker.hosts):
-        yield warn(
-            "guest",
-            "user guest is an administrator, and with its usual password everybody's",
-            "make a user of its own (rabbitmqctl add_user, set_permissions), and delete guest",
-        )
 
 
 def check_node(node: Node, *, others: bool) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, Self
 
 import apsw
-import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings, variable_name
@@ -34,17 +33,12 @@ _STEPS: Final = 10_000  # SQLite steps between two checks of the time
 MIB: Final = 1024 * 1024
 TOO_LITTLE: Final = 32 * MIB
 LITTLE: Final = 256 * MIB
-LARGE_WAL: Final = 64 * MIB
 LARGER_DISK: Final = "give the file a path on a larger disk; a full disk ends a run"
 LEAST_REQUESTS: Final = 1000
 LEAST_S: Final = 3600.0
 """A shorter record, or one of fewer requests, does not tell a rate."""
 LONGEST_S: Final = 7 * 86400.0
 """The rate is that of so many seconds at most: a week has busy days and others."""
-ROW_BYTES: Final = 330
-"""About so much an ended request with a short result takes, before a record tells it."""
-LEAST_ROWS: Final = 500
-"""So many rows tell what a request takes; in a smaller file empty tables and indexes count more."""
 _DAY_S: Final = 86400.0
 _ENDED: Final = "SELECT count(*), min(finished_at) FROM task WHERE finished_at >= ?"
 _SIZE: Final = """
@@ -235,7 +229,7 @@ def check_file(path: Path) -> Finding:
 
 
 def check_directory(path: Path) -> Finding:
-    """Check whether other users can write or list the directory."""
+    """Check whether we can write the directory, and its group; `check_place` says who else may."""
     directory = path.parent
     info, quoted = directory.stat(), shlex.quote(str(directory))
     mode = stat.S_IMODE(info.st_mode)
@@ -248,14 +242,6 @@ def check_directory(path: Path) -> Finding:
             "directory",
             f"{directory} cannot be written by uid {os.geteuid()}, and SQLite makes files there",
             mend if os.geteuid() else "have it mounted writable",
-        )
-    if mode & stat.S_IWOTH:
-        return fail(
-            "directory",
-            f"{directory} has mode {mode:04o}: anybody may be the first to make a file that a "
-            "service needs there, and so own and read it",
-            "give the file a path in a directory of its own: "
-            f"mkdir -m 700 {shlex.quote(str(directory / 'gracekit'))}",
         )
     if mode & stat.S_IWGRP:
         return warn(
@@ -273,20 +259,6 @@ def check_directory(path: Path) -> Finding:
     return ok("directory", f"{directory} has mode {mode:04o}")
 
 
-def check_way(path: Path) -> Iterator[Finding]:
-    """Check the parent directories: a user who may rename entries there can move the store away."""
-    for above in path.parent.resolve().parents:
-        info = above.stat()
-        open_to_all = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
-        if info.st_uid not in {0, os.geteuid()} or open_to_all:
-            who = "everybody" if open_to_all else f"uid {info.st_uid}, its owner,"
-            yield warn(
-                "way",
-                f"{who} can move away what is in {above}, and so the directory of {path.name}",
-                "give the file a path below directories of root or of the service's user",
-            )
-
-
 def check_room(path: Path) -> Finding:
     """Check free disk space, as a full disk ends a run."""
     free = files.free_bytes(path)
@@ -298,21 +270,6 @@ def check_room(path: Path) -> Finding:
     if free < LITTLE:
         return warn("disk space", f"{shown}, and {shown_bytes(LITTLE)} are wanted", remedy)
     return ok("disk space", shown)
-
-
-def check_wal(path: Path) -> Finding:
-    """Check for a large WAL: a reader with an old snapshot prevents checkpoints."""
-    size = _size(path, "-wal")
-    if size is None:
-        return skip("WAL", "none: the database was closed in good order, or never opened")
-    if size > LARGE_WAL:
-        return warn(
-            "WAL",
-            f"{shown_bytes(size)}, and {shown_bytes(LARGE_WAL)} should be enough: a reader that "
-            "stays in one transaction keeps it from being emptied",
-            "end long-running readers (sqlite3, backups); it is emptied at the next clean stop",
-        )
-    return ok("WAL", shown_bytes(size))
 
 
 def shown_bytes(number: float) -> str:
@@ -334,72 +291,24 @@ def _size(path: Path, suffix: str) -> int | None:
 # -- what the retention keeps ----------------------------------------------------------
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store tells of its growth.
-
-    Attributes:
-        requests: How many have ended in the last *seconds*.
-        seconds: How long ago the first of them ended.
-        rows: How many requests are on record.
-        row_bytes: What each row takes on disk, with its share of all else.
-        file_bytes: Size of the file, with its free pages.
-    """
-
-    requests: int
-    seconds: float
-    rows: int
-    row_bytes: float
-    file_bytes: int
-
-    @property
-    def per_second(self) -> float:
-        """The rate."""
-        return self.requests / self.seconds
-
-
 def check_retention(look: ReadOnlyDatabase, settings: Settings) -> Finding:
     """Check that the disk has room for what the retention keeps at the present rate."""
-    check, record = "retention", _read(look)
-    if record.requests < LEAST_REQUESTS or record.seconds < LEAST_S:
-        return ok(
-            check,
-            f"{record.requests:,} requests ended in the last {duration(record.seconds)}, which is "
-            f"too little to tell a rate; {_at_one_a_second(settings, record)}",
-        )
-    kept = format_duration(settings.retention_s)
+    now, check = Clock().wall(), "retention"
+    ((ended, first),) = look.read(_ENDED, now - LONGEST_S)
+    requests = int(str(ended))
+    seconds = 0.0 if first is None else max(0.0, now - float(str(first)))
+    seen = f"{requests:,} requests ended in the last {duration(seconds)}"
+    if requests < LEAST_REQUESTS or seconds < LEAST_S:
+        return ok(check, f"{seen}, which is too little to tell a rate")
+    ((rows, size, used),) = (tuple(map(int, map(str, row))) for row in look.read(_SIZE))
+    keeps = requests / seconds * settings.retention_s * used / rows
     free = files.free_bytes(look.path)
-    keeps = record.per_second * record.row_bytes * settings.retention_s
     seen = (
-        f"at the {record.per_second * _DAY_S:,.0f} requests a day of the last "
-        f"{duration(record.seconds)}, the retention of {kept} keeps about "
-        f"{shown_bytes(keeps)}; the file has {shown_bytes(record.file_bytes)}, and the "
-        f"file system {shown_bytes(free)} free"
+        f"at the {requests / seconds * _DAY_S:,.0f} requests a day of the last "
+        f"{duration(seconds)}, the retention of {format_duration(settings.retention_s)} keeps "
+        f"about {shown_bytes(keeps)}; the file has {shown_bytes(size)}, and the file system "
+        f"{shown_bytes(free)} free"
     )
-    if keeps <= record.file_bytes + free - LITTLE:
+    if keeps <= size + free - LITTLE:
         return ok(check, seen)
     return warn(check, seen, f"lower {variable_name('retention_s')}, or {LARGER_DISK}")
-
-
-def _at_one_a_second(settings: Settings, record: _Record) -> str:
-    """`one a second, of 330 bytes each (a short result), keeps about 190.3 MiB in 7d`."""
-    row_bytes, why = ROW_BYTES, "a short result, and no arguments kept"
-    if record.rows >= LEAST_ROWS:
-        row_bytes, why = round(record.row_bytes), "as in this file"
-    keeps = shown_bytes(settings.retention_s * row_bytes)
-    return (
-        f"one a second, of {row_bytes} bytes each ({why}), keeps about {keeps} in "
-        f"{format_duration(settings.retention_s)}"
-    )
-
-
-def _read(look: ReadOnlyDatabase) -> _Record:
-    now = Clock().wall()
-    ((ended, first),) = look.read(_ENDED, now - LONGEST_S)
-    ((rows, size, used),) = (tuple(map(int, map(str, row))) for row in look.read(_SIZE))
-    return _Record(
-        requests=int(str(ended)),
-        seconds=0.0 if first is None else max(0.0, now - float(str(first))),
-        rows=rows,
-        row_bytes=used / max(rows, 1),
-        file_bytes=size,
-    )

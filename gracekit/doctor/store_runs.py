@@ -14,11 +14,10 @@ import msgspec
 
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
-from gracekit.config.values import duration, format_duration
+from gracekit.config.values import duration
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.store_file import ReadOnlyDatabase
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.journal.tasks_sql import IS_OPEN, IS_UNSUCCESSFUL
@@ -38,8 +37,6 @@ LAST_RUNS: Final = 1000
 SHOWN: Final = 5
 ANSWER_S: Final = 2.0
 """A run that has not answered a probe by its door within this time is reported."""
-TOLERANCE_S: Final = 5.0
-"""So much may the clock be behind the newest record."""
 SETTLED_BY_START: Final = "start the service: it settles them"
 START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
@@ -70,10 +67,6 @@ SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        (SELECT count(*) FROM task WHERE {IS_OPEN} AND state NOT IN ({_OPEN})),
        (SELECT count(*) FROM task WHERE state = 'pending' AND owner IS NOT NULL),
        (SELECT count(*) FROM task WHERE {IS_UNSUCCESSFUL} AND state NOT IN ({_ENDED}))"""  # noqa: S608 - as above
-
-_NEWEST_MOMENT: Final = """
-SELECT max(moment) FROM (SELECT max(beat_at) AS moment FROM run
-UNION ALL SELECT max(accepted_at) FROM task UNION ALL SELECT max(finished_at) FROM task)"""
 
 
 class Look(Protocol):
@@ -265,22 +258,6 @@ def _answer(door: Path, run: Run) -> Mapping[str, Any] | None:
             return {}
 
 
-def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
-    """Check whether the instance's name is in use; only if the settings give a name."""
-    if settings.instance is None:
-        return
-    for run in runs.living:
-        if run.instance == settings.instance:
-            yield warn(
-                "instance",
-                f"{_label(run)} lives (pid {run.identity.pid}): another start under that name "
-                "is refused",
-                "stop it first, or set GRACEKIT_INSTANCE to another name",
-            )
-            return
-    yield ok("instance", f"{settings.instance} is free")
-
-
 def check_openers(path: Path, runs: Runs) -> Finding:
     """Check for processes that have the store open and are no runs of it."""
     known = {(run.identity.pid_ns, run.identity.pid) for run in runs.not_dead}
@@ -391,21 +368,6 @@ def check_accounts(look: Look) -> Finding:
         "keep a copy of the store (sqlite3 .backup) and report it: a record is lost or forged",
         ExitCode.INTERNAL,
     )
-
-
-def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
-    """Check whether the wall clock is behind the newest record of the store."""
-    now = Clock().wall() if wall is None else wall
-    ((newest,),) = look.read(_NEWEST_MOMENT)
-    ahead = float(str(newest)) - now if newest is not None else 0.0
-    if ahead > TOLERANCE_S:
-        return warn(
-            "clock",
-            f"the store has a record of {format_duration(float(round(ahead)))} in the future: the "
-            "clock was stepped back, and settle times and holds last longer by that",
-            "let the clock be slewed (chrony, systemd-timesyncd), not stepped",
-        )
-    return ok("clock", "no record is in the future")
 
 
 def _label(run: Run) -> str:

@@ -215,16 +215,6 @@ def test_a_probe_method_without_probe_fails(svc):
     assert declared.check_probes(svc).level is Level.OK
 
 
-def test_a_probe_must_have_time_to_wait_again(svc):
-    """One slow probe should not use up all of max_wait."""
-
-    @svc.rpc(on_interrupt="probe", max_wait="10s")
-    async def migrate(ctx: Context) -> None: ...
-
-    assert declared.check_probe_times(Settings(), svc).level is Level.WARN
-    assert declared.check_probe_times(Settings(probe_timeout_s=5), svc).level is Level.OK
-
-
 @pytest.mark.parametrize(
     ("given", "level"),
     [
@@ -272,25 +262,6 @@ def test_what_keeps_the_store_small_is_named_and_breaks_no_other_rule(svc):
     assert {one.level for one in configuration.check_inequalities(mended)} == {Level.OK}
 
 
-def test_a_low_prefetch_is_a_warning_for_what_is_acked_at_its_end(svc):
-    """A requeue method counts towards the prefetch while it runs; what is journaled does not."""
-
-    @svc.rpc
-    def create(ctx: Context) -> None: ...
-
-    journaled = list(declared.check_prefetch(Settings(prefetch=1), svc))
-
-    @svc.rpc(on_interrupt="requeue")
-    def read(ctx: Context) -> None: ...
-
-    (found,) = declared.check_prefetch(Settings(prefetch=1), svc)
-
-    assert journaled == list(declared.check_prefetch(Settings(prefetch=40), svc)) == []
-    assert found.level is Level.WARN
-    assert found.seen.startswith("read(): on_interrupt='requeue'")
-    assert found.remedy == "raise GRACEKIT_PREFETCH to at least 40"
-
-
 @pytest.mark.parametrize(
     ("options", "level"),
     [
@@ -325,16 +296,6 @@ def test_threads_bound_plain_functions(svc):
         ("ops_threads", Level.OK),
         ("threads", Level.WARN),  # ping() goes on after its time-out
     ]
-
-
-def test_stop_hooks_are_told_what_time_they_have(svc):
-    """After a drain that ran to its deadline, half of the exit margin is left."""
-    assert list(declared.check_stop_hooks(Settings(), svc)) == []
-    svc.on_stop(lambda: None)
-
-    assert levels(declared.check_stop_hooks(Settings(), svc)) == {"on_stop": Level.OK}
-    tight = Settings(exit_margin_s=0.5)
-    assert levels(declared.check_stop_hooks(tight, svc)) == {"on_stop": Level.WARN}
 
 
 # -- the exit code ------------------------------------------------------------------

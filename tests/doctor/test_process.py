@@ -15,7 +15,6 @@ from gracekit.doctor import host, proc
 from gracekit.doctor.finding import Level
 from gracekit.doctor.processes import (
     check_alarm,
-    check_files,
     check_first_process,
     check_pid,
     check_shell_above,
@@ -158,23 +157,6 @@ def test_a_process_that_is_gone_fails(tmp_path):
 
 
 # -- surroundings -------------------------------------------------------------------
-
-
-@pytest.mark.process
-def test_few_open_files_are_told():
-    """The limit of a real child is read, and the remedy stays within what it may set."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512));"
-        "print(0, flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        found = check_files(child.pid)
-        child.communicate("\n")
-
-    assert found.level is Level.WARN
-    assert "ulimit -n 512" in found.remedy
 
 
 def test_a_container_is_known_by_its_group_its_environment_or_its_root(tmp_path):
