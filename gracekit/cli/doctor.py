@@ -101,7 +101,6 @@ def doctor(
     settings, problems = _settings(flags, config, {} if service is None else service.defaults)
     examination = Examination(
         settings=settings,
-        target=target or "",
         service=service,
         problems=(*problems, *more),
         pids=pids,

@@ -51,7 +51,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: None if they are wrong; `problems` then has the errors.
-        target: MODULE[:ATTR], as the user wrote it; empty if none was named.
         service: None if none was named, or it cannot be loaded.
         problems: Problems that are known already.
         pids: Processes of the service that the user named.
@@ -60,7 +59,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: Settings | None
-    target: str = ""
     service: Service | None = None
     problems: tuple[Finding, ...] = ()
     pids: tuple[int, ...] = ()
@@ -163,14 +161,14 @@ def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
 def _platform_checks(
     examination: Examination, settings: Settings, pids: tuple[int, ...]
 ) -> Iterator[Check]:
-    pid, target = pids[0] if pids else os.getpid(), examination.target
+    pid = pids[0] if pids else os.getpid()
     if not examination.files or settings.kill_after_s is not None:
         yield lambda: platform.check_kill_after(settings)
     for manifest in examination.manifests:
-        yield lambda manifest=manifest: pods.check_manifest(settings, manifest, target)  # type: ignore[misc]
+        yield lambda manifest=manifest: pods.check_manifest(settings, manifest)  # type: ignore[misc]
     if examination.unit is not None:
         unit = examination.unit
-        yield lambda: units.check_unit(settings, unit, target)
+        yield lambda: units.check_unit(settings, unit)
     else:
         yield lambda: platform.check_systemd(settings, pid)
     if not examination.files:  # given files describe another machine

@@ -112,13 +112,13 @@ def check_promise(
         yield ok(check, f"{shown} is not more than {said}")
 
 
-def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -> Finding:
+def doubted(finding: Finding, given: StartCommand, unknown: frozenset[str]) -> Finding:
     """*finding* about the hard limit, as far as it stands if a hidden source may set its times.
 
     A FAIL becomes a WARN; if the variable of a time is named and its value is hidden, a SKIP.
     """
     hidden = [name for name in TIMES if name in unknown]
-    if any(variable_name(name) in given.sources for name in hidden):
+    if any(variable_name(name) in given.hidden_variables for name in hidden):
         return _lowered(finding, Level.SKIP, given, "may set other times")
     if hidden and finding.level is Level.FAIL:
         return _lowered(finding, Level.WARN, given, "may set other times")
@@ -138,11 +138,6 @@ def _lowered(finding: Finding, level: Level, given: StartCommand, what: str) -> 
     return msgspec.structs.replace(finding, level=level, seen=seen)
 
 
-def not_known(check: str, name: str, source: str, what: str) -> Finding:
-    """A SKIP, because *what* depends on the setting *name*, whose value is hidden in *source*."""
-    variable = variable_name(name)
-    return skip(
-        check,
-        f"{variable} comes from {source}, and its value is not known here, nor {what}",
-        f"to have it judged, run doctor with {variable} as that run has it",
-    )
+def not_known(check: str, name: str, what: str) -> Finding:
+    """A SKIP, because *what* depends on the setting *name*, whose value is hidden."""
+    return skip(check, f"the value of {variable_name(name)} is not known here, nor {what}")

@@ -20,7 +20,6 @@ from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
 from gracekit.doctor.grace import compare, doubted, not_known, refused
 from gracekit.doctor.start_command import (
-    check_target,
     check_wait,
     given_by,
     hides_signals,
@@ -50,7 +49,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     claims: frozenset[str] = frozenset()
 
 
-def check_manifest(settings: Settings, path: Path, target: str = "") -> Iterator[Finding]:
+def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
     """Check every container in a manifest that runs, or may run, gracekit."""
     documents = read_documents(path)
     if documents is None:
@@ -69,7 +68,7 @@ def check_manifest(settings: Settings, path: Path, target: str = "") -> Iterator
         )
     for pod in pods:
         for container in _ours(pod):
-            yield from _check_container(settings, pod, container, target)
+            yield from _check_container(settings, pod, container)
 
 
 def read_documents(path: Path) -> list[Any] | None:
@@ -134,14 +133,14 @@ def _ours(pod: Pod) -> Sequence[Mapping[str, Any]]:
     ours = [
         one
         for one in containers
-        if any(name.startswith(PREFIX) for name in (*_environment(one), *_sources(one)))
+        if any(name.startswith(PREFIX) for name in (*_environment(one), *_hidden(one)))
         or "gracekit" in _words(one)
     ]
     return ours or containers
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    """The variables with literal values; for others see `_sources`."""
+    """The variables with literal values; for others see `_hidden`."""
     return {
         str(entry["name"]): str(entry["value"])
         for entry in container.get("env") or ()
@@ -149,27 +148,13 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _sources(container: Mapping[str, Any]) -> dict[str, str]:
-    """The variables whose values are not in the manifest, each with its source: `Secret images`."""
-    return {
-        str(entry["name"]): _source_of(entry["valueFrom"])
+def _hidden(container: Mapping[str, Any]) -> frozenset[str]:
+    """The variables whose values are not in the manifest, but in a Secret or a ConfigMap."""
+    return frozenset(
+        str(entry["name"])
         for entry in container.get("env") or ()
         if isinstance(entry, dict) and "name" in entry and "valueFrom" in entry
-    }
-
-
-def _open_sources(container: Mapping[str, Any]) -> list[str]:
-    """The sources in `envFrom`, which may set any variable; `env` takes precedence."""
-    return [_source_of(entry) for entry in container.get("envFrom") or ()]
-
-
-def _source_of(entry: Any) -> str:
-    """`Secret images` of `{"secretKeyRef": {"name": "images"}}`."""
-    for key, reference in entry.items() if isinstance(entry, dict) else ():
-        kind = key.removesuffix("Ref").removesuffix("Key")
-        if key != kind and isinstance(reference, dict) and "name" in reference:
-            return f"{kind[:1].upper()}{kind[1:]} {reference['name']}"
-    return "valueFrom"
+    )
 
 
 def _words(container: Mapping[str, Any]) -> list[str]:
@@ -178,7 +163,7 @@ def _words(container: Mapping[str, Any]) -> list[str]:
 
 
 def _check_container(
-    settings: Settings, pod: Pod, container: Mapping[str, Any], target: str
+    settings: Settings, pod: Pod, container: Mapping[str, Any]
 ) -> Iterator[Finding]:
     name = f"{pod.name}, container {container.get('name', '?')}"
     environment = _environment(container)
@@ -187,10 +172,9 @@ def _check_container(
         _words(container),
         environment,
         str(container.get("workingDir", "")),
-        sources=_sources(container),
-        open_sources=_open_sources(container),
+        hidden_variables=_hidden(container),
+        open_sources=["envFrom"] if container.get("envFrom") else [],
     )
-    yield from check_target(given, target, name)
     if given.has_hidden_file:
         seen = f"it names the settings file {given.file}, which is not here"
         yield skip(f"{name}: settings", seen, "run doctor with its options")
@@ -214,7 +198,7 @@ def _check_container(
     in_time = _check_grace(settings, pod, container, name, float(grace), kill_after)
     yield doubted(in_time, given, unknown)
     if kill_after is None or in_time.level is not Level.FAIL:  # its remedy is for both
-        yield _check_kill_after(name, kill_after, float(grace), unknown.get("kill_after_s"))
+        yield _check_kill_after(name, kill_after, float(grace), is_hidden="kill_after_s" in unknown)
     yield from check_files(settings, pod, container, name, unknown)
     if hides_signals(_words(container)):
         yield fail(
@@ -266,10 +250,6 @@ def _pre_stop_s(container: Mapping[str, Any]) -> float:
             return 0.0
         case {"sleep": {"seconds": int() | float() as seconds}}:
             return float(seconds)
-        case {"exec": {"command": [*words]}} if "sleep" in words[-2:-1]:
-            return _number(words[-1])
-        case {"exec": {"command": [*_, str(last)]}} if last.startswith("sleep "):
-            return _number(last.split()[1])
         case _:
             return math.nan
 
@@ -282,11 +262,11 @@ def _number(word: object) -> float:
         return math.nan
 
 
-def _check_kill_after(name: str, value: str | None, grace_s: float, source: str | None) -> Finding:
+def _check_kill_after(name: str, value: str | None, grace_s: float, *, is_hidden: bool) -> Finding:
     check = f"{name}: {KILL_AFTER}"
-    if value is None and source is not None:
+    if value is None and is_hidden:
         what = f"whether it is the pod's grace period, {grace_s:g} s"
-        return not_known(check, "kill_after_s", source, what)
+        return not_known(check, "kill_after_s", what)
     if value is None:
         return warn(
             check,
@@ -318,14 +298,13 @@ def check_files(
     pod: Pod,
     container: Mapping[str, Any],
     name: str,
-    unknown: Mapping[str, str],
+    unknown: frozenset[str],
 ) -> Iterator[Finding]:
     """Check that files outlive container and pod, and whether replicas share journal and queue."""
-    is_own = True
     for what, field in (("journal", "store_url"), ("queue", "transport_url")):
         url = getattr(settings, field)
         if field in unknown:
-            yield not_known(f"{name}: {what}", field, unknown[field], f"where the {what} is")
+            yield not_known(f"{name}: {what}", field, f"where the {what} is")
             continue
         if kind_of(url) is not UrlKind.FILE:
             continue
@@ -333,11 +312,10 @@ def check_files(
         volume = _volume_of(pod, container, path)
         moved = f"{variable_name(field)}={file_url(f'/data/{path.name}')}"
         yield _check_volume(f"{name}: {what}", what, path, volume, moved)
-        is_own = is_own and (volume is None or _is_own(volume))
     yield from _check_runs(settings, pod, container, name, unknown)
-    is_known = not unknown.keys() & {"store_url", "transport_url"}
+    is_known = not unknown & {"store_url", "transport_url"}
     if is_known and pod.replicas > 1 and UrlKind.FILE in _kinds(settings):
-        yield _check_replicas(settings, pod, name, is_own=is_own)
+        yield _check_replicas(pod, name)
 
 
 def _check_runs(
@@ -345,12 +323,12 @@ def _check_runs(
     pod: Pod,
     container: Mapping[str, Any],
     name: str,
-    unknown: Mapping[str, str],
+    unknown: frozenset[str],
 ) -> Iterator[Finding]:
     """Check that the locks of runs outlive the container, if they are not beside a file."""
     what, field, named = "run directory", "run_directory", settings.run_directory
     if field in unknown:
-        yield not_known(f"{name}: {what}", field, unknown[field], f"where the {what} is")
+        yield not_known(f"{name}: {what}", field, f"where the {what} is")
     elif named or ("store_url" not in unknown and UrlKind.DATABASE in _kinds(settings)):
         place = PurePosixPath(str(container.get("workingDir", "")))
         path = place / (named or RUN_DIRECTORY)
@@ -381,11 +359,6 @@ def _volume_of(
     return next((one for one in volumes if one.get("name") == name), {"name": name, _ABSENT: {}})
 
 
-def _is_own(volume: Mapping[str, Any]) -> bool:
-    """Whether each pod has its own volume of this kind."""
-    return any(kind in volume for kind in (*_WITH_THE_POD, "volumeClaimTemplate"))
-
-
 def _check_volume(
     check: str, what: str, path: PurePosixPath, volume: Mapping[str, Any] | None, moved: str
 ) -> Finding:
@@ -411,28 +384,11 @@ def _check_volume(
     return ok(check, f"the {what} {path} is on the volume {volume['name']!r}")
 
 
-def _check_replicas(settings: Settings, pod: Pod, name: str, *, is_own: bool) -> Finding:
-    check = f"{name}: replicas"
-    remedy = "set replicas: 1, or have all pods on one node with one volume for their files"
-    if not is_own:
-        return warn(
-            check,
-            f"{pod.replicas} replicas share SQLite files, which works for pods of one node alone: "
-            "a volume that nodes share is refused at the start",
-            remedy,
-        )
-    if kind_of(settings.transport_url) is UrlKind.FILE:
-        seen = "each has a queue of its own, of which callers reach one at most"
-    elif settings.accept_unshared_store:
-        return warn(
-            check,
-            f"{pod.replicas} replicas, each with a journal of its own (accept_unshared_store): "
-            "dedupe, resources and recovery do not reach from one to the other",
-            remedy,
-        )
-    else:
-        seen = (
-            "each has a journal of its own: while a method is 'error' or 'probe' or names a "
-            "resource, only the first one starts"
-        )
-    return fail(check, f"{pod.replicas} replicas, and {seen}", remedy)
+def _check_replicas(pod: Pod, name: str) -> Finding:
+    return warn(
+        f"{name}: replicas",
+        f"{pod.replicas} replicas with SQLite files: pods of one node can share a volume; "
+        "otherwise each has a journal or a queue of its own, and while a method is 'error' or "
+        "'probe' or names a resource, only the first one starts",
+        "set replicas: 1, or have all pods on one node with one volume for their files",
+    )

@@ -19,9 +19,9 @@ from typing import Final
 import msgspec
 
 from gracekit.config.loading import load
-from gracekit.config.settings import BY_VARIABLE, SETTINGS, Settings, option_name, variable_name
+from gracekit.config.settings import BY_VARIABLE, SETTINGS, Settings, option_name
 from gracekit.config.values import PREFIX, format_duration
-from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.doctor.finding import Finding, fail, ok
 
 _FIELDS: Final = MappingProxyType(
     {option_name(f.name): f for f in fields(Settings) if f.metadata["parse"]}
@@ -42,8 +42,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
         flags: Settings by option, without `--config`.
         variables: Variables of gracekit.
         file: The settings file; None for none.
-        target: MODULE[:ATTR] of the service; empty if it does not start one by `gracekit run`.
-        sources: Variables with hidden values, each with its source: `Secret images`.
+        hidden_variables: Variables with values that are not known here, as in a Secret.
         open_sources: Sources that may set any variable, such as an `EnvironmentFile=` that
             cannot be read here.
     """
@@ -51,8 +50,7 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
     flags: Mapping[str, object]
     variables: Mapping[str, str]
     file: Path | None
-    target: str = ""
-    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
+    hidden_variables: frozenset[str] = frozenset()
     open_sources: Sequence[str] = ()
 
     @property
@@ -70,53 +68,34 @@ class StartCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hidden(self) -> list[str]:
         """All sources of settings that cannot be read here."""
-        named = sorted(set(self.sources.values()))
-        return [*named, *(source for source in self._open() if source not in named)]
+        return [*sorted(self.hidden_variables), *self._open()]
 
     def load(self, settings: Settings) -> Settings:
-        """The settings that such a run would have.
+        """The settings that such a run would have, as far as they are not hidden.
 
         Args:
-            settings: The settings given to doctor: they have the service's defaults, and values
-                that the operator gave for hidden settings.
+            settings: The settings given to doctor: they have the service's defaults.
 
         Raises:
             ConfigError: a start with them would be refused.
         """
         file = None if self.has_hidden_file else self.file
-        variables = {**self.variables, **self._replaced(settings)}
-        return load(self.flags, variables, file, defaults=settings.service_defaults)
+        return load(self.flags, self.variables, file, defaults=settings.service_defaults)
 
-    def unknown(self, settings: Settings) -> dict[str, str]:
-        """The settings whose values are hidden, each with the source.
+    def unknown(self, settings: Settings) -> frozenset[str]:
+        """The settings whose values are hidden.
 
         Args:
             settings: As returned by `load`.
         """
-        unset = {name for name in SETTINGS if settings.origin(name) in UNSET}
-        found = dict.fromkeys(unset, " or ".join(self._open())) if self._open() else {}
-        named = {BY_VARIABLE[one]: said for one, said in self.sources.items() if one in BY_VARIABLE}
-        return found | {name: said for name, said in named.items() if name in unset}
-
-    def _replaced(self, settings: Settings) -> dict[str, str]:
-        """Variables for hidden settings, with the values that the operator gave."""
-        found = {}
-        for name, (_, shown, origin) in zip(SETTINGS, settings.describe(), strict=True):
-            variable = variable_name(name)
-            is_hidden = variable in self.sources or (
-                self._open() and variable not in self.variables
-            )
-            # Not kill_after: the operator's own platform may have another.
-            if is_hidden and origin not in UNSET and name != "kill_after_s":
-                is_url = name.endswith("_url")  # shown without its password
-                found[variable] = str(getattr(settings, name)) if is_url else shown
-        return found
+        unset = frozenset(name for name in SETTINGS if settings.origin(name) in UNSET)
+        named = {BY_VARIABLE[one] for one in self.hidden_variables if one in BY_VARIABLE}
+        return unset if self._open() else unset & named
 
     def _open(self) -> list[str]:
-        config = f"{PREFIX}CONFIG"
         file = [f"the settings file {self.file}"] if self.has_hidden_file else []
-        file += [self.sources[config]] if config in self.sources else []
-        return [*self.open_sources, *file]
+        config = {f"{PREFIX}CONFIG"} & self.hidden_variables
+        return [*self.open_sources, *file, *config]
 
 
 def given_by(
@@ -124,7 +103,7 @@ def given_by(
     environment: Mapping[str, str],
     directory: str = "",
     *,
-    sources: Mapping[str, str] = MappingProxyType({}),
+    hidden_variables: frozenset[str] = frozenset(),
     open_sources: Sequence[str] = (),
 ) -> StartCommand:
     """Read the settings from a command line and its environment.
@@ -134,19 +113,17 @@ def given_by(
             options of the same names.
         environment: Of the command.
         directory: Working directory of the command.
-        sources: Variables with hidden values, each with its source.
+        hidden_variables: Variables with values that are not known here.
         open_sources: Sources that may set any variable.
     """
-    of_run = _words_of_run(words)
-    flags = dict(_options(of_run))
+    flags = dict(_options(_words_of_run(words)))
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     file = flags.pop("config", None) or ours.pop(f"{PREFIX}CONFIG", None)
     return StartCommand(
         flags=flags,
         variables=ours,
         file=Path(directory) / str(file) if file is not None else None,
-        target=_target(of_run, environment),
-        sources={name: said for name, said in sources.items() if name.startswith(PREFIX)},
+        hidden_variables=frozenset(n for n in hidden_variables if n.startswith(PREFIX)),
         open_sources=open_sources,
     )
 
@@ -158,35 +135,6 @@ def _words_of_run(words: Sequence[str]) -> list[str]:
         if Path(program).name == "gracekit" and command == "run":
             return flat[index + 2 :]
     return []
-
-
-def _target(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """MODULE[:ATTR] among the words after `gracekit run`; empty if there are none."""
-    is_value = False
-    for word in words:
-        if not is_value and not word.startswith("-"):
-            return word
-        name = word.removeprefix("--").replace("-", "_")
-        name = _SHORT.get(name, name)
-        is_value = not is_value and (
-            name in {"config", "app_dir"} or (name in _FIELDS and _FIELDS[name].type != "bool")
-        )
-    return environment.get(f"{PREFIX}APP", "") if words else ""
-
-
-def check_target(given: StartCommand, target: str, where: str) -> Iterator[Finding]:
-    """Warn if *where* starts another service than *target*; either may be empty.
-
-    Args:
-        given: Of the unit or manifest.
-        target: MODULE[:ATTR] that doctor was given.
-        where: The unit, container or file.
-    """
-    ours, theirs = target.partition(":"), given.target.partition(":")
-    is_other = ours[0] != theirs[0] or (ours[2] != theirs[2] and ours[2] and theirs[2])
-    if target and given.target and is_other:
-        seen = f"{where} starts {given.target}, and doctor was given {target}"
-        yield warn("service", seen, "correct the name there, or run doctor with that service")
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:

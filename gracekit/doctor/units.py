@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -23,7 +22,6 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.start_command import (
     StartCommand,
-    check_target,
     check_wait,
     given_by,
     hides_signals,
@@ -32,20 +30,13 @@ from gracekit.doctor.start_command import (
 )
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
-from gracekit.upkeep import SHORTEST_FEED_S
 
 DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
 SYSTEMCTL_TIMEOUT_S: Final = 5.0
-CALM_WATCHDOG_S: Final = 2.0  # a busy machine may delay a process by a second
 
 Directives = Mapping[str, str]
 
 _ADDED: Final = frozenset({"Environment", "EnvironmentFile"})
-_SECRET: Final = re.compile(
-    r"^# (GRACEKIT_\w+) .*holds a password, so it is not in this file\.\n"
-    r"# Write a line \1=\.\.\. into (\S+), which",
-    re.MULTILINE,
-)
 _SPECIFIER: Final = re.compile(r"%(.)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SPAN_UNITS: Final = {
@@ -73,35 +64,20 @@ def time_span(text: str) -> float | None:
 # -- reading units ----------------------------------------------------------------
 
 
-def check_unit(settings: Settings, unit: str, target: str = "") -> Iterator[Finding]:
-    """Check a unit.
-
-    Args:
-        settings: Of doctor.
-        unit: A file, or a name.
-        target: MODULE[:ATTR] of the service that it should start; empty if not known.
-    """
+def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
+    """Check a unit, given by its file or its name."""
     path = Path(unit)
     if not path.exists():
-        yield from _check_named(settings, unit, target)
+        yield from _check_named(settings, unit)
         return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    directives = parse_unit(text)
+    directives = parse_unit(path.read_text(encoding="utf-8", errors="replace"))
     if not directives:
         yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
         return
-    yield from check_directives(settings, path.name, directives, target, secrets_of(text))
+    yield from check_directives(settings, path.name, directives)
 
 
-def secrets_of(text: str) -> dict[str, str]:
-    """The variables of which a unit by `gracekit init` says in which file they are, and only they.
-
-    A file that is here is read anyway.
-    """
-    return dict(_SECRET.findall(text))
-
-
-def _check_named(settings: Settings, unit: str, target: str) -> Iterator[Finding]:
+def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
     shown = show_unit(unit)
     if shown is None:
         yield fail(
@@ -110,7 +86,7 @@ def _check_named(settings: Settings, unit: str, target: str) -> Iterator[Finding
             "give --unit the path of the unit's file",
         )
     else:
-        yield from check_directives(settings, unit, shown, target)
+        yield from check_directives(settings, unit, shown)
 
 
 def parse_unit(text: str) -> Directives:
@@ -157,7 +133,6 @@ def show_unit(name: str) -> Directives | None:
     for shown, directive in (
         ("TimeoutStopUSec", "TimeoutStopSec"),
         ("TimeoutStartUSec", "TimeoutStartSec"),
-        ("WatchdogUSec", "WatchdogSec"),
     ):
         found[directive] = found.get(shown, "")
     return found
@@ -166,25 +141,10 @@ def show_unit(name: str) -> Directives | None:
 # -- checks -----------------------------------------------------------------------
 
 
-def check_directives(
-    settings: Settings,
-    name: str,
-    unit: Directives,
-    target: str = "",
-    secrets: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Finding]:
-    """Check all directives of a unit that affect a stop, a crash or a start.
-
-    *secrets* is from `secrets_of`: these files set nothing else.
-    """
+def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
+    """Check all directives of a unit that affect a stop, a crash or a start."""
     environment, hidden = _environment(unit)
-    given = given_by(
-        _words(unit),
-        environment,
-        _directory_of(unit),
-        sources={variable: file for variable, file in secrets.items() if file in hidden},
-        open_sources=[file for file in hidden if file not in secrets.values()],
-    )
+    given = given_by(_words(unit), environment, _directory_of(unit), open_sources=hidden)
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
@@ -197,10 +157,8 @@ def check_directives(
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
     yield from check_wait(_words(unit), environment, name)
-    yield from check_target(given, target, name)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
-    yield from _check_watchdog(settings, name, unit)
 
 
 def judged_by(
@@ -372,28 +330,3 @@ def _check_start(settings: Settings, name: str, unit: Directives) -> Finding:
         )
     shown = "infinite" if math.isinf(limit) else format_duration(limit)
     return ok("TimeoutStartSec", f"{name}: {shown}, above start_timeout")
-
-
-def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
-    limit = time_span(unit.get("WatchdogSec", "") or "0") or 0.0
-    if not limit or math.isinf(limit):
-        return
-    theirs = f"WatchdogSec of {name} = {format_duration(limit)}"
-    remedy = f"raise WatchdogSec to {format_duration(CALM_WATCHDOG_S)} or more"
-    if limit < 2 * SHORTEST_FEED_S:
-        yield fail(
-            "WatchdogSec",
-            f"{theirs} must be at least {format_duration(2 * SHORTEST_FEED_S)}: systemd would kill "
-            "a healthy service",
-            remedy,
-        )
-    elif limit < CALM_WATCHDOG_S:
-        yield warn(
-            "WatchdogSec",
-            f"{theirs} should be at least {format_duration(CALM_WATCHDOG_S)}: systemd kills a "
-            "service whose event loop is held up for so long, as on a busy machine",
-            remedy,
-        )
-    else:
-        every = format_duration(min(settings.look_every_s, limit / 2))
-        yield ok("WatchdogSec", f"{theirs} is fed every {every}")
