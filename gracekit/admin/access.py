@@ -48,8 +48,8 @@ class Need(enum.IntEnum):
 
 
 _SCOPES: Final = {need.name.lower(): need for need in Need}
-_Known = tuple[bytes, Need | None]
-"""The digest of a token, and its scope; None if its line has none."""
+_Known = tuple[bytes, Need]
+"""The digest of a token, and its scope."""
 
 
 class RefusedError(GracekitError):
@@ -88,8 +88,7 @@ class Tokens:
     """The names, tokens and scopes of a file, read again when it changes.
 
     Args:
-        path: Lines of `name:token:scope`; blank ones and those that begin with # are skipped. A
-            line without a scope, as older releases wanted it, has the scope `act`.
+        path: Lines of `name:token:scope`; blank ones and those that begin with # are skipped.
         report: Called once each time that the file changes and cannot be used.
 
     Raises:
@@ -124,13 +123,8 @@ class Tokens:
         given, found = _digest(token), None
         for name, (digest, scope) in self._known.items():  # all, so that timing shows no match
             if hmac.compare_digest(digest, given):
-                found = name, Need.ACT if scope is None else scope
+                found = name, scope
         return found
-
-    @property
-    def unscoped(self) -> list[str]:
-        """The names whose line has no scope."""
-        return [name for name, (_, scope) in self._known.items() if scope is None]
 
     def _read_changed(self) -> None:
         self._found = None
@@ -193,14 +187,14 @@ def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, _Known]]:
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, rest = line.partition(":")
-        token, ends, scope = (part.strip() for part in rest.partition(":"))
+        token, _, scope = (part.strip() for part in rest.partition(":"))
         name = name.strip()
         if not (colon and name and len(name) <= LONGEST_NAME) or len(token) < SHORTEST_TOKEN:
             raise ConfigError(
                 f"line {number} of admin_token_file {path} is no `{_LINE}` with a token of at "
                 f"least {SHORTEST_TOKEN} characters: `openssl rand -hex 16` makes one"
             )
-        if ends and scope not in _SCOPES:
+        if scope not in _SCOPES:
             raise ConfigError(
                 f"line {number} ({name!r}) of admin_token_file {path} must end with one of the "
                 f"scopes {', '.join(_SCOPES)}; a token has no colon: write `{_LINE}`"
@@ -216,7 +210,7 @@ def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, _Known]]:
                     "who has acted: give each name a token of its own (`openssl rand -hex 16`)"
                 )
         found[name] = number, digest
-        yield name, (digest, _SCOPES.get(scope))
+        yield name, (digest, _SCOPES[scope])
 
 
 def _digest(token: str) -> bytes:
@@ -403,12 +397,6 @@ def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telem
 
     file = settings.admin_token_file
     tokens = None if file is None else Tokens(Path(file), report)
-    if tokens is not None and tokens.unscoped:
-        telemetry.emit(
-            "service.doubted",
-            text=f"admin_token_file {file}: {', '.join(tokens.unscoped)} may read and act, as the "
-            f"line has no scope: write `{_LINE}` with {', '.join(_SCOPES)}",
-        )
     is_socket = address is not None and address.path is not None
     return Access(
         hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),

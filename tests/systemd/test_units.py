@@ -92,7 +92,7 @@ def test_a_confined_run_answers_by_http(machine, shop):
     """It listens at a socket in its runtime directory; the tokens are in root's file that its group
     may read, as Kubernetes mounts a Secret.
     """
-    machine.run("sh", "-c", f"echo op:{'t' * 32} > /run/tokens; chgrp nogroup /run/tokens")
+    machine.run("sh", "-c", f"echo op:{'t' * 32}:act > /run/tokens; chgrp nogroup /run/tokens")
     machine.run("chmod", "440", "/run/tokens")
     admin = ("--admin", "unix:/run/shop/admin.sock", "--admin-token-file", "/run/tokens")
     machine.add_unit(NAME, shop.printed(*admin), **LOG)
