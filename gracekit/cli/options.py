@@ -12,7 +12,6 @@ import itertools
 import os
 import pwd
 import re
-import shlex
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,9 +21,9 @@ import click
 from click.core import ParameterSource
 
 from gracekit.cli.text import doc_of
-from gracekit.config.loading import SettingsFile, load, read_settings_file
-from gracekit.config.settings import BY_OPTION, Settings, option_name, variable_name
-from gracekit.config.urls import absolute, file_url, holds_password
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.urls import absolute, file_url
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.store.place import check_readable
@@ -35,12 +34,6 @@ R = TypeVar("R")
 _TRUTHS: Final = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 _METAVARS: Final = (("float", "DURATION"), ("int", "N"))
 _MOST_LISTED: Final = 1_000_000
-_SENDING: Final = frozenset({"call", "cast"})
-_PLACES: Final[Mapping[str, tuple[str, str]]] = {
-    "store_url": ("--store", file_url("/path/to/gracekit-store.db")),
-    "transport_url": ("--transport", file_url("/path/to/gracekit.db")),
-}
-"""The options of the two URLs, and an example of each."""
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 store_option: Final = click.option(
@@ -245,70 +238,11 @@ def common(command: Callable[Concatenate[CommonOptions, P], R]) -> Callable[...,
         **rest: Any,
     ) -> R:
         flags = {"store_url": store_url, "transport_url": transport_url, "instance": instance}
-        settings = _load(flags, config)
+        settings = load(flags, os.environ, config)
         return command(CommonOptions(settings=settings, instance=instance, as_json=as_json), **rest)  # type: ignore[call-arg]
 
     shared = (store_option, transport_option, instance_option, config_option, json_option)
     return _with(shared, wrapped)
-
-
-def _load(flags: Mapping[str, str | None], config: Path | None) -> Settings:
-    """Load the settings of a command for operators.
-
-    Raises:
-        ConfigError: they are wrong; if only the file is, the message says how to do without it.
-    """
-    found = None if config is None else read_settings_file(config)  # once, as it may be a pipe
-    try:
-        return load(flags, os.environ, found)
-    except ConfigError as error:
-        if found is None or (way := _way_without(flags, found)) is None:
-            raise
-        raise ConfigError(
-            f"{error}\nto go on without {config}, with all else as before: {way}"
-        ) from error
-
-
-def _way_without(flags: Mapping[str, str | None], file: SettingsFile) -> str | None:
-    """The present command, written so that it does not need the file; None if that is wrong too.
-
-    An operator must be able to look even if somebody has just spoiled the file of the service.
-    """
-    try:
-        load(flags, os.environ)
-    except ConfigError:
-        return None
-    ctx = click.get_current_context()
-    is_variable = ctx.get_parameter_source("config") is ParameterSource.ENVIRONMENT
-    words = ["env", "-u", "GRACEKIT_CONFIG"] if is_variable else []
-    words += ["gracekit", *ctx.command_path.split()[1:]]
-    needed = "transport_url" if ctx.info_name in _SENDING else "store_url"
-    for name, (option, example) in _PLACES.items():
-        if variable_name(name) in os.environ and not flags[name]:
-            continue
-        url = (
-            flags[name]
-            or _usable(name, file.entries.get(name))
-            or (example if name == needed and _may_name(name, file) else "")
-        )
-        words += [option, url] if url else []
-    return shlex.join(words)
-
-
-def _may_name(name: str, file: SettingsFile) -> bool:
-    """Whether *file* gives the setting *name* a value, in a way that cannot be read here."""
-    return bool(file.problem) or name in file.entries or not file.entries.keys() <= BY_OPTION.keys()
-
-
-def _usable(name: str, url: object) -> str:
-    """The *url* of a file of settings, if it can be given as an option; otherwise empty."""
-    if not isinstance(url, str) or holds_password(url):
-        return ""
-    try:
-        load({name: url}, {})
-    except ConfigError:
-        return ""
-    return url
 
 
 def setting_flags(command: Callable[P, R]) -> Callable[P, R]:
