@@ -11,7 +11,6 @@ import click
 
 from gracekit.cli.options import (
     HintingGroup,
-    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -30,7 +29,7 @@ def config() -> None:
     """Show settings, and where each comes from."""
 
 
-@config.command(cls=SettingsCommand)
+@config.command()
 @click.argument("names", metavar="[SETTING]...", nargs=-1)
 @click.option(
     "--app",

@@ -13,7 +13,6 @@ import msgspec
 
 from gracekit.cli.app import load_service, what_failed
 from gracekit.cli.options import (
-    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -40,7 +39,7 @@ _COLOURS: Final[dict[Level, Colour]] = {
 _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.SKIP: "skip"}
 
 
-@click.command(cls=SettingsCommand)
+@click.command()
 @click.argument("target", metavar="[MODULE[:ATTR]]", envvar="GRACEKIT_APP", required=False)
 @factory_option
 @app_dir_option

@@ -14,7 +14,6 @@ import click
 from gracekit.cli.app import load_service
 from gracekit.cli.options import (
     HintingGroup,
-    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -79,7 +78,7 @@ def _planned(command: Callable[Concatenate[Plan, P], None]) -> Callable[..., Non
     return wrapped
 
 
-@init.command(cls=SettingsCommand)
+@init.command()
 @click.option(
     "--instances",
     metavar="N",
@@ -111,7 +110,7 @@ def systemd(
     click.echo(unit(plan, options), nl=False)
 
 
-@init.command(cls=SettingsCommand)
+@init.command()
 @click.option("--image", metavar="IMAGE", required=True, help="The container's image.")
 @_planned
 def k8s(plan: Plan, /, *, image: str) -> None:
@@ -124,7 +123,7 @@ def k8s(plan: Plan, /, *, image: str) -> None:
     click.echo(manifests(plan, image), nl=False)
 
 
-@init.command(cls=SettingsCommand)
+@init.command()
 @_planned
 def docker(plan: Plan, /) -> None:
     """Print a Dockerfile for MODULE:ATTR."""

@@ -7,7 +7,6 @@ Also the one place that turns errors into exit codes: 0, 1 error, 2 usage,
 from __future__ import annotations
 
 import atexit
-import difflib
 import gc
 import importlib
 import logging
@@ -22,7 +21,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from gracekit import streams
-from gracekit.cli.text import doc_of
 from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     ConfigError,
@@ -111,7 +109,7 @@ class LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
-        return _with_help(command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -147,36 +145,15 @@ class LazyGroup(click.Group):
         except GracekitError as error:
             _fail(error)
         except click.ClickException as error:
-            refused = _with_near_options(error)
             if not ctx.meta[_AS_JSON]:
-                raise refused from None
-            end(refused.format_message(), refused.exit_code)
+                raise
+            end(error.format_message(), error.exit_code)
         except UnicodeEncodeError:  # Python keeps bytes that are no UTF-8 as half characters
             end("an argument is not UTF-8, and no name on record is written otherwise", USAGE)
         except KeyboardInterrupt:
             # A shell that waits for this process sees that the user has interrupted it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
-
-
-def _with_help(command: click.Command) -> click.Command:
-    """*command* with its docstrings as help, which click does not find under `python -OO`."""
-    if command.help is None and command.callback is not None:
-        command.help = doc_of(command.callback)
-    for part in getattr(command, "commands", {}).values():
-        _with_help(part)
-    return command
-
-
-def _with_near_options(error: click.ClickException) -> click.ClickException:
-    """*error* with the options that may be meant: click also counts the dashes as alike."""
-    if not isinstance(error, click.NoSuchOption) or not error.possibilities:
-        return error
-    bare = {one.lstrip("-"): one for one in error.possibilities}
-    near = difflib.get_close_matches(error.option_name.lstrip("-"), bare, cutoff=0.7)
-    return click.NoSuchOption(
-        error.option_name, error.message, [bare[one] for one in near], error.ctx
-    )
 
 
 def _fail(error: GracekitError) -> NoReturn:
@@ -248,7 +225,7 @@ def main() -> None:
         # A terminal that cannot show a letter must not turn a listing into a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        _with_help(cli)(prog_name="gracekit")
+        cli(prog_name="gracekit")
     except OSError as error:
         if not _is_of_echo(error):
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import inspect
 import os
 import pwd
 import re
@@ -20,7 +20,6 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
-from gracekit.cli.text import doc_of
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import absolute, file_url
@@ -31,7 +30,6 @@ from gracekit.store.place import check_readable
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TRUTHS: Final = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 _METAVARS: Final = (("float", "DURATION"), ("int", "N"))
 _MOST_LISTED: Final = 1_000_000
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -157,23 +155,6 @@ def need_duration(
     return given
 
 
-class SettingsCommand(click.Command):
-    """A command with `setting_flags`: a setting that is true or false takes no value."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with a hint."""
-        flags = {
-            opt: f"{one.opts[0]} or {one.secondary_opts[0]}"
-            for one in self.params
-            if one.secondary_opts
-            for opt in (*one.opts, *one.secondary_opts)
-        }
-        for word, following in itertools.pairwise(args):
-            if word in flags and following.lower() in _TRUTHS:
-                ctx.fail(f"{word} is a flag and takes no value: write {flags[word]}")
-        return super().parse_args(ctx, args)
-
-
 class HintingGroup(click.Group):
     """A group that names the nearest command for a wrong one, or all of them."""
 
@@ -275,5 +256,5 @@ def _flag(field: dataclasses.Field[Any], meaning: str) -> Callable[[Any], Any]:
 
 def _meanings() -> Mapping[str, str]:
     """Setting to its sentence in the docstring of `Settings`."""
-    _, _, attributes = doc_of(Settings).partition("Attributes:\n")
+    _, _, attributes = (inspect.getdoc(Settings) or "").partition("Attributes:\n")
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}

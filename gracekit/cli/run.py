@@ -15,7 +15,6 @@ import click
 
 from gracekit.cli.app import load_service, what_failed
 from gracekit.cli.options import (
-    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -31,7 +30,7 @@ from gracekit.runtime.process_life import run_service
 from gracekit.telemetry.logs import change_format, logging_around, said
 
 
-@click.command(cls=SettingsCommand)
+@click.command()
 @click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
 @factory_option
 @app_dir_option

@@ -6,13 +6,9 @@ no name or result can move the cursor or forge a line.
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import inspect
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import click
@@ -76,16 +72,6 @@ def requested_words(requested: Mapping[str, Any]) -> str:
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in requested.items()
     )
-
-
-def doc_of(thing: Callable[..., Any]) -> str:
-    """The docstring of *thing*; from its source where `python -OO` has removed it."""
-    if sys.flags.optimize < 2:  # noqa: PLR2004 - the O in -OO
-        return inspect.getdoc(thing) or ""
-    with contextlib.suppress(OSError):  # there is no source
-        (tree,) = ast.parse(inspect.getsource(thing)).body
-        return ast.get_docstring(tree) or ""  # type: ignore[arg-type]
-    return ""
 
 
 def clock(seconds: float) -> str:

@@ -61,42 +61,6 @@ def test_every_command_has_json_and_help(name: str):
             assert any("--json" in parameter.opts for parameter in part.params)
 
 
-_ALL_HELP = """
-import contextlib, sys
-import click
-from gracekit.cli.main import cli, main
-
-def tell(words, command):
-    sys.argv = ["gracekit", *words, "--help"]
-    with contextlib.suppress(SystemExit):
-        main()
-    ctx = click.Context(command)
-    for name in command.list_commands(ctx) if isinstance(command, click.Group) else ():
-        tell([*words, name], command.get_command(ctx, name))
-
-tell([], cli)
-"""
-
-
-def test_every_command_has_the_same_help_without_docstrings():
-    """`python -OO` removes docstrings, in which the help of commands and settings stands."""
-    plain, stripped = (
-        subprocess.run(
-            [sys.executable, *flags, "-c", _ALL_HELP],
-            cwd=ROOT,
-            env=environment(PYTHONDONTWRITEBYTECODE="1"),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PATIENCE_S,
-        ).stdout
-        for flags in ((), ("-OO",))
-    )
-
-    assert plain.count("Usage: ") > len(COMMANDS)
-    assert stripped == plain
-
-
 def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):
     """A typing error costs one look, not a manual."""
     answer = gracekit(tmp_path, "drian")

@@ -136,21 +136,6 @@ def test_a_module_that_exits_as_it_is_imported_does_not_end_a_command_with_0(
     assert (answer.code, "SystemExit" in answer.out + answer.err) == (code, True), answer
 
 
-def test_a_setting_that_is_a_flag_takes_no_value(tmp_path: Path):
-    """The value would be taken for the service, or for one word too many."""
-    answers = [
-        gracekit(tmp_path, "run", *words)
-        for words in (
-            ("compute", "--use-pending-state", "true"),
-            ("--no-use-pending-state", "False", "compute"),
-        )
-    ]
-
-    said = "is a flag and takes no value: write --use-pending-state or --no-use-pending-state"
-    assert [answer.code for answer in answers] == [2, 2]
-    assert all(said in answer.err for answer in answers)
-
-
 def test_a_contradiction_of_settings_is_78(tmp_path: Path):
     """A supervisor learns that a restart will not help."""
     write_service(tmp_path)
