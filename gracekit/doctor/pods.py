@@ -250,6 +250,10 @@ def _pre_stop_s(container: Mapping[str, Any]) -> float:
             return 0.0
         case {"sleep": {"seconds": int() | float() as seconds}}:
             return float(seconds)
+        case {"exec": {"command": [*words]}} if "sleep" in words[-2:-1]:
+            return _number(words[-1])
+        case {"exec": {"command": [*_, str(last)]}} if last.startswith("sleep "):
+            return _number(last.split()[1])
         case _:
             return math.nan
 

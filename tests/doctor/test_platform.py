@@ -366,6 +366,7 @@ NAME = "Deployment compute, container main"
 RUN = ["gracekit", "run", "compute:svc"]
 SHELL_RUN = "gracekit run compute --drain-timeout=2m"
 SLEEP_2 = {"preStop": {"sleep": {"seconds": 2}}}
+EXEC_SLEEP_2 = {"preStop": {"exec": {"command": ["sleep", "2"]}}}
 HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
 
 
@@ -376,6 +377,7 @@ HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
         (deployment(20), {NAME: Level.FAIL}),
         (deployment("30s"), {NAME: Level.FAIL}),
         (deployment(31, lifecycle=SLEEP_2), {NAME: Level.FAIL}),
+        (deployment(31, lifecycle=EXEC_SLEEP_2), {NAME: Level.FAIL}),
         (deployment(32, lifecycle=SLEEP_2), {NAME: Level.OK}),
         (deployment(20, env=env(DRAIN_TIMEOUT="10s")), {NAME: Level.OK}),
         (deployment(60, env=env(DRAIN_TIMEOUT="2m")), {NAME: Level.FAIL}),
