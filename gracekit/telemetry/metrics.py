@@ -104,9 +104,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     Attributes:
-        name: Its name in Prometheus.
-        instrument: Its name in OpenTelemetry, whose exporters to Prometheus turn it into *name*.
-        kind: Its type.
+        instrument: Its name in OpenTelemetry.
         help: One sentence for operators.
         unit: As OpenTelemetry writes it: `s`, or empty for a number of things.
         labels: In the order of the parts of a reading's key.
@@ -119,9 +117,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
         constants: Fixed attributes that OpenTelemetry's conventions require.
     """
 
-    name: str
     instrument: str
-    kind: MetricKind
     help: str
     unit: str = ""
     labels: tuple[Label, ...] = ()
@@ -132,6 +128,20 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     together: Together = Together.SUM
     bounds: tuple[float, ...] = ()
     constants: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def kind(self) -> MetricKind:
+        """Its type: only gauges have a reading, only histograms have bounds."""
+        if self.reading:
+            return MetricKind.GAUGE
+        return MetricKind.HISTOGRAM if self.bounds else MetricKind.COUNTER
+
+    @property
+    def name(self) -> str:
+        """Its name in Prometheus, as OpenTelemetry's exporters make it of *instrument*."""
+        unit = "_seconds" if self.unit else ""
+        total = "_total" if self.kind is MetricKind.COUNTER else ""
+        return self.instrument.replace(".", "_") + unit + total
 
 
 _LANE: Final = Label("lane", "lane", "lanes")
@@ -145,9 +155,7 @@ _BLOCKED_BOUNDS: Final = (2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DRAIN_BOUNDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
 
 STORE_COMMIT: Final = Metric(
-    name="gracekit_store_commit_seconds",
     instrument="gracekit.store.commit",
-    kind=MetricKind.HISTOGRAM,
     unit="s",
     bounds=_COMMIT_BOUNDS,
     help="How long the store took to commit a group, from its first submission to the answer.",
@@ -155,17 +163,13 @@ STORE_COMMIT: Final = Metric(
 
 _COUNTERS: Final = (
     Metric(
-        name="gracekit_tasks_finished_total",
         instrument="gracekit.tasks.finished",
-        kind=MetricKind.COUNTER,
         labels=(_METHOD, Label("outcome", "outcome", "outcomes", "outcome")),
         events=("task.finished",),
         help="Tasks whose handler has ended in this run.",
     ),
     Metric(
-        name="gracekit_jobs_finished_total",
         instrument="gracekit.jobs.finished",
-        kind=MetricKind.COUNTER,
         # A label `job` would collide with the one that Prometheus adds.
         labels=(
             Label("method", "method", "jobs", "method"),
@@ -175,9 +179,7 @@ _COUNTERS: Final = (
         help="Runs of periodic jobs that have ended in this run of the service.",
     ),
     Metric(
-        name="gracekit_resources_reconciled_total",
         instrument="gracekit.resources.reconciled",
-        kind=MetricKind.COUNTER,
         labels=(
             Label("kind", "kind", "kinds", "kind"),
             Label("outcome", "outcome", "resource_outcomes", "outcome"),
@@ -186,71 +188,53 @@ _COUNTERS: Final = (
         help="Resources that passes of this run have examined, by the outcome for each.",
     ),
     Metric(
-        name="gracekit_resource_kinds_broken_total",
         instrument="gracekit.resource.kinds.broken",
-        kind=MetricKind.COUNTER,
         labels=(Label("kind", "kind", "kinds", "kind"),),
         events=("reconciliation.broken",),
         help="How often this run could not list the resources of a kind, so that none was settled.",
     ),
     Metric(
-        name="gracekit_tasks_handed_over_total",
         instrument="gracekit.tasks.handed_over",
-        kind=MetricKind.COUNTER,
         labels=(_METHOD,),
         events=("task.handed_over",),
         help="Unfinished tasks that the journal keeps for the next run.",
     ),
     Metric(
-        name="gracekit_tasks_parked_total",
         instrument="gracekit.tasks.parked",
-        kind=MetricKind.COUNTER,
         labels=(_METHOD,),
         events=("task.parked",),
         help="Tasks whose handler found no capacity, each time that they were parked as PENDING.",
     ),
     Metric(
-        name="gracekit_tasks_given_back_total",
         instrument="gracekit.tasks.given_back",
-        kind=MetricKind.COUNTER,
         labels=(_METHOD,),
         events=("task.given_back",),
         help="Running requeue tasks that were cancelled; their messages went back to the queue.",
     ),
     Metric(
-        name="gracekit_tasks_reconciled_total",
         instrument="gracekit.tasks.reconciled",
-        kind=MetricKind.COUNTER,
         labels=(Label("outcome", "outcome", "decisions", "decision"),),
         events=("task.settled",),
         help="Unfinished tasks that recovery has settled, by what it decided to do with each.",
     ),
     Metric(
-        name="gracekit_tasks_rejected_total",
         instrument="gracekit.tasks.rejected",
-        kind=MetricKind.COUNTER,
         labels=(Label("reason", "reason", "reasons", "reason"),),
         events=("task.rejected",),
         help="Requests that were refused for good.",
     ),
     Metric(
-        name="gracekit_replies_given_up_total",
         instrument="gracekit.replies.given_up",
-        kind=MetricKind.COUNTER,
         events=("reply.given_up",),
         help="Replies that could not be delivered to their callers.",
     ),
     Metric(
-        name="gracekit_heartbeats_lost_total",
         instrument="gracekit.heartbeats.lost",
-        kind=MetricKind.COUNTER,
         events=("heartbeat.lost",),
         help="Heartbeats that could not be delivered to their callers.",
     ),
     Metric(
-        name="gracekit_operators_refused_total",
         instrument="gracekit.operators.refused",
-        kind=MetricKind.COUNTER,
         events=("admin.refused", "door.refused"),
         help="Requests to the HTTP endpoint or the door that were refused as not allowed.",
     ),
@@ -258,9 +242,7 @@ _COUNTERS: Final = (
 
 _HISTOGRAMS: Final = (
     Metric(
-        name="rpc_server_call_duration_seconds",
         instrument="rpc.server.call.duration",
-        kind=MetricKind.HISTOGRAM,
         unit="s",
         labels=(Label("rpc_method", "rpc.method", "methods", "method"),),
         constants=(("rpc.system.name", "gracekit"),),
@@ -270,9 +252,7 @@ _HISTOGRAMS: Final = (
         help="How long handlers ran whose attempts have ended.",
     ),
     Metric(
-        name="gracekit_drain_duration_seconds",
         instrument="gracekit.drain.duration",
-        kind=MetricKind.HISTOGRAM,
         unit="s",
         events=("drain.finished",),
         value="waited_s",
@@ -281,9 +261,7 @@ _HISTOGRAMS: Final = (
     ),
     STORE_COMMIT,
     Metric(
-        name="gracekit_loop_blocked_seconds",
         instrument="gracekit.loop.blocked",
-        kind=MetricKind.HISTOGRAM,
         unit="s",
         events=("loop.blocked",),
         value="blocked_s",
@@ -294,68 +272,52 @@ _HISTOGRAMS: Final = (
 
 _GAUGES: Final = (
     Metric(
-        name="gracekit_build_info",
         instrument="gracekit.build_info",
-        kind=MetricKind.GAUGE,
         labels=(Label("version", "version", "versions"),),
         reading="builds",
         together=Together.LARGEST,
         help="Always 1; its label is the version of gracekit.",
     ),
     Metric(
-        name="gracekit_run_start_time_seconds",
         instrument="gracekit.run.start_time",
-        kind=MetricKind.GAUGE,
         unit="s",
         reading="started_at",
         together=Together.LARGEST,
         help="When this run began, in seconds since the epoch.",
     ),
     Metric(
-        name="gracekit_phase",
         instrument="gracekit.phase",
-        kind=MetricKind.GAUGE,
         labels=(Label("phase", "phase", "phases"),),
         reading="phases",
         help="1 for the state that the service is in, 0 for the others.",
     ),
     Metric(
-        name="gracekit_ready",
         instrument="gracekit.ready",
-        kind=MetricKind.GAUGE,
         reading="is_ready",
         together=Together.SMALLEST,
         help="1 while new requests should be sent here, else 0.",
     ),
     Metric(
-        name="gracekit_tasks_in_flight",
         instrument="gracekit.tasks.in_flight",
-        kind=MetricKind.GAUGE,
         labels=(Label("method", "method", "handlers"), _LANE),
         reading="in_flight",
         shows_zero=True,
         help="Tasks that are accepted, or about to be, and not answered yet.",
     ),
     Metric(
-        name="gracekit_tasks_running",
         instrument="gracekit.tasks.running",
-        kind=MetricKind.GAUGE,
         labels=(_LANE,),
         reading="running",
         help="Tasks whose handler runs now; the others in flight wait.",
     ),
     Metric(
-        name="gracekit_tasks_running_limit",
         instrument="gracekit.tasks.running_limit",
-        kind=MetricKind.GAUGE,
         labels=(_LANE,),
         reading="running_limits",
         help="How many handlers of the lane may run at one time.",
     ),
     Metric(
-        name="gracekit_job_last_success_time_seconds",
         instrument="gracekit.job.last_success_time",
-        kind=MetricKind.GAUGE,
         unit="s",
         labels=(Label("method", "method", "jobs"),),
         reading="job_successes",
@@ -363,58 +325,44 @@ _GAUGES: Final = (
         help="When a periodic job last succeeded in this run, in seconds since the epoch.",
     ),
     Metric(
-        name="gracekit_intake_open",
         instrument="gracekit.intake.open",
-        kind=MetricKind.GAUGE,
         labels=(_LANE,),
         reading="open_intakes",
         help="1 while intake of the lane is open and its queues can be read, else 0.",
     ),
     Metric(
-        name="gracekit_drain_left_seconds",
         instrument="gracekit.drain.left",
-        kind=MetricKind.GAUGE,
         unit="s",
         reading="drain_left_s",
         together=Together.LARGEST,
         help="Seconds until the deadline of the drain; only in a drain.",
     ),
     Metric(
-        name="gracekit_drain_expected_seconds",
         instrument="gracekit.drain.expected",
-        kind=MetricKind.GAUGE,
         unit="s",
         reading="drain_expected_s",
         together=Together.LARGEST,
         help="Seconds until what the drain waits for is expected to end; only if that is known.",
     ),
     Metric(
-        name="gracekit_drain_at_risk",
         instrument="gracekit.drain.at_risk",
-        kind=MetricKind.GAUGE,
         reading="drain_at_risk",
         help="Running tasks that are expected to end after the deadline of the drain.",
     ),
     Metric(
-        name="gracekit_drain_unknown",
         instrument="gracekit.drain.unknown",
-        kind=MetricKind.GAUGE,
         reading="drain_unknown",
         help="Running tasks that a drain waits for and whose method has no history to judge by.",
     ),
     Metric(
-        name="gracekit_requests_waiting",
         instrument="gracekit.requests.waiting",
-        kind=MetricKind.GAUGE,
         labels=(_LANE,),
         reading="waiting",
         together=Together.LARGEST,
         help="Requests that wait in the queues of the lane and are not accepted yet.",
     ),
     Metric(
-        name="gracekit_oldest_waiting_seconds",
         instrument="gracekit.oldest_waiting",
-        kind=MetricKind.GAUGE,
         unit="s",
         labels=(_LANE,),
         reading="oldest_waiting_s",
@@ -422,9 +370,7 @@ _GAUGES: Final = (
         help="Age of the oldest request that waits in the queues; only where that is known.",
     ),
     Metric(
-        name="gracekit_unfinished",
         instrument="gracekit.unfinished",
-        kind=MetricKind.GAUGE,
         labels=(Label("state", "state", "states"),),
         reading="store.unfinished",
         shows_zero=True,
@@ -432,42 +378,32 @@ _GAUGES: Final = (
         help="Tasks on record that have not ended, also those of other runs of the service.",
     ),
     Metric(
-        name="gracekit_oldest_unfinished_seconds",
         instrument="gracekit.oldest_unfinished",
-        kind=MetricKind.GAUGE,
         unit="s",
         reading="store.oldest_unfinished_s",
         together=Together.LARGEST,
         help="Age of the oldest unfinished task on record that is not parked; 0 if there is none.",
     ),
     Metric(
-        name="gracekit_accounts_off_by",
         instrument="gracekit.accounts.off_by",
-        kind=MetricKind.GAUGE,
         reading="store.accounts_off_by",
         together=Together.LARGEST,
         help="Accepted tasks minus those that ended, are unfinished or were removed; must be 0.",
     ),
     Metric(
-        name="gracekit_notifications_due",
         instrument="gracekit.notifications.due",
-        kind=MetricKind.GAUGE,
         reading="store.notifications_due",
         together=Together.LARGEST,
         help="Notifications about parked tasks that are on record and not sent yet.",
     ),
     Metric(
-        name="gracekit_open_holds",
         instrument="gracekit.open_holds",
-        kind=MetricKind.GAUGE,
         reading="store.open_holds",
         together=Together.LARGEST,
         help="Holds on record that are open, also those of other runs of the service.",
     ),
     Metric(
-        name="gracekit_broker_connected",
         instrument="gracekit.broker.connected",
-        kind=MetricKind.GAUGE,
         reading="broker_connected",
         together=Together.SMALLEST,
         help="1 while the broker is connected, else 0; only where there is a broker.",
