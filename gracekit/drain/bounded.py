@@ -77,7 +77,6 @@ class BoundedSteps:
                 does not, as systemd must not be asked for more time because of it.
         """
         loop, self.under_way = asyncio.get_running_loop(), what
-        self._telemetry.tracing.step(what)
         slow = loop.call_later(SLOW_STEP_S, self._report_slow, what, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):

@@ -144,8 +144,7 @@ class DrainTask:
         while self.report is None:
             try:
                 request = await coordinator.wait_requested()
-                with self._ground.telemetry.traced_drain():
-                    self.report = await coordinator.drain(request, self._wired.parts)
+                self.report = await coordinator.drain(request, self._wired.parts)
             except asyncio.CancelledError as error:
                 coordinator.survive(error)
                 self._ground.stops.ask(

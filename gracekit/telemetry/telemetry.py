@@ -7,7 +7,6 @@ known word, and ids never do.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -180,17 +179,6 @@ class Telemetry:
             self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
 
         return unsubscribe
-
-    @contextlib.contextmanager
-    def traced_drain(self) -> Iterator[None]:
-        """Trace a drain by its events, if the process has a tracer provider."""
-        with self.tracing.draining() as drain:
-            leave = None if drain is None else self.subscribe(drain.hear)
-            try:
-                yield
-            finally:
-                if leave is not None:
-                    leave()
 
     # -- metrics ------------------------------------------------------------------------
 

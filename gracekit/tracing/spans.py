@@ -18,7 +18,6 @@ from opentelemetry.context import Context
 from gracekit.tracing import conventions as names
 from gracekit.tracing.carrier import apart, carried
 from gracekit.tracing.conventions import Messaging, request_attributes
-from gracekit.tracing.drains import DrainTrace
 
 MOST_DECIDED: Final = 1000
 """Most decisions of recovery whose spans are kept until their tasks run again."""
@@ -35,16 +34,10 @@ class Attempt:
         span: None if nothing is recorded and the caller's trace is only passed on.
     """
 
-    __slots__ = ("_on_end", "_token", "span")
+    __slots__ = ("_token", "span")
 
-    def __init__(
-        self,
-        context: Context,
-        span: trace.Span | None = None,
-        on_end: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, context: Context, span: trace.Span | None = None) -> None:
         self.span = span
-        self._on_end = on_end
         self._token: Token[Context] = active.attach(context)
 
     def keys(self) -> dict[str, str]:
@@ -69,8 +62,6 @@ class Attempt:
         if error_type is not None:
             _note_error(self.span, error_type)
         self.span.end()
-        if self._on_end is not None:
-            self._on_end()
 
 
 class Tracing:
@@ -82,10 +73,8 @@ class Tracing:
 
     def __init__(self) -> None:
         self._tracer: trace.Tracer | None = None
-        self._running: dict[str, trace.SpanContext] = {}  # running attempts, by message id
         self._settling: dict[str, trace.Span] = {}  # decisions being taken, by message id
         self._decided: dict[str, trace.SpanContext] = {}  # decisions taken, until their task begins
-        self._drain: DrainTrace | None = None
         self.messaging: Messaging | None = None
 
     def look(self) -> None:
@@ -176,30 +165,8 @@ class Tracing:
             method, context=parent, kind=kind, attributes=attributes, links=links
         )
         inside = trace.set_span_in_context(span, parent)
-        if not span.is_recording():  # not sampled: only pass that decision on
-            return Attempt(inside)
-        self._running[message_id] = span.get_span_context()
-        return Attempt(inside, span, lambda: self._running.pop(message_id, None))
-
-    # -- a drain ------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def draining(self) -> Iterator[DrainTrace | None]:
-        """The trace of a drain, for the block; None if nothing is recorded."""
-        if self._tracer is None:
-            yield None
-            return
-        self._drain = DrainTrace(self._tracer, self._running)
-        try:
-            yield self._drain
-        finally:
-            self._drain.end()
-            self._drain = None
-
-    def step(self, name: str) -> None:
-        """Record that a step of the drain begins; does nothing outside of a drain."""
-        if self._drain is not None:
-            self._drain.step(name)
+        # If it is not sampled, only that decision is passed on.
+        return Attempt(inside, span if span.is_recording() else None)
 
     # -- recovery -----------------------------------------------------------------------
 
