@@ -392,10 +392,6 @@ class MemoryTransport:
         self._check_started()
         return self._broker.directed(topics)
 
-    async def declared(self, kind: QueueKind) -> list[Queue] | None:  # noqa: ARG002 - not known
-        """See `Transport.declared`."""
-        return None
-
     async def depth(self, queues: Sequence[Queue]) -> int:
         """See `Transport.depth`."""
         self._check_started()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, Never, Self
+from typing import Any, Final, Self
 
 from gracekit import backoff
 from gracekit.background import AsyncOnly, need_loop
@@ -24,7 +23,6 @@ from gracekit.config.values import (
     PATTERN_SAID,
     did_you_mean,
     is_pattern,
-    nearest,
 )
 from gracekit.errors import (
     BadMessageError,
@@ -35,17 +33,15 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.rpc.client_life import ClientLife
-from gracekit.rpc.connect import given_or_opened, written_url
+from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.envelope import MAX_BODY_BYTES, check_size
 from gracekit.rpc.notifications import PRIORITIES, Notification, decode_notification
 from gracekit.rpc.transport import (
     Consumer,
     Delivery,
-    QueueKind,
     Transport,
     notification_queue,
 )
-from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 _PREFETCH: Final = 10
@@ -72,10 +68,8 @@ class NotificationListener(AsyncOnly):
     not), and logged as `message.unreadable`; nothing is raised.
 
     A listener cannot tell whether there are publishers: with a misspelt topic, or a priority that
-    none of them uses, the loop waits for ever on queues that it declared itself. If the queues are
-    in a file and were not there before, that is logged once as `notifications.awaited`; a broker
-    does not say who declared a queue. So take the topic from the services' setting
-    `notification_topic`.
+    none of them uses, the loop waits for ever on queues that it declared itself. So take the topic
+    from the services' setting `notification_topic`.
 
     Args:
         transport: A started transport, which the caller stops, or a URL, for which the listener
@@ -111,21 +105,13 @@ class NotificationListener(AsyncOnly):
         exchange: str = EXCHANGE,
         declare_profile: str = DECLARE_PROFILE,
         prefetch: int = _PREFETCH,
-        **unknown: Never,
     ) -> None:
-        for name in unknown:
-            known = inspect.signature(NotificationListener).parameters
-            raise ConfigError(
-                f"NotificationListener has no option {name}{did_you_mean(name, known)}"
-            )
         _check_topic(topic)
         self.unreadable = 0
-        self._topic = topic
         self._queues = [notification_queue(topic, one) for one in _checked(priorities)]
         self._prefetch = _checked_prefetch(prefetch)
         self._max_body_bytes = max_body_bytes
         self._telemetry = Telemetry()
-        self._place = f" in {written_url(transport)}" if isinstance(transport, str) else ""
         self._transport = given_or_opened(
             transport,
             process=process,
@@ -138,7 +124,6 @@ class NotificationListener(AsyncOnly):
         self._broken: StoreBrokenError | None = None
         self._is_started = False
         self._was_started = False
-        self._is_doubtful = False  # it was logged that nobody has made the queues
         self._opening = asyncio.Lock()
         self._consumer: Consumer | None = None
         self._waiting: deque[Delivery] = deque()
@@ -182,8 +167,8 @@ class NotificationListener(AsyncOnly):
         self._is_started = self._was_started = True
         try:
             await self._open()
-        except Undeliverable as error:
-            self._doubt(str(error))
+        except Undeliverable:
+            pass  # no service has created the file yet; the loop tries again
         except BaseException:
             self._was_started = False
             raise
@@ -296,9 +281,6 @@ class NotificationListener(AsyncOnly):
             await _settled(delivery.dead_letter(str(error)))
             return None
         self._in_hand = delivery
-        if self._is_doubtful:
-            self._is_doubtful = False
-            self._telemetry.emit("notifications.found", topic=self._topic)
         return notification
 
     # -- reading --------------------------------------------------------------
@@ -306,35 +288,9 @@ class NotificationListener(AsyncOnly):
     async def _open(self) -> None:
         async with self._opening:
             if self._consumer is None and self._is_started:
-                await self._look_for_queues()
                 self._consumer = await self._transport.consume(
                     self._queues, self._on_delivery, prefetch=self._prefetch
                 )
-
-    async def _look_for_queues(self) -> None:
-        """Log whether anybody has made the queues; reading makes them, so it is asked before."""
-        known = await self._transport.declared(QueueKind.NOTIFICATION)
-        if known is None or set(known) & set(self._queues):
-            if self._is_doubtful:
-                self._telemetry.emit("notifications.found", topic=self._topic)
-                self._is_doubtful = False
-            return
-        names = " or ".join(queue.name for queue in self._queues)
-        topics = {queue.topic for queue in known}
-        usual = f"{self._topic}-notifications"
-        near = usual if usual in topics else nearest(self._topic, topics)
-        hint = "" if near is None else f" (did you mean topic {near!r}?)"
-        self._doubt(
-            f"nobody has sent to {names}{self._place} yet{hint}: if a service has "
-            "parked a task, compare the topic with its notification_topic, and the file with its "
-            "transport_url"
-        )
-
-    def _doubt(self, text: str) -> None:
-        if not self._is_doubtful:
-            self._is_doubtful = True
-            topic = self._topic
-            self._telemetry.emit("notifications.awaited", topic=topic, text=Sentence(text))
 
     async def _open_patiently(self) -> None:
         """Begin to read; if no service has created the file of queues yet, pause instead."""

@@ -404,14 +404,6 @@ class Transport(Protocol):
         """The directed queues of *topics*; empty if the broker cannot list its queues."""
         ...
 
-    async def declared(self, kind: QueueKind) -> list[Queue] | None:
-        """The queues of a kind that anybody has declared; None if the transport cannot say.
-
-        Raises:
-            Undeliverable: there is no place for queues yet.
-        """
-        ...
-
     async def depth(self, queues: Sequence[Queue]) -> int:
         """How many messages *queues* hold together; a queue that does not exist holds none.
 

@@ -212,14 +212,6 @@ _REQUEST: Final = (
     _event("dispatch.failed", _E, "A fault in gracekit made a request fail.", "error", kind=""),
     _event("reply.given_up", _W, "A reply cannot be delivered.", "queue error", kind=""),
     _event("heartbeat.lost", _W, "A heartbeat cannot be delivered.", "queue error", kind=""),
-    _event(
-        "notifications.awaited",
-        _W,
-        "The queues that a listener reads were not there: nothing was ever sent to them, or the "
-        "listener's file or topic is wrong.",
-        "topic text",
-    ),
-    _event("notifications.found", _I, "A listener's queues are there now.", "topic"),
     _event("message.unreadable", _W, "An unreadable message was rejected.", "queue error", kind=""),
 )
 _BROKER: Final = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from gracekit.rpc.notifications import (
     timestamp_of,
 )
 from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
-from gracekit.rpc.transport import Message, Queue, notification_queue, shared_queue
+from gracekit.rpc.transport import Message, Queue, notification_queue
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import SqliteEngine
 from gracekit.testing import InMemoryService
@@ -553,75 +552,6 @@ async def test_a_listener_that_was_never_started_says_how(transport):
         await _all_of(listener)
 
 
-async def a_file(path: Path, *queues: Queue) -> str:
-    """A file with *queues*, as a service leaves it; its URL."""
-    path.parent.chmod(0o700)
-    transport = SqliteTransport(path, process=Process(), clock=Clock())
-    await transport.start()
-    await transport.declare(queues)
-    await transport.stop()
-    return f"sqlite:///{path}"
-
-
-def told(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if getattr(record, "event", "") == event]
-
-
-@pytest.mark.parametrize(
-    ("topic", "hint"),
-    [
-        ("scheduler", "did you mean topic 'scheduler-notifications'?"),
-        ("scheduler-notification", "did you mean topic 'scheduler-notifications'?"),
-        ("other", "nobody has sent to other.info or other.error in"),
-    ],
-)
-async def test_queues_that_nobody_has_made_are_logged_once(tmp_path: Path, caplog, topic, hint):
-    """With a mistyped topic the loop waits for ever: the line names queues, file and what to
-    compare.
-    """
-    url = await a_file(tmp_path / "queues.db", INFO, shared_queue("scheduler"))
-
-    async with NotificationListener(url, topic) as listener:
-        await listener.start()
-
-    (line,) = told(caplog, "notifications.awaited")
-    assert line.levelno == logging.WARNING
-    assert hint in line.getMessage()
-    assert f"{topic}.info or {topic}.error in {url} yet" in line.getMessage()
-    assert "compare the topic with its notification_topic" in line.getMessage()
-
-
-async def test_queues_that_are_there_are_no_doubt(tmp_path: Path, caplog):
-    """A publisher makes the queue of a priority when it first sends with it, so one of them will
-    do.
-    """
-    url = await a_file(tmp_path / "queues.db", ERROR)
-
-    async with NotificationListener(url, TOPIC):
-        pass
-
-    assert told(caplog, "notifications.awaited") == []
-
-
-async def test_a_file_that_is_missing_is_logged_until_the_first_one_comes(tmp_path: Path, caplog):
-    """One line when it waits for the file, one when the first notification has come."""
-    caplog.set_level(logging.INFO, logger="gracekit")
-    tmp_path.chmod(0o700)
-    path = tmp_path / "queues.db"
-    async with NotificationListener(f"sqlite:///{path}", TOPIC) as listener:
-        (line,) = told(caplog, "notifications.awaited")
-        assert f"there are no queues at {path}" in line.getMessage()
-        transport = SqliteTransport(path, process=Process(), clock=Clock())
-        await transport.start()
-        await Publisher(transport).send("m1")
-        async with asyncio.timeout(30):
-            assert await read(listener, 1) == ["m1"]
-    await transport.stop()
-
-    assert len(told(caplog, "notifications.awaited")) == 1
-    assert len(told(caplog, "notifications.found")) == 1
-
-
 async def test_a_store_is_no_file_of_queues(tmp_path: Path):
     """Whoever gives the listener the store's URL reads that it is one, and not that it is too
     new.
@@ -667,12 +597,6 @@ def test_a_wrong_argument_is_refused(options, why):
 
     with pytest.raises(ConfigError, match=why):
         NotificationListener(**given_)
-
-
-def test_an_option_that_is_misspelt_is_refused():
-    """With the one that is meant, as prepare() does."""
-    with pytest.raises(ConfigError, match=r"no option priority; did you mean priorities\?"):
-        NotificationListener("sqlite:////tmp/queues.db", TOPIC, priority="info")
 
 
 def test_a_plain_with_is_refused(transport):

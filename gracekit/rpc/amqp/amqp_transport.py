@@ -256,10 +256,6 @@ class AmqpTransport:
         """See `Transport.directed`; always empty, as AMQP cannot list queues."""
         return []
 
-    async def declared(self, kind: QueueKind) -> list[Queue] | None:  # noqa: ARG002 - not known
-        """See `Transport.declared`."""
-        return None
-
     async def depth(self, queues: Sequence[Queue]) -> int:
         """See `Transport.depth`.
 

@@ -184,8 +184,6 @@ def directed(topics: Sequence[str]) -> str:
     return f"SELECT name, topic FROM queue WHERE kind = 'directed' AND topic IN ({places})"  # noqa: S608 - placeholders
 
 
-QUEUES: Final = "SELECT name, topic FROM queue WHERE kind = ? ORDER BY name"
-
 IS_IDLE: Final = (
     "name = ?1 AND NOT EXISTS (SELECT 1 FROM message WHERE queue = ?1) "
     "AND NOT EXISTS (SELECT 1 FROM subscription WHERE queue = ?1)"

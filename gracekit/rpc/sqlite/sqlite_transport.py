@@ -290,16 +290,6 @@ class SqliteTransport:
         found = await self._engine.query(rows.directed(topics), *topics)
         return [Queue(str(name), QueueKind.DIRECTED, str(topic)) for name, topic in found]
 
-    async def declared(self, kind: QueueKind) -> list[Queue]:
-        """The queues of one kind that anybody has declared, with or without a message.
-
-        Raises:
-            Undeliverable: no service has made the file yet.
-        """
-        await self._reached()
-        found = await self._engine.query(rows.QUEUES, kind.value)
-        return [Queue(str(name), kind, str(topic)) for name, topic in found]
-
     async def depth(self, queues: Sequence[Queue]) -> int:
         """See `Transport.depth`."""
         self._connected()
