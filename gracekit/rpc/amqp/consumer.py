@@ -8,9 +8,10 @@ cancelled consumer has no keeper, so it stays cancelled after a reconnection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from aiormq.channel import Channel
 from aiormq.exceptions import (
@@ -21,7 +22,6 @@ from aiormq.exceptions import (
     ConnectionInternalError,
     ConnectionNotImplemented,
 )
-from pamqp import commands
 
 from gracekit import background, backoff
 from gracekit.clock import Clock
@@ -33,6 +33,8 @@ from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
 from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure, is_for_replies
 from gracekit.telemetry.telemetry import Telemetry
+
+T = TypeVar("T")
 
 OPEN_TIMEOUT_S: Final = 10.0
 LOOK_EVERY_S: Final = 30.0
@@ -62,14 +64,12 @@ class Declarer:
             DependencyError: the broker cannot do it now; try again.
         """
         for queue in queues:
-            channel = await self._channel()
-            try:
-                declared = self._topology.declare_queue(channel, queue)
-                await bounded(declared, OPEN_TIMEOUT_S, f"declaration of {queue.name}")
-            except AMQPError as error:
-                raise self._explained(queue, error) from error
-            finally:
-                await close_channel(channel, OPEN_TIMEOUT_S)
+            async with self._channel() as channel:
+                try:
+                    declared = self._topology.declare_queue(channel, queue)
+                    await bounded(declared, OPEN_TIMEOUT_S, f"declaration of {queue.name}")
+                except AMQPError as error:
+                    raise self._explained(queue, error) from error
 
     async def consumers_of(self, name: str) -> int | None:
         """How many consumers read the queue *name*; None if there is no such queue.
@@ -77,7 +77,7 @@ class Declarer:
         Raises:
             DependencyError: the broker gives no answer.
         """
-        answer = await self._ask_about(name)
+        answer = await self._look_up(name, Channel.queue_declare)
         return None if answer is None else answer.consumer_count or 0
 
     async def is_idle(self, name: str) -> bool:
@@ -86,21 +86,19 @@ class Declarer:
         Raises:
             DependencyError: the broker gives no answer.
         """
-        answer = await self._ask_about(name)
+        answer = await self._look_up(name, Channel.queue_declare)
         return answer is not None and not answer.consumer_count and not answer.message_count
 
-    async def _ask_about(self, name: str) -> commands.Queue.DeclareOk | None:
-        channel = await self._channel()
-        try:
-            asked = channel.queue_declare(name, passive=True)
-            answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
-        except ChannelNotFoundEntity:
-            return None
-        except AMQPError as error:
-            raise DependencyError(f"question about {name}: {said(error)}") from error
-        finally:
-            await close_channel(channel, OPEN_TIMEOUT_S)
-        return answer
+    async def _look_up(self, name: str, declare: Callable[..., Awaitable[T]]) -> T | None:
+        """The answer to a passive declaration of *name*; None if there is none of that name."""
+        async with self._channel() as channel:
+            try:
+                asked = declare(channel, name, passive=True)
+                return await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
+            except ChannelNotFoundEntity:
+                return None
+            except AMQPError as error:
+                raise DependencyError(f"question about {name}: {said(error)}") from error
 
     async def depth(self, names: Sequence[str]) -> int:
         """How many messages wait in all queues *names* together; a missing queue has none.
@@ -113,19 +111,17 @@ class Declarer:
         """
         left, depth = [*names], 0
         while left:
-            channel = await self._channel()
-            try:
-                while left:
-                    asked = channel.queue_declare(left[-1], passive=True)
-                    answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {left[-1]}")
-                    depth += answer.message_count or 0
-                    left.pop()
-            except AMQPError as error:
-                name = left.pop()
-                if not isinstance(error, ChannelNotFoundEntity) or not _MISSING.search(said(error)):
-                    raise DependencyError(f"question about {name}: {said(error)}") from error
-            finally:
-                await close_channel(channel, CLOSE_S)
+            async with self._channel(close_s=CLOSE_S) as channel:
+                try:
+                    while left:
+                        asked = channel.queue_declare(left[-1], passive=True)
+                        answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {left[-1]}")
+                        depth += answer.message_count or 0
+                        left.pop()
+                except AMQPError as error:
+                    name, why = left.pop(), said(error)
+                    if not isinstance(error, ChannelNotFoundEntity) or not _MISSING.search(why):
+                        raise DependencyError(f"question about {name}: {why}") from error
         return depth
 
     async def bind(self, queue: Queue) -> str:
@@ -139,59 +135,45 @@ class Declarer:
             DependencyError: the broker cannot do it now.
         """
         exchange = self._topology.exchange_of(queue)
-        if not exchange:
+        if exchange is None:
             return ""
-        is_there = await self._has_exchange(exchange)
-        channel = await self._channel()
-        try:
-            binding = self._topology.bind(channel, queue)
-            await bounded(binding, OPEN_TIMEOUT_S, f"binding of {queue.name}")
-        except AMQPError as error:
-            raise self._explained(queue, error) from error
-        finally:
-            await close_channel(channel, OPEN_TIMEOUT_S)
-        return "" if is_there else exchange
-
-    async def _has_exchange(self, name: str) -> bool:
-        channel = await self._channel()
-        try:
-            asked = channel.exchange_declare(name, passive=True)
-            await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
-        except ChannelNotFoundEntity:
-            return False
-        except AMQPError as error:
-            raise DependencyError(f"question about {name}: {said(error)}") from error
-        finally:
-            await close_channel(channel, OPEN_TIMEOUT_S)
-        return True
+        found = await self._look_up(exchange.name, Channel.exchange_declare)
+        async with self._channel() as channel:
+            try:
+                binding = self._topology.bind(channel, queue)
+                await bounded(binding, OPEN_TIMEOUT_S, f"binding of {queue.name}")
+            except AMQPError as error:
+                raise self._explained(queue, error) from error
+        return exchange.name if found is None else ""
 
     async def delete(self, name: str) -> None:
         """Delete a queue, even if it has consumers."""
-        channel = await self._channel()
-        try:
+        async with self._channel() as channel:
             # Without `if_unused`: for a quorum queue the broker closes the connection at that.
             await bounded(channel.queue_delete(name), OPEN_TIMEOUT_S, f"removal of {name}")
-        finally:
-            await close_channel(channel, OPEN_TIMEOUT_S)
 
     async def delete_idle(self, name: str) -> bool:
         """Delete a classic queue if it has no consumer and no message; return whether it did."""
-        channel = await self._channel()
-        try:
-            asked = channel.queue_delete(name, if_unused=True, if_empty=True)
-            await bounded(asked, OPEN_TIMEOUT_S, f"removal of {name}")
-        except ChannelPreconditionFailed:
-            return False
-        finally:
-            await close_channel(channel, OPEN_TIMEOUT_S)
+        async with self._channel() as channel:
+            try:
+                asked = channel.queue_delete(name, if_unused=True, if_empty=True)
+                await bounded(asked, OPEN_TIMEOUT_S, f"removal of {name}")
+            except ChannelPreconditionFailed:
+                return False
         return True
 
-    async def _channel(self) -> Channel:
+    @contextlib.asynccontextmanager
+    async def _channel(self, *, close_s: float = OPEN_TIMEOUT_S) -> AsyncIterator[Channel]:
+        """A new channel, which is closed after the block."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                return await self._link.channel()
+                channel = await self._link.channel()
         except TimeoutError:
             raise DependencyError(f"no broker within {OPEN_TIMEOUT_S:g} s") from None
+        try:
+            yield channel
+        finally:
+            await close_channel(channel, close_s)
 
     def _durable(self, queue: Queue) -> bool:
         return self._topology.profile.flags_of(queue).durable

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from aiormq.channel import Channel
 from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelNotFoundEntity
 
 from gracekit import background, backoff
@@ -16,6 +14,7 @@ from gracekit.clock import Clock
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.channels import MessageChannel, ReturnedError
 from gracekit.rpc.amqp.link import Link
+from gracekit.rpc.amqp.profiles import Declaration, Topology
 from gracekit.telemetry.telemetry import Telemetry
 
 DECLARE_S: Final = 10.0
@@ -29,8 +28,6 @@ FIRST_NACK_S: Final = 5.0
 """Seconds after which a first nack is forgotten: a later one may have another cause."""
 REFUSED_WITHIN_S: Final = 1.0
 """Seconds to wait for a refusal, which comes at once: a later message was not the refused one."""
-
-Declare = Callable[[Channel], Awaitable[None]]
 
 
 class Outlet:
@@ -49,15 +46,15 @@ class Outlet:
     def __init__(
         self,
         link: Link,
-        exchange: str,
-        declare: Declare,
+        topology: Topology,
+        exchange: Declaration | None,
         clock: Clock,
         telemetry: Telemetry,
         timeout_s: float,
         *,
         shared: Outlet | None = None,
     ) -> None:
-        self.exchange: Final = exchange
+        self.exchange: Final = "" if exchange is None else exchange.name
         self.is_apart: Final = shared is not None
         self.shared: Final = shared or self
         self.lock: contextlib.AbstractAsyncContextManager[None] = (
@@ -65,7 +62,8 @@ class Outlet:
         )
         self._apart: Outlet | None = None
         self._link = link
-        self._declare = declare
+        self._topology = topology
+        self._declaration = exchange
         self._clock = clock
         self._telemetry = telemetry
         self._timeout_s = timeout_s
@@ -86,8 +84,8 @@ class Outlet:
         if self._apart is None:
             self._apart = Outlet(
                 self._link,
-                self.exchange,
-                self._declare,
+                self._topology,
+                self._declaration,
                 self._clock,
                 self._telemetry,
                 self._timeout_s,
@@ -116,21 +114,21 @@ class Outlet:
         return self._channel
 
     async def _open(self) -> MessageChannel:
-        channel = await self._link.messages(confirms=True)
+        if self._declaration is None:
+            return await self._link.messages(confirms=True)
         try:
-            await bounded(self._declare(channel.amqp), DECLARE_S, "declaration of an exchange")
-        except ChannelAccessRefused:
-            return await self._open_as_it_is()
-        return channel
-
-    async def _open_as_it_is(self) -> MessageChannel:
-        """Open a channel without declaring the exchange, which this login must not configure."""
-        channel = await self._link.messages(confirms=True)
-        asked = channel.amqp.exchange_declare(self.exchange, passive=True)
+            return await self._open_to(self._declaration)
+        except ChannelAccessRefused:  # this login must not configure the exchange
+            pass
         try:
-            await bounded(asked, DECLARE_S, "question about an exchange")
+            return await self._open_to(self._declaration, passive=True)
         except ChannelNotFoundEntity:
             raise ReturnedError from None
+
+    async def _open_to(self, exchange: Declaration, *, passive: bool = False) -> MessageChannel:
+        channel = await self._link.messages(confirms=True)
+        asked = self._topology.declare(channel.amqp, exchange, passive=passive)
+        await bounded(asked, DECLARE_S, "declaration of an exchange")
         return channel
 
     def forget(self, channel: MessageChannel | None) -> None:

@@ -65,11 +65,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    exchange_durable: bool
-    fanout_durable: bool
+    exchange_durable: bool = True
+    fanout_durable: bool = False
     topic: QueueFlags
     own: QueueFlags
-    dead_letters: bool
+    dead_letters: bool = False
 
     @property
     def control(self) -> ExchangeFlags:
@@ -109,63 +109,16 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         profile.name: profile
         for profile in (
+            Profile(name="durable", topic=_CLASSIC, own=_OWN_DURABLE, dead_letters=True),
+            # A classic durable queue is not available while its node is down.
+            Profile(name="quorum", topic=_QUORUM, own=_OWN_QUORUM, dead_letters=True),
             Profile(
-                name="durable",
-                exchange_durable=True,
-                fanout_durable=False,
-                topic=_CLASSIC,
-                own=_OWN_DURABLE,
-                dead_letters=True,
+                name="oslo-transient", topic=_TRANSIENT, own=_OWN_TRANSIENT, exchange_durable=False
             ),
-            Profile(
-                name="quorum",
-                exchange_durable=True,
-                fanout_durable=False,
-                topic=_QUORUM,
-                # A classic durable queue is not available while its node is down.
-                own=_OWN_QUORUM,
-                dead_letters=True,
-            ),
-            Profile(
-                name="oslo-transient",
-                exchange_durable=False,
-                fanout_durable=False,
-                topic=_TRANSIENT,
-                own=_OWN_TRANSIENT,
-                dead_letters=False,
-            ),
-            Profile(
-                name="oslo-durable",
-                exchange_durable=True,
-                fanout_durable=False,
-                topic=_CLASSIC,
-                own=_OWN_TRANSIENT,
-                dead_letters=False,
-            ),
-            Profile(
-                name="oslo-durable-all",
-                exchange_durable=True,
-                fanout_durable=True,
-                topic=_CLASSIC,
-                own=_OWN_QUORUM,
-                dead_letters=False,
-            ),
-            Profile(
-                name="oslo-quorum",
-                exchange_durable=True,
-                fanout_durable=False,
-                topic=_QUORUM,
-                own=_OWN_TRANSIENT,
-                dead_letters=False,
-            ),
-            Profile(
-                name="oslo-quorum-all",
-                exchange_durable=True,
-                fanout_durable=True,
-                topic=_QUORUM,
-                own=_OWN_QUORUM,
-                dead_letters=False,
-            ),
+            Profile(name="oslo-durable", topic=_CLASSIC, own=_OWN_TRANSIENT),
+            Profile(name="oslo-durable-all", topic=_CLASSIC, own=_OWN_QUORUM, fanout_durable=True),
+            Profile(name="oslo-quorum", topic=_QUORUM, own=_OWN_TRANSIENT),
+            Profile(name="oslo-quorum-all", topic=_QUORUM, own=_OWN_QUORUM, fanout_durable=True),
         )
     }
 )
@@ -200,21 +153,35 @@ class Topology:
     Args:
         profile: The flags.
         exchange: Name of the control exchange.
+
+    Attributes:
+        control: The control exchange.
     """
 
     def __init__(self, profile: Profile, exchange: str) -> None:
         self.profile: Final = profile
-        self.exchange: Final = exchange
+        self.control: Final = Declaration(exchange, profile.control)
 
-    def declarations(self, queue: Queue) -> Iterator[Declaration]:
-        """What must exist for *queue*: its exchange, its dead-letter queue if any, and itself."""
+    def fanout(self, topic: str) -> Declaration:
+        """A topic's fanout exchange; the broker deletes it with its last queue."""
+        return Declaration(fanout_exchange(topic), self.profile.fanout)
+
+    def exchange_of(self, queue: Queue) -> Declaration | None:
+        """The exchange that *queue* is bound to; None for the default one, which always exists."""
         match queue.kind:
             case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
-                yield Declaration(self.exchange, self.profile.control)
+                return self.control
             case QueueKind.FANOUT:
-                yield Declaration(fanout_exchange(queue.topic), self.profile.fanout)
+                return self.fanout(queue.topic)
             case QueueKind.REPLY:
-                pass  # the default exchange always exists
+                return None
+
+    def declarations(self, queue: Queue) -> list[Declaration]:
+        """What must exist for *queue*: its exchange, its dead-letter queue if any, and itself."""
+        exchange = self.exchange_of(queue)
+        return [*([] if exchange is None else [exchange]), *self._queues(queue)]
+
+    def _queues(self, queue: Queue) -> Iterator[Declaration]:
         if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
             yield Declaration(dead_letter_queue(queue.topic), self.profile.topic)
         yield Declaration(queue.name, self.profile.flags_of(queue))
@@ -242,40 +209,14 @@ class Topology:
 
     async def declare_queue(self, channel: Channel, queue: Queue) -> None:
         """Declare *queue*, its dead-letter queue if any, and its binding."""
-        if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
-            dead = Declaration(dead_letter_queue(queue.topic), self.profile.topic)
-            await self.declare(channel, dead)
-        await self.declare(channel, Declaration(queue.name, self.profile.flags_of(queue)))
+        for one in self._queues(queue):
+            await self.declare(channel, one)
         await self.bind(channel, queue)
-
-    def exchange_of(self, queue: Queue) -> str:
-        """The exchange that *queue* is bound to; empty for the default one, which always exists."""
-        match queue.kind:
-            case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
-                return self.exchange
-            case QueueKind.FANOUT:
-                return fanout_exchange(queue.topic)
-            case QueueKind.REPLY:
-                return ""
 
     async def bind(self, channel: Channel, queue: Queue) -> None:
         """Bind the existing *queue* to its exchange, which is declared first."""
-        match queue.kind:
-            case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
-                await self.declare_control_exchange(channel)
-                await channel.queue_bind(queue.name, self.exchange, routing_key=queue.name)
-            case QueueKind.FANOUT:
-                await self.declare_fanout_exchange(channel, queue.topic)
-                await channel.queue_bind(
-                    queue.name, fanout_exchange(queue.topic), routing_key=queue.topic
-                )
-            case QueueKind.REPLY:
-                pass  # every queue is bound to the default exchange
-
-    async def declare_control_exchange(self, channel: Channel) -> None:
-        """Declare the control exchange."""
-        await self.declare(channel, Declaration(self.exchange, self.profile.control))
-
-    async def declare_fanout_exchange(self, channel: Channel, topic: str) -> None:
-        """Declare a topic's fanout exchange; the broker deletes it with its last queue."""
-        await self.declare(channel, Declaration(fanout_exchange(topic), self.profile.fanout))
+        exchange = self.exchange_of(queue)
+        if exchange is not None:
+            await self.declare(channel, exchange)
+            key = queue.topic if queue.kind is QueueKind.FANOUT else queue.name
+            await channel.queue_bind(queue.name, exchange.name, routing_key=key)

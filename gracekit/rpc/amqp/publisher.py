@@ -12,7 +12,6 @@ import asyncio
 import re
 from typing import Final
 
-from aiormq.channel import Channel
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
@@ -25,8 +24,8 @@ from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Unde
 from gracekit.rpc.amqp.bounds import said
 from gracekit.rpc.amqp.channels import MessageChannel, NackedError, ReturnedError
 from gracekit.rpc.amqp.link import Link
-from gracekit.rpc.amqp.outlet import Declare, Outlet
-from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
+from gracekit.rpc.amqp.outlet import Outlet
+from gracekit.rpc.amqp.profiles import Declaration, Topology
 from gracekit.rpc.transport import Message, Queue, QueueKind
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -111,11 +110,7 @@ class Publisher:
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""
-
-        async def declare(channel: Channel) -> None:
-            await self._topology.declare_fanout_exchange(channel, topic)
-
-        outlet = self._outlet(fanout_exchange(topic), declare)
+        outlet = self._outlet(self._topology.fanout(topic))
         try:
             await self._send(outlet, topic, message, mandatory=False)
         except ReturnedError:  # without an exchange there are no listeners
@@ -127,20 +122,20 @@ class Publisher:
 
     @property
     def _to_services(self) -> Outlet:
-        return self._outlet(self._topology.exchange, self._topology.declare_control_exchange)
+        return self._outlet(self._topology.control)
 
     @property
     def _to_queues(self) -> Outlet:
         """The outlet to the default exchange, which always exists."""
-        return self._outlet("", _declare_nothing)
+        return self._outlet(None)
 
-    def _outlet(self, exchange: str, declare: Declare) -> Outlet:
-        outlet = self._outlets.get(exchange)
+    def _outlet(self, exchange: Declaration | None) -> Outlet:
+        name = "" if exchange is None else exchange.name
+        outlet = self._outlets.get(name)
         if outlet is None:
-            outlet = Outlet(
-                self._link, exchange, declare, self._clock, self._telemetry, self._timeout_s
+            outlet = self._outlets[name] = Outlet(
+                self._link, self._topology, exchange, self._clock, self._telemetry, self._timeout_s
             )
-            self._outlets[exchange] = outlet
         return outlet
 
     async def _reply(self, name: str, message: Message) -> None:
@@ -250,7 +245,7 @@ class Publisher:
                 messages to this exchange.
         """
         if isinstance(error, NackedError):
-            is_fanout = outlet.exchange not in {"", self._topology.exchange}  # others have it
+            is_fanout = outlet.exchange not in {"", self._topology.control.name}  # others have it
             if outlet.nacked(channel, key) or (is_fanout and not self._is_quorum):
                 raise error
         else:
@@ -311,11 +306,7 @@ class Publisher:
 
     def _undeliverable(self, queue: str) -> Undeliverable:
         return Undeliverable(
-            f"no service ever declared queue {queue!r} on exchange {self._topology.exchange!r} "
+            f"no service ever declared queue {queue!r} on exchange {self._topology.control.name!r} "
             f"here, or its owner is gone; start the service once or check the topic, and on both "
             f"sides GRACEKIT_EXCHANGE and the URL's vhost"
         )
-
-
-async def _declare_nothing(_channel: Channel) -> None:
-    pass
