@@ -24,18 +24,11 @@ READ_S: Final = 10.0
 """Seconds that a reload waits for the settings at most."""
 
 
-def _forget(reading: asyncio.Task[Settings]) -> None:
-    """Retrieve the exception of a reader that is no longer awaited, or asyncio would log it."""
-    if not reading.cancelled():
-        reading.exception()
-
-
 class Reload:
     """Reads the settings of one run again.
 
     Reading may never end: the file may be a FIFO without a writer, or on a disk that does not
-    answer. A thread cannot be stopped, so it is left behind, and nothing is read until it has
-    ended.
+    answer. A thread cannot be stopped, so it is left behind.
 
     Args:
         coordinator: Says whether a drain is under way, whose times must not change.
@@ -56,7 +49,6 @@ class Reload:
         self._phase = phase
         self._notify = notify
         self._threads = threads
-        self._reading: asyncio.Task[Settings] | None = None
         self._telemetry = telemetry
         self._is_asked = False
         self._is_busy = False
@@ -112,29 +104,22 @@ class Reload:
         """Read the settings in a thread.
 
         Raises:
-            ConfigError: they are wrong, were not read in time, or an earlier reload still reads.
+            ConfigError: they are wrong, or were not read in time.
         """
-        file = self._settings.file
-        what = "the settings" if file is None else f"the settings in {file}"
-        if self._reading is not None and not self._reading.done():
-            raise ConfigError(
-                f"{what} were not read again: an earlier reload still waits for them; restart the "
-                "service"
-            )
         assert self._settings.read is not None
-        reading: asyncio.Task[Settings] = asyncio.create_task(
-            call(self._settings.read, self._threads, abandon=True), name="gracekit-settings"
-        )
-        self._reading = reading
-        # Not `wait_for`, whose cancellation would wait for the thread.
-        done, _ = await asyncio.wait({reading}, timeout=READ_S)
-        if done:
-            return reading.result()
-        reading.add_done_callback(_forget)
-        raise ConfigError(
-            f"{what} were not read within {READ_S:g} s: this may be a FIFO without a writer, or a "
-            "disk that does not answer; nothing has changed"
-        )
+        try:
+            async with asyncio.timeout(READ_S) as bound:
+                found: Settings = await call(self._settings.read, self._threads, abandon=True)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            file = self._settings.file
+            what = "the settings" if file is None else f"the settings in {file}"
+            raise ConfigError(
+                f"{what} were not read within {READ_S:g} s: this may be a FIFO without a writer, "
+                "or a disk that does not answer; nothing has changed"
+            ) from None
+        return found
 
     def _take(self, found: Settings) -> None:
         differences = self._settings.differences(found)
