@@ -8,7 +8,6 @@ import itertools
 import signal
 import threading
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -956,26 +955,19 @@ def test_a_deadlock_without_a_service_says_who_waits():
         (lambda one: one.interrupt_at(True), "safe point=True: write"),
         (lambda one: one.interrupt_at(1, of="work"), "of='work' is no method"),
         (lambda one: one.crash_at("x"), r"crash_at\('x'\): write the number of a safe point, or a"),
-        (lambda one: one.crash_at("PARK"), r"as Point\.FINISH; did you mean Point\.PARK\?"),
-        (lambda one: one.crash_at("Point.park"), r"did you mean Point\.PARK\?"),
         (lambda one: one.crash_at(Point.FINISH, "middle"), "'middle' is none of before, after"),
         (
             lambda one: one.fail_next("finish", Fault.REFUSED),
-            r"'finish' is no Point; did you mean Point\.FIN",
+            r"'finish' is no Point; write one of .*Point\.FINISH",
         ),
         (lambda one: one.fail_next(("PARK", 1), Fault.REFUSED), r"write one of Point\.\w+, Point"),
-        (
-            lambda one: one.fail_next(Point.FINISH, "refused"),
-            r"'refused' is no Fault; did you mean Fault\.R",
-        ),
-        (lambda one: one.fail_next(Point.FINISH, "LOST"), r"did you mean Fault\.LOST_"),
         (
             lambda one: one.fail_next(Point.FINISH, 7),
             r"7 is no Fault; write one of Fault\.DELAY, F",
         ),
         (lambda one: one.fail_next(Point.FINISH, Fault.REFUSED, times=0), "times=0: write"),
-        (lambda one: one.interrupt(signal.SIGKILL), r"is none of SIGTERM.*crash\(\) is kill -9"),
-        (lambda one: one.interrupt("SIGTERM"), r"'SIGTERM' is a text: write signal\.SIGTERM"),
+        (lambda one: one.interrupt(signal.SIGKILL), r"is none of signal\.SIGTERM.*crash\(\) is k"),
+        (lambda one: one.interrupt("SIGTERM"), r"'SIGTERM' is none of signal\.SIGTERM"),
     ],
 )
 async def test_wrong_orders_are_refused(svc, ask, said):
@@ -1014,16 +1006,9 @@ async def test_a_condition_is_a_plain_function(svc, condition):
 
 
 def test_what_is_no_service_is_refused(svc):
-    """Its topic, or its module, is easily given in its place."""
-    module = types.ModuleType("app")
-    module.svc = svc
-
-    with pytest.raises(
-        GracekitError, match=r"'compute'\) is no Service: write InMemoryService\(svc"
-    ):
+    """Its topic is easily given in its place."""
+    with pytest.raises(GracekitError, match=r"'compute'\) is no Service: give the Service object"):
         InMemoryService("compute")
-    with pytest.raises(GracekitError, match=r"write InMemoryService\(app\.svc\)"):
-        InMemoryService(module)
     with pytest.raises(GracekitError, match="beside='one' is no InMemoryService: write beside=one"):
         InMemoryService(svc, beside="one")
 
