@@ -22,6 +22,8 @@ from gracekit.errors import BadMessageError, ConflictError, GracekitError, Parke
 
 LONGEST_LINE: Final = 65_536
 """Most bytes of a line, with its line end. Longer answers are sent page by page."""
+PAGE_BYTES: Final = 40_000
+"""Most JSON bytes of a page, unless one item is longer; the rest of an answer needs room too."""
 LONGEST_ADDRESS: Final = 107
 """Most bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
 
@@ -104,6 +106,16 @@ def _error_named(name: str, message: str) -> GracekitError:
     """An error of gracekit's class *name*; for other classes a GracekitError that names it."""
     kind = _CLASSES.get(name)
     return GracekitError(f"{name}: {message}") if kind is None else kind(message)
+
+
+def page_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of *items*, from the first on, as fit into a page; at least one."""
+    size = PAGE_BYTES
+    for number, item in enumerate(items):
+        size -= len(json.dumps(item))
+        if size < 0:
+            return items[: max(1, number)]
+    return items
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
+from gracekit.control.door_wire import PAGE_BYTES
 from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.process import Threads
 from gracekit.tracker.stacks import StackDump
 
-PAGE_BYTES: Final = 40_000
-"""Most JSON bytes of a page, unless one line is longer; less than `door_wire.LONGEST_LINE`."""
 KEPT_S: Final = 60.0
 MOST_KEPT: Final = 4
 

@@ -7,7 +7,6 @@ some time after its end.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean
+from gracekit.control.door_wire import page_of
 from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.resources.judging import PassRequest
@@ -22,8 +22,6 @@ from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.results import PassReport
 from gracekit.rpc.argument_paths import need_resource_id
 
-PAGE_BYTES: Final = 40_000
-"""Most JSON bytes of the results in one answer, less than `door_wire.LONGEST_LINE`."""
 MOST_KEPT: Final = 4
 NEWS_WITHIN_S: Final = 0.2
 """If a pass has no new results, an answer waits so many seconds for its end. A drain ends the
@@ -148,7 +146,7 @@ def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
     """The progress of a pass, with its results after the first *after* ones."""
     report = one.report
     done = one.task is None or one.task.done()  # read before the results, which may still grow
-    results = _page([result.as_json() for result in report.results[after : after + 500]])
+    results = page_of([result.as_json() for result in report.results[after : after + 500]])
     following = after + len(results)
     return {
         "state": ("refused" if one.error else "finished") if done else "running",
@@ -166,13 +164,3 @@ def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
         "results": results,
         "next": following if following < len(report.results) or not done else None,
     }
-
-
-def _page(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many of *results*, from the first on, as fit into a page; at least one."""
-    size = PAGE_BYTES
-    for number, result in enumerate(results):
-        size -= len(json.dumps(result))
-        if size < 0:
-            return results[: max(1, number)]
-    return results

@@ -9,13 +9,13 @@ something is recorded as an incident: who, what, when, which run, why.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
+from gracekit.control.door_wire import page_of
 from gracekit.control.dumps import Dumps
 from gracekit.control.hand_passes import HandPasses
 from gracekit.control.health import HealthCheck, Probe
@@ -40,8 +40,6 @@ LONGEST_REASON: Final = 500
 LONGEST_RESOURCE: Final = 300
 MAX_PAGE: Final = 100
 """Most tasks in one answer; a message may have only so many keys."""
-PAGE_BYTES: Final = 40_000
-"""Most JSON bytes of the tasks in one answer, less than `door_wire.LONGEST_LINE`."""
 INTAKE_ANSWER_S: Final = 3.0
 """A quiet or resume is answered after so many seconds, even if the transport is not done yet."""
 SAME_TIME_S: Final = 0.5
@@ -196,7 +194,7 @@ class Control:
             limit = max(0, min(MAX_PAGE, _number(args, "limit", MAX_PAGE)))
             found, more = self._tracker.page(after=_number(args, "after", 0), limit=limit)
         waiting = Waiting(self._tracker)
-        tasks = _cut_to([self._task(task, now, waiting) for task in found], PAGE_BYTES)
+        tasks = page_of([self._task(task, now, waiting) for task in found])
         more = more or len(tasks) < len(found)
         return {"tasks": tasks, "next": found[len(tasks) - 1].serial if more and tasks else None}
 
@@ -392,15 +390,6 @@ class Control:
         recipient = str(args.get("recipient", ""))
         answer = await self.orders.carry_out(task_id, recipient, order, replaced)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
-
-
-def _cut_to(tasks: list[VerbAnswer], size: int) -> list[VerbAnswer]:
-    """As many of *tasks*, from the first on, as fit into *size* bytes of JSON; at least one."""
-    for number, task in enumerate(tasks):
-        size -= len(json.dumps(task))
-        if size < 0:
-            return tasks[: max(1, number)]
-    return tasks
 
 
 def _age(moment: float | None, now: float) -> float | None:
