@@ -745,7 +745,7 @@ def test_a_kind_in_the_place_of_its_name_is_refused():
         ),
         (
             {"exceptions": [ValueError]},
-            "is no mapping: write exceptions={'builtins.ValueError': ValueError}",
+            "is no mapping: write exceptions={'myapp.errors.Refused': Refused}",
         ),
         ({"exceptions": ValueError}, "write exceptions={'myapp.errors.Refused': Refused}"),
         ({"exceptions": {"m.Refused": "Refused"}}, "not a subclass of Exception"),

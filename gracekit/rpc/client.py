@@ -484,13 +484,9 @@ def check_exceptions(exceptions: object) -> None:
         ConfigError: it is no mapping, or a value is no exception class.
     """
     if not isinstance(exceptions, Mapping):
-        listed = exceptions if isinstance(exceptions, list | tuple | set | frozenset) else ()
-        first = next((one for one in listed if isinstance(one, type)), None)
-        name = "myapp.errors.Refused" if first is None else f"{first.__module__}.{first.__name__}"
         raise ConfigError(
-            f"exceptions={exceptions!r} is no mapping: write "
-            f"exceptions={{{name!r}: {name.rpartition('.')[2]}}}, by module and class as the "
-            "service raises them"
+            f"exceptions={exceptions!r} is no mapping: write exceptions={{'myapp.errors.Refused': "
+            "Refused}, by module and class as the service raises them"
         )
     for name, kind in exceptions.items():
         if not (isinstance(kind, type) and issubclass(kind, Exception)):

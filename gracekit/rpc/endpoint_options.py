@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final
 
-from gracekit.config.choices import OnInterrupt, choices_of
 from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.rpc.method_options import MethodOptions, options_from
@@ -40,31 +39,9 @@ def check_shape(options: object) -> None:
         )
     for name, given in options.items():
         if not isinstance(name, str):
-            raise DeclarationError(f"options name {_what(name)}")
-        if isinstance(given, Mapping):
-            continue
-        if name in KNOWN:
-            raise DeclarationError(
-                f"options[{name!r}]: {name} is an option of a method: write {{'METHOD': "
-                f"{{{name!r}: {given!r}}}}} with the name of the method"
-            )
-        is_policy = isinstance(given, str) and given in choices_of(OnInterrupt)
-        remedy = (
-            f"write {{'on_interrupt': {given!r}}}"
-            if is_policy
-            else "write {} for none, or {'resource': 'argument'}"
-        )
-        raise DeclarationError(f"options[{name!r}]={given!r} must be a mapping: {remedy}")
-
-
-def _what(key: object) -> str:
-    """Describe *key*, which is not the name of a method, and say what to write instead."""
-    name = getattr(key, "__name__", None)
-    if isinstance(key, type):
-        return f"the class {name}: write the names of its methods, as {_AS}"
-    if isinstance(name, str):
-        return f"the function {name}: write {name!r}"
-    return f"{key!r}: write the name of a method, as {_AS}"
+            raise DeclarationError(f"options name {name!r}: write the name of a method, as {_AS}")
+        if not isinstance(given, Mapping):
+            raise DeclarationError(f"options[{name!r}]={given!r} must be a mapping, as {_AS}")
 
 
 def check_names(options: Options, served: Collection[str]) -> None:
@@ -74,16 +51,10 @@ def check_names(options: Options, served: Collection[str]) -> None:
         DeclarationError: one is not.
     """
     for name in options:
-        if name in served:
-            continue
-        if name in KNOWN:
+        if name not in served:
             raise DeclarationError(
-                f"options[{name!r}]: no endpoint serves it, and {name} is an option of a method: "
-                f"write {{'METHOD': {{{name!r}: ...}}}}"
+                f"options[{name!r}]: no endpoint serves it{did_you_mean(name, served)}"
             )
-        raise DeclarationError(
-            f"options[{name!r}]: no endpoint serves it{did_you_mean(name, served)}"
-        )
 
 
 def read_options(name: str, given: Mapping[Any, Any], place: Mapping[str, Any]) -> MethodOptions:

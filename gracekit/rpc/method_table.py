@@ -60,66 +60,42 @@ class MethodTable(msgspec.Struct):
         # Which error is raised matters: after one of them an oslo client tries an older version.
         places = {method.version for method in self if method.namespace == namespace}
         if any(serves(place, version) for place in places):
-            hint = _elsewhere(version, served) if served else self._hint(namespace, name)
-            raise NoSuchMethodError(f"method {cut(name)} is not served{hint}")
+            at = f" at {cut(version)}, only at {_listed(served)}" if served else self._hint(name)
+            raise NoSuchMethodError(f"method {cut(name)} is not served{at}")
         if not places:
             raise UnsupportedVersionError(
                 f"{named(namespace)} is not served{self._other_namespace(namespace, name)}"
             )
         if not served:
-            hint = self._hint(namespace, name)
             raise UnsupportedVersionError(
-                f"method {cut(name)} is not served in {named(namespace)}{hint}"
+                f"method {cut(name)} is not served in {named(namespace)}{self._hint(name)}"
             )
         raise UnsupportedVersionError(
             f"{cut(name)} in {named(namespace)} is served at "
-            f"{', '.join(m.version for m in served)}, not at {cut(version)}: "
-            f"{_rule_of(version, served[0].version)}"
+            f"{_listed(served)}, not at {cut(version)}: the major version must match, the minor "
+            "not be above"
         )
 
     def __iter__(self) -> Iterator[Method[Any, Any]]:
         return (method for served in self._methods.values() for method in served)
 
-    def _hint(self, namespace: str | None, name: str) -> str:
+    def _hint(self, name: str) -> str:
         """Where a method of that name is served, or which one may have been meant."""
-        before, _, last = name.rpartition(".")
-        for other, known in self._methods:
-            if known == name or (other == before and known == last):
-                apart = "" if known == name else "the namespace is given apart: "
-                return f"; {apart}ask for {known!r} with {_options_of(self._methods[other, known])}"
-        near = nearest(name, [known for other, known in self._methods if other == namespace])
-        near = near or nearest(name, [known for _, known in self._methods])
+        place = next((method.target() for method in self if method.name == name), None)
+        if place is not None:
+            return f"; it is in {place}"
+        near = nearest(name, list(dict.fromkeys(known for _, known in self._methods)))
         return f"; did you mean {near!r}?" if near else ""
 
     def _other_namespace(self, namespace: str | None, name: str) -> str:
-        """Which namespace may have been meant, or how a service gets one of gracekit's own."""
-        known = list(dict.fromkeys(other for other, _ in self._methods if other is not None))
+        """Which namespace may have been meant, or how a service gets the one of the task API."""
+        if namespace is None:
+            return self._hint(name)
         if namespace == TASKS_NAMESPACE:
             return ": the service was made without it, which is Service(..., task_api=True)"
-        if namespace is None:
-            return self._hint(namespace, name)
-        if near := nearest(namespace, known):
-            return f"; did you mean {near!r}?"
-        return "; leave it out, as this service has none" if self._methods and not known else ""
+        near = nearest(namespace, [*{other for other, _ in self._methods if other is not None}])
+        return f"; did you mean {near!r}?" if near else ""
 
 
-def _options_of(served: Sequence[Method[Any, Any]]) -> str:
-    """How a client, and the command line, ask for a method."""
-    method = served[-1]
-    given = {"namespace": method.namespace, "version": method.version, "ops": method.ops or None}
-    options = {name: value for name, value in given.items() if value is not None}
-    keywords = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    flags = " ".join(
-        f"--{name}" if value is True else f"--{name} {value}" for name, value in options.items()
-    )
-    return f"prepare({keywords}), on the command line {flags}"
-
-
-def _rule_of(version: str, served: str) -> str:
-    if major(version) < 0:
-        return f"a version is written as X.Y, such as {served}"
-    return "the major version must match, the minor not be above"
-
-
-def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
-    return f" at {cut(version)}, where others are, only at {', '.join(m.version for m in served)}"
+def _listed(served: Sequence[Method[Any, Any]]) -> str:
+    return ", ".join(method.version for method in served)
