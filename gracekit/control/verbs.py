@@ -301,7 +301,7 @@ class Control:
 
     async def close_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Take no new requests; *args* as of each verb. Raises GracekitError if it cannot be."""
-        await self._soon(self._coordinator.quiet())
+        await self._wait_for(self._coordinator.quiet(), INTAKE_ANSWER_S)
         await self._note("quiet", args)
         if self._phase.state is not ServiceState.QUIET:
             raise GracekitError(
@@ -312,7 +312,7 @@ class Control:
 
     async def open_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Take new requests again; as `close_intake`."""
-        await self._soon(self._resume_drain_or_quiet())
+        await self._wait_for(self._resume_drain_or_quiet(), INTAKE_ANSWER_S)
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
@@ -337,13 +337,6 @@ class Control:
     async def _reconciled(self, args: Mapping[str, Any]) -> VerbAnswer:
         """The progress of a pass; args as in `HandPasses.look`."""
         return {"run_id": self._run_id, **await self._passes.look(args)}
-
-    async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
-        """Run a change of the intake, and wait for it `INTAKE_ANSWER_S` at most.
-
-        If the broker is away, the change takes longer than the command line waits. It goes on then.
-        """
-        await self._wait_for(step, INTAKE_ANSWER_S)
 
     async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
         """Record who asked for what, and why, after it was done, because the store may be slow.

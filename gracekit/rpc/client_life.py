@@ -49,13 +49,13 @@ class ClientLife:
             if self._stops != stops:
                 raise DependencyError(f"this {self._who} was stopped before it had started")
             home = self._home = self._home or _Home()
-            if home.is_ending():
+            if home.ending is not None:
                 with contextlib.suppress(Exception):  # whoever stopped it gets the error
                     await self._wait_end(home)
                 continue
             try:
                 async with home.turn:
-                    if not home.is_ending():
+                    if home.ending is None:
                         await self._open(home)
                         return
             except Exception:
@@ -124,7 +124,7 @@ class ClientLife:
             ConfigError: it was started in another event loop or process.
         """
         home = self._home
-        if home is not None and not home.is_ending() and home.is_here():
+        if home is not None and home.ending is None and home.is_here():
             return
         self.check_loop(f"asked to send {what}()")
         raise DependencyError(
@@ -172,10 +172,6 @@ class _Home:
         self.turn = asyncio.Lock()
         self.is_open = False
         self.ending: asyncio.Task[Any] | None = None
-
-    def is_ending(self) -> bool:
-        """Whether its end has begun."""
-        return self.ending is not None
 
     def is_here(self) -> bool:
         """Whether the caller runs in its loop and process."""

@@ -94,6 +94,7 @@ class RpcServer:
         cancel_ok_timeout_s: Seconds to wait for cancel-ok.
 
     Attributes:
+        queues: The queues that it reads.
         is_local: Whether its transport is.
         returned: How many deliveries were given back because they got no place.
         fresh: By queue name, how many deliveries came for the first time (not `redelivered`),
@@ -115,7 +116,7 @@ class RpcServer:
         cancel_ok_timeout_s: float,
     ) -> None:
         self._transport = transport
-        self._queues = tuple(queues)
+        self.queues: Final = tuple(queues)
         self._handle = handle
         self._capacity = capacity
         self._prefetch = prefetch
@@ -145,7 +146,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Declare the queues and begin to take deliveries."""
-        await self._transport.declare(self._queues)
+        await self._transport.declare(self.queues)
         self._open = True
         await self._consume(self._prefetch)
 
@@ -207,11 +208,6 @@ class RpcServer:
         return self._failure if consumer is None else consumer.failure
 
     @property
-    def queues(self) -> tuple[Queue, ...]:
-        """The queues that it reads."""
-        return self._queues
-
-    @property
     def has_waiting(self) -> bool:
         """Whether deliveries wait for a place."""
         return bool(self._waiting)
@@ -222,11 +218,11 @@ class RpcServer:
         Raises:
             DependencyError: the broker or file cannot be asked now.
         """
-        return await self._transport.depth(self._queues if queue is None else [queue])
+        return await self._transport.depth(self.queues if queue is None else [queue])
 
     async def waiting(self) -> tuple[int, float | None]:
         """As `Transport.waiting`, with the deliveries here that wait for a place; 0 s if none."""
-        number, oldest_s = await self._transport.waiting(self._queues)
+        number, oldest_s = await self._transport.waiting(self.queues)
         if self._timer is not None:  # it began when the first of them came
             held_s = asyncio.get_running_loop().time() - self._timer.when() + self._wait_s
             oldest_s = max(oldest_s or 0.0, held_s)
@@ -369,7 +365,7 @@ class RpcServer:
             if self._open and self._consumer is None:
                 here = self._here = _Held(max(1, prefetch))
                 self._consumer = await self._transport.consume(
-                    self._queues, self._on_delivery, prefetch=here.limit
+                    self.queues, self._on_delivery, prefetch=here.limit
                 )
                 self._failure = None
                 if self._bytes > self._prefetch_bytes:

@@ -83,6 +83,9 @@ class Telemetry:
         instance: Added likewise; set later by `identify`, once it is chosen. Events
             with a field `instance` keep their own value.
         now: A clock in seconds, for the rate limit of log lines.
+
+    Attributes:
+        is_measured: Whether the process had a meter provider when it was last looked for.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Telemetry:
         self._limit = _Limit(now)
         self._identity = _identity(service, instance)
         self._logger = logging.getLogger(LOGGER)
-        self._is_measured = True
+        self.is_measured = True
         self._counting: tuple[RunMetrics, ...] = ()
         self.tracing = Tracing()
         self._subscribers: tuple[Subscriber, ...] = ()
@@ -106,20 +109,15 @@ class Telemetry:
         self.tracing.look()
         self.look_for_metrics()
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the process had a meter provider when `look_for_metrics` last looked."""
-        return self._is_measured
-
     def look_for_metrics(self) -> None:
         """Feed OpenTelemetry's instruments from now on, if the process has a meter provider."""
-        self._is_measured = somebody_measures()
+        self.is_measured = somebody_measures()
 
     def hears(self, event: str, level: int | None) -> bool:
         """Whether anything uses *event*. Checked first for the two events of each request."""
         if self._subscribers:
             return True
-        if event in BY_EVENT and (self._is_measured or self._counting):
+        if event in BY_EVENT and (self.is_measured or self._counting):
             return True
         return self._logger.isEnabledFor(CATALOGUE[event].level if level is None else level)
 
@@ -152,7 +150,7 @@ class Telemetry:
         if level is None:
             level = known.level
         is_logged = self._logger.isEnabledFor(level)
-        if not (is_logged or self._is_measured or self._counting or self._subscribers):
+        if not (is_logged or self.is_measured or self._counting or self._subscribers):
             return  # saves time, as each request has two events
         if not fields.keys() <= known.fields:
             checked(event, tuple(fields))
@@ -162,7 +160,7 @@ class Telemetry:
             self._log(known, level, fields, cause, trace, not is_awaited)
         for metrics in self._counting:
             metrics.record(event, fields)
-        if self._is_measured:
+        if self.is_measured:
             instruments().record(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
@@ -186,24 +184,15 @@ class Telemetry:
         """Let OpenTelemetry's gauges read *watched*, without keeping it alive."""
         instruments().watch(watched)
 
-    def count_into(self, metrics: RunMetrics) -> Callable[[], None]:
-        """From now on count events in *metrics* too.
-
-        Returns:
-            A function that ends this; it may be called twice.
-        """
+    def count_into(self, metrics: RunMetrics) -> None:
+        """From now on count events in *metrics* too."""
         self._counting = (*self._counting, metrics)
-
-        def end() -> None:
-            self._counting = tuple(m for m in self._counting if m is not metrics)
-
-        return end
 
     def note_commit(self, seconds: float) -> None:
         """Record how long the commit of a group took; from any thread."""
         for metrics in self._counting:
             metrics.observe_commit(seconds)
-        if self._is_measured:
+        if self.is_measured:
             instruments().observe_commit(seconds)
 
     # -- logs ---------------------------------------------------------------------------

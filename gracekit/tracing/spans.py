@@ -170,9 +170,10 @@ class Tracing:
 
     # -- recovery -----------------------------------------------------------------------
 
+    @contextlib.contextmanager
     def settling(
         self, context: Mapping[str, Any], *, method: str, message_id: str, attempt: int
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """A span for the decision about one unfinished task, at the root of the task's new trace.
 
         Args:
@@ -182,20 +183,10 @@ class Tracing:
             attempt: Number of the attempt that was interrupted.
         """
         if self._tracer is None:
-            return _NOTHING
-        return self._decide(self._tracer, context, method, message_id, attempt)
-
-    @contextlib.contextmanager
-    def _decide(
-        self,
-        tracer: trace.Tracer,
-        context: Mapping[str, Any],
-        method: str,
-        message_id: str,
-        attempt: int,
-    ) -> Iterator[None]:
+            yield
+            return
         attributes = request_attributes(method, "settle", message_id) | {names.ATTEMPT: attempt}
-        span = tracer.start_span(
+        span = self._tracer.start_span(
             f"settle {method}", context=Context(), attributes=attributes, links=_links_of(context)
         )
         self._settling[message_id] = span

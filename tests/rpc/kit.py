@@ -15,6 +15,7 @@ from gracekit.process import Process
 from gracekit.rpc.amqp.amqp_transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.sqlite.sqlite_rows import _headers_of
 from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
 from gracekit.telemetry.telemetry import Telemetry
@@ -112,6 +113,22 @@ class MemoryMachine:
             await transport.stop()
 
 
+async def dead_letters(transport: SqliteTransport) -> list[DeadLetter]:
+    """The dead letters in a file, oldest first."""
+    found = await transport._engine.query(
+        "SELECT queue, body, CAST(headers AS BLOB), reason FROM dead_letter ORDER BY dead_letter_id"
+    )
+    return [
+        DeadLetter(queue=queue, body=body, headers=_headers_of(headers)[0], reason=reason)
+        for queue, body, headers, reason in found
+    ]
+
+
+async def counted(transport: SqliteTransport, table: str) -> dict[str, int]:
+    """How many messages of each queue expired, or were removed from the dead letters."""
+    return dict(await transport._engine.query(f"SELECT queue, number FROM {table}"))
+
+
 class SqliteMachine:
     keeps_reasons = counts_in_hand = True
 
@@ -133,10 +150,12 @@ class SqliteMachine:
         self.clock.shift_s += seconds
 
     async def expired(self) -> dict[str, int]:
-        return dict(await (await self.connect()).expired())
+        transport = await self.connect()
+        await transport._drop_expired()
+        return await counted(transport, "expired")
 
     async def dead_letters(self) -> list[DeadLetter]:
-        return await (await self.connect()).dead_letters()
+        return await dead_letters(await self.connect())
 
     async def close(self) -> None:
         for transport in self._transports:

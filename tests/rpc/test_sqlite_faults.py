@@ -25,7 +25,7 @@ from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.engine import Rows
 from gracekit.store.migrate import load_migrations
 from gracekit.store.sqlite.sqlite_engine import SqliteEngine
-from tests.rpc.kit import PATIENCE_S, Inbox, ShiftedClock, message
+from tests.rpc.kit import PATIENCE_S, Inbox, ShiftedClock, counted, dead_letters, message
 
 QUEUE = shared_queue("q")
 
@@ -181,7 +181,7 @@ async def test_a_row_whose_headers_are_no_object_of_texts_goes_to_the_dead_lette
 
     assert inbox.bodies == ["before", "behind"]
     async with asyncio.timeout(PATIENCE_S):
-        while not (letters := await transport.dead_letters()):
+        while not (letters := await dead_letters(transport)):
             await asyncio.sleep(0.01)
     assert [(letter.body, dict(letter.headers)) for letter in letters] == [(b"bad", {})]
     assert "headers" in letters[0].reason
@@ -204,15 +204,15 @@ async def test_dead_letters_are_kept_up_to_a_number_and_an_age(tmp_path: Path):
     await transport.publish(QUEUE, message("bad"))
     await (await inbox.next()).dead_letter("no request")
 
-    letters = await transport.dead_letters()
+    letters = await dead_letters(transport)
     assert (len(letters), letters[-1].body) == (KEPT_LETTERS, b"bad")
-    assert await transport.removed_letters() == {"old": 1}
+    assert await counted(transport, "removed_letter") == {"old": 1}
 
     clock.shift_s = KEPT_LETTERS_S + 1
     async with asyncio.timeout(PATIENCE_S):
-        while await transport.dead_letters():
+        while await dead_letters(transport):
             await asyncio.sleep(0.01)
-    assert await transport.removed_letters() == {"old": KEPT_LETTERS, QUEUE.name: 1}
+    assert await counted(transport, "removed_letter") == {"old": KEPT_LETTERS, QUEUE.name: 1}
     await transport.stop()
 
 

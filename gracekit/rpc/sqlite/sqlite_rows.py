@@ -15,7 +15,7 @@ import msgspec
 from gracekit.life import Identity, LockFile, RecordedLife
 from gracekit.process import Point
 from gracekit.rpc.foreign_readers import QueueReader
-from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
+from gracekit.rpc.transport import OWNED, Message, Queue
 from gracekit.store.batch import Batch, Row, Value
 
 INSERTED: Final = 0  # statement of `publish` that must find its queue
@@ -366,19 +366,6 @@ def _add_removal(batch: Batch, which: str, limit: float, *, now: float) -> None:
         *(now, limit),
     )
     batch.add(f"DELETE FROM dead_letter WHERE {which}", limit)  # noqa: S608 - constant text
-
-
-DEAD_LETTERS: Final = (
-    "SELECT queue, body, CAST(headers AS BLOB), reason FROM dead_letter ORDER BY dead_letter_id"
-)
-
-
-def dead_letter_of(row: Row) -> DeadLetter:
-    """A DeadLetter from a row of `DEAD_LETTERS`."""
-    queue, body, headers, reason = row
-    assert isinstance(body, bytes)
-    texts, _ = _headers_of(headers)  # if they are faulty, the reason says so
-    return DeadLetter(queue=str(queue), body=body, headers=texts, reason=str(reason))
 
 
 _DELETE: Final = "DELETE FROM message WHERE message_id = ? AND claimed_by = ?"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,6 @@ from gracekit.rpc.sqlite import sqlite_rows as rows
 from gracekit.rpc.sqlite.sqlite_consumer import SqliteConsumer, wake_all
 from gracekit.rpc.transport import (
     DEPTH_TIMEOUT_S,
-    DeadLetter,
     Message,
     OnDelivery,
     Queue,
@@ -346,25 +345,6 @@ class SqliteTransport:
         return consumer
 
     # -- looking after the file -----------------------------------------------
-
-    async def dead_letters(self) -> list[DeadLetter]:
-        """The dead letters, oldest first."""
-        self._connected()
-        found = await self._engine.query(rows.DEAD_LETTERS)
-        return [rows.dead_letter_of(row) for row in found]
-
-    async def removed_letters(self) -> Mapping[str, int]:
-        """How many dead letters were deleted by retention, by queue name."""
-        self._connected()
-        found = await self._engine.query("SELECT queue, number FROM removed_letter")
-        return {str(queue): int(str(number)) for queue, number in found}
-
-    async def expired(self) -> Mapping[str, int]:
-        """How many messages expired unread, by queue name, as of now."""
-        self._connected()
-        await self._drop_expired()
-        found = await self._engine.query("SELECT queue, number FROM expired")
-        return {str(queue): int(str(number)) for queue, number in found}
 
     async def _poll_for_ever(self, connection: _Connection) -> None:
         while not self._engine.status.is_final:
