@@ -6,7 +6,6 @@ import re
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
@@ -24,7 +23,6 @@ from gracekit.telemetry.metrics import (
     METRICS,
     OTHER,
     STORE_COMMIT,
-    LabelWords,
     Metric,
     MetricKind,
 )
@@ -32,19 +30,19 @@ from gracekit.telemetry.readings import Readings, StoreNumbers, gauge_samples
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.version import VERSION
 
-WORDS: Final = LabelWords(
-    methods=frozenset({"resize", "copy"}),
-    jobs=frozenset({"sweep"}),
-    handlers=frozenset({"resize", "copy"}),
-    job_outcomes=frozenset({"succeeded", "cut"}),
-    lanes=frozenset({"requests", "ops"}),
-    outcomes=frozenset({"succeeded", "failed"}),
-    decisions=frozenset({"errored"}),
-    reasons=frozenset({"arguments"}),
-    states=frozenset({"accepted"}),
-    phases=frozenset({"serving", "draining"}),
-    versions=frozenset({VERSION}),
-)
+WORDS: Final = {
+    "methods": frozenset({"resize", "copy"}),
+    "jobs": frozenset({"sweep"}),
+    "handlers": frozenset({"resize", "copy"}),
+    "job_outcomes": frozenset({"succeeded", "cut"}),
+    "lanes": frozenset({"requests", "ops"}),
+    "outcomes": frozenset({"succeeded", "failed"}),
+    "decisions": frozenset({"errored"}),
+    "reasons": frozenset({"arguments"}),
+    "states": frozenset({"accepted"}),
+    "phases": frozenset({"serving", "draining"}),
+    "versions": frozenset({VERSION}),
+}
 
 
 def words(text: str) -> frozenset[str]:
@@ -169,7 +167,7 @@ def test_a_row_names_what_there_is():
         for event in metric.events:
             wanted = {label.field for label in metric.labels} | ({metric.value} - {""})
             assert wanted <= CATALOGUE[event].fields, metric.name
-        assert all(label.words in LabelWords.__struct_fields__ for label in metric.labels)
+        assert all(label.words in label_words(Service("shop")) for label in metric.labels)
         assert (metric.kind is MetricKind.GAUGE) == bool(metric.reading) == (not metric.events) or (
             metric is STORE_COMMIT
         )
@@ -226,7 +224,7 @@ def shown_by(counted: RunMetrics) -> set[str]:
 def test_no_value_of_an_event_becomes_a_label_by_itself(value: Any):
     """Whatever its fields hold, a label shows a word that the service knows, or `_OTHER`."""
     counted = RunMetrics(WORDS)
-    known = {word for name in LabelWords.__struct_fields__ for word in getattr(WORDS, name)}
+    known = {word for words in WORDS.values() for word in words}
 
     for event in BY_EVENT:
         fields = dict.fromkeys(CATALOGUE[event].fields, value)
@@ -288,7 +286,7 @@ def test_what_there_is_none_of_is_shown_as_0():
 
 def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
     """A scrape does not grow by thousands of samples that say nothing."""
-    many = msgspec.structs.replace(WORDS, handlers=frozenset(f"m{n}" for n in range(1000)))
+    many = {**WORDS, "handlers": frozenset(f"m{n}" for n in range(1000))}
     seen = readings(in_flight={("m7", "requests"): 2})
 
     samples = gauge_samples(by_name("gracekit_tasks_in_flight"), seen, many)
@@ -334,16 +332,16 @@ def test_the_words_of_a_service_are_all_that_its_code_can_say():
 
     words = label_words(svc)
 
-    assert words.methods == {"resize"}
-    assert words.kinds == {"vm"}
-    assert words.resource_outcomes == {outcome.value for outcome in ResourceOutcome}
-    assert words.jobs == {"refresh"}
-    assert words.handlers == {"resize", "refresh"}
-    assert words.lanes == {"requests", "ops", "periodic", "background"}
-    assert words.states == {"accepted", "running", "pending", "handed_over"}
-    assert {"run_again", "errored", "succeeded"} <= words.decisions
-    assert words.phases == {state.value for state in ServiceState}
-    assert all(getattr(words, name) for name in LabelWords.__struct_fields__)
+    assert words["methods"] == {"resize"}
+    assert words["kinds"] == {"vm"}
+    assert words["resource_outcomes"] == {outcome.value for outcome in ResourceOutcome}
+    assert words["jobs"] == {"refresh"}
+    assert words["handlers"] == {"resize", "refresh"}
+    assert words["lanes"] == {"requests", "ops", "periodic", "background"}
+    assert words["states"] == {"accepted", "running", "pending", "handed_over"}
+    assert {"run_again", "errored", "succeeded"} <= words["decisions"]
+    assert words["phases"] == {state.value for state in ServiceState}
+    assert all(words.values())
 
 
 # -- OpenTelemetry --------------------------------------------------------------------------

@@ -427,7 +427,7 @@ def label_values() -> str:
     for label in dict.fromkeys(label for metric in METRICS for label in metric.labels):
         if label.words not in OF_A_SERVICE:
             names = ", ".join(f"`{one.name}`" for one in METRICS if label in one.labels)
-            values = ", ".join(f"`{value}`" for value in sorted(words.of(label)))
+            values = ", ".join(f"`{value}`" for value in sorted(label.known(words)))
             lines.append(f"| `{label.name}` | {names} | {values} |")
     return "\n".join(lines)
 

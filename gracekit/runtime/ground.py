@@ -42,21 +42,21 @@ def label_words(service: Service) -> LabelWords:
     """Every value that a label of the service's metrics may have."""
     methods = frozenset(method.name for method in service.methods)
     jobs = frozenset(job.name for job in service.jobs)
-    return LabelWords(
-        methods=methods,
-        jobs=jobs,
-        handlers=methods | jobs,
-        lanes=frozenset(lane.value for lane in Lane),
-        outcomes=_ENDS,
-        decisions=_ENDS | {Step.RUN_AGAIN.value},
-        reasons=frozenset(choices_of(RejectReason)),
-        states=frozenset(state.value for state in TRANSIENT),
-        job_outcomes=frozenset(outcome.value for outcome in JobOutcome),
-        kinds=frozenset(kind.name for kind in service.kinds),
-        resource_outcomes=frozenset(outcome.value for outcome in ResourceOutcome),
-        phases=frozenset(state.value for state in ServiceState),
-        versions=frozenset({VERSION}),
-    )
+    return {
+        "methods": methods,
+        "jobs": jobs,
+        "handlers": methods | jobs,
+        "lanes": frozenset(lane.value for lane in Lane),
+        "outcomes": _ENDS,
+        "decisions": _ENDS | {Step.RUN_AGAIN.value},
+        "reasons": frozenset(choices_of(RejectReason)),
+        "states": frozenset(state.value for state in TRANSIENT),
+        "job_outcomes": frozenset(outcome.value for outcome in JobOutcome),
+        "kinds": frozenset(kind.name for kind in service.kinds),
+        "resource_outcomes": frozenset(outcome.value for outcome in ResourceOutcome),
+        "phases": frozenset(state.value for state in ServiceState),
+        "versions": frozenset({VERSION}),
+    }
 
 
 def count_metrics(service: Service, telemetry: Telemetry) -> RunMetrics | None:

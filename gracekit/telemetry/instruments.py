@@ -49,7 +49,7 @@ class Instruments:
         meter = otel.get_meter(LOGGER, meter_provider=provider, schema_url=SCHEMA_URL)
         self._lock = threading.Lock()
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._words = LabelWords()
+        self._words: LabelWords = {}
         self._feeds = Feeds(self._words, self._adder)
         self._add: dict[str, Callable[[float, dict[str, str]], None]] = {}
         for metric in METRICS:
@@ -81,7 +81,10 @@ class Instruments:
         """Let the gauges read *watched*, without keeping it alive."""
         with self._lock:
             self._watched.add(watched)
-            self._words = self._words.joined(watched.label_words)
+            self._words = {
+                name: self._words.get(name, frozenset()) | words
+                for name, words in watched.label_words.items()
+            }
             self._feeds = Feeds(self._words, self._adder)
 
     def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:

@@ -36,52 +36,8 @@ class Together(enum.Enum):
     SMALLEST = "smallest"
 
 
-class LabelWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Every value that a label may have in one service.
-
-    Attributes:
-        methods: Names of its RPC methods.
-        jobs: Names of its periodic jobs.
-        handlers: Names of both.
-        lanes: Names of the lanes.
-        outcomes: The ends of an attempt.
-        decisions: The decisions of recovery.
-        reasons: The reasons for refusing a request.
-        states: The states of a task that has not ended.
-        job_outcomes: The ends of a run of a periodic job.
-        kinds: Names of its kinds of resources.
-        resource_outcomes: The results of a pass for a resource.
-        phases: States of the service.
-        versions: The version of gracekit.
-    """
-
-    methods: frozenset[str] = frozenset()
-    jobs: frozenset[str] = frozenset()
-    handlers: frozenset[str] = frozenset()
-    lanes: frozenset[str] = frozenset()
-    outcomes: frozenset[str] = frozenset()
-    decisions: frozenset[str] = frozenset()
-    reasons: frozenset[str] = frozenset()
-    states: frozenset[str] = frozenset()
-    job_outcomes: frozenset[str] = frozenset()
-    kinds: frozenset[str] = frozenset()
-    resource_outcomes: frozenset[str] = frozenset()
-    phases: frozenset[str] = frozenset()
-    versions: frozenset[str] = frozenset()
-
-    def of(self, label: Label) -> frozenset[str]:
-        """Every value of *label*."""
-        words: frozenset[str] = getattr(self, label.words)
-        return words
-
-    def joined(self, other: LabelWords) -> LabelWords:
-        """The words of both."""
-        return LabelWords(
-            **{
-                name: getattr(self, name) | getattr(other, name)
-                for name in LabelWords.__struct_fields__
-            }
-        )
+LabelWords = Mapping[str, frozenset[str]]
+"""Every value that a label may have in one service, by `Label.words`."""
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -90,7 +46,7 @@ class Label(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name in Prometheus.
         attribute: Its name in OpenTelemetry.
-        words: The attribute of `LabelWords` with its values.
+        words: The key of its values in `LabelWords`.
         field: The field of the event with the value; empty for a gauge.
     """
 
@@ -98,6 +54,10 @@ class Label(msgspec.Struct, frozen=True):
     attribute: str
     words: str
     field: str = ""
+
+    def known(self, words: LabelWords) -> frozenset[str]:
+        """Every value that it may have."""
+        return words.get(self.words, frozenset())
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class Feeds:
         for metric in BY_EVENT[event]:
             values = []
             for label in metric.labels:
-                value = _bounded(fields.get(label.field), self._words.of(label))
+                value = _bounded(fields.get(label.field), label.known(self._words))
                 is_known &= value == fields.get(label.field)
                 values.append(value)
             found.append((self._adder(metric, tuple(values)), metric.value))
@@ -85,7 +85,7 @@ def gauge_samples(
         return []
     if not isinstance(shown, Mapping):
         return [((), float(shown))]
-    known = [words.of(label) for label in metric.labels]
+    known = [label.known(words) for label in metric.labels]
     sums = Counter(dict.fromkeys(_shown_as_zero(known), 0) if metric.shows_zero else {})
     for key, number in shown.items():
         values = (key,) if isinstance(key, str) else key

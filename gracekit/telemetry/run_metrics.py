@@ -46,7 +46,7 @@ class RunMetrics:
         self._histograms: dict[str, dict[LabelValues, list[float]]] = {}  # buckets, then the sum
         for metric in METRICS:
             if metric.kind is MetricKind.COUNTER:  # rate() needs a 0 before the first 1
-                words_of = (sorted(words.of(label)) for label in metric.labels)
+                words_of = (sorted(label.known(words)) for label in metric.labels)
                 for values in itertools.product(*words_of):
                     self._adder(metric, values)
             elif metric.kind is MetricKind.HISTOGRAM and not metric.labels:
