@@ -254,7 +254,7 @@ class Publisher:
             if channel is None or _OF_THE_EXCHANGE.search(said(error)):
                 raise self._refused(outlet.exchange, error) from error
             if outlet.is_apart:
-                raise self._refused_alone(outlet.exchange, key, error) from error
+                raise self._refused(outlet.exchange, error, key) from error
         self._telemetry.emit("publish.repeated", queue=key, error=said(error))
         if isinstance(error, _REFUSED):
             return outlet.apart
@@ -281,27 +281,22 @@ class Publisher:
             "send it again when the broker is back"
         )
 
-    def _refused(self, exchange: str, error: AMQPError) -> ConfigError:
+    def _refused(self, exchange: str, error: AMQPError, key: str | None = None) -> ConfigError:
+        """The error of all messages to *exchange*, or only of those to *key*."""
+        to = f"exchange {exchange!r}" if key is None else f"{key!r} on exchange {exchange!r}"
         if isinstance(error, ChannelAccessRefused):
             return ConfigError(
-                f"the broker does not let this login send to exchange {exchange!r}: {said(error)}; "
-                f"{_LOGINS}"
+                f"the broker does not let this login send to {to}: {said(error)}; {_LOGINS}"
+            )
+        if key is not None:
+            return ConfigError(
+                f"the broker takes no such message to {to}: {said(error)}; see the broker's limits "
+                "(max_message_size)"
             )
         return ConfigError(
             f"exchange {exchange!r} cannot be used with profile "
             f"{self._topology.profile.name!r}: {said(error)}; choose the profile and the exchange "
             "that the service's peers use, and see the user's permissions"
-        )
-
-    def _refused_alone(self, exchange: str, key: str, error: AMQPError) -> ConfigError:
-        if isinstance(error, ChannelAccessRefused):
-            return ConfigError(
-                f"the broker does not let this login send to {key!r} on exchange {exchange!r}: "
-                f"{said(error)}; {_LOGINS}"
-            )
-        return ConfigError(
-            f"the broker takes no such message to {key!r} on exchange {exchange!r}: {said(error)}; "
-            "see the broker's limits (max_message_size)"
         )
 
     def _undeliverable(self, queue: str) -> Undeliverable:
