@@ -34,20 +34,11 @@ class NothingLeftError(RuntimeError):
     """Every task waits, but no timer and no thread is left that could wake one."""
 
 
-class IterationsExceededError(RuntimeError):
-    """The loop made more iterations than permitted: some task runs without end."""
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time, with an order that a seed determines.
 
     Args:
         seed: None for asyncio's order, in which callbacks became ready.
-
-    Attributes:
-        iterations: How many iterations the loop has made.
-        max_iterations: Limit after which it raises IterationsExceededError; None for none.
-        lag: Called before each iteration; returns the seconds by which it is late.
     """
 
     # asyncio's names of its timers and of its ready callbacks.
@@ -62,9 +53,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._woken = threading.Event()
         self._threads_at_work = 0
         self._error: BaseException | None = None
-        self.iterations = 0
-        self.max_iterations: int | None = None
-        self.lag: Callable[[], float] = lambda: 0.0
 
     # -- time ---------------------------------------------------------------------------
 
@@ -77,12 +65,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        self.iterations += 1
-        if self.max_iterations is not None and self.iterations > self.max_iterations:
-            raise IterationsExceededError(
-                f"still not done after {self.max_iterations} iterations of the loop"
-            )
-        self._now += self.lag()
         if not self._ready:
             self._jump()
         self._take_due_timers()
