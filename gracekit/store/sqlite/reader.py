@@ -6,24 +6,19 @@ empty `-wal` and a `-shm` beside the store, which the next start of the service 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import apsw
 
 from gracekit.config.urls import file_url
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
-from gracekit.store.batch import Batch, Row, Value
-from gracekit.store.commit_times import CommitTimes
-from gracekit.store.engine import Rows
+from gracekit.store.batch import Row, Value
 from gracekit.store.group import broken_by, is_full
 from gracekit.store.place import check_readable
-from gracekit.store.state import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
 ASK_STEPS: Final = 100_000
@@ -31,21 +26,16 @@ ASK_STEPS: Final = 100_000
 
 
 class StoreReader:
-    """An `Engine` that answers queries and refuses commits.
+    """Answers queries.
 
     Args:
         path: The database; it must exist.
         schema: The schema version that it must have.
-        option: The command-line option that names the file, for error messages.
     """
 
-    status: Final = StoreStatus()  # a failed read raises, and does not change it
-
-    def __init__(self, path: Path, *, schema: int, option: str = "--store") -> None:
+    def __init__(self, path: Path, *, schema: int) -> None:
         self.path: Final = path.absolute()
-        self.commits: Final = CommitTimes()  # stays empty
         self._schema = schema
-        self._option = option
         self._connection: apsw.Connection | None = None
 
     async def start(self) -> None:
@@ -74,7 +64,7 @@ class StoreReader:
             if self.path.exists():
                 wrong = f"{self.path} is no regular file, and a store is one"
             raise ConfigError(
-                f"{wrong}: name the service's with {self._option} "
+                f"{wrong}: name the service's with --store "
                 f"{file_url('/path/to/gracekit-store.db')} or GRACEKIT_STORE_URL"
             )
         real = self.path.parent.resolve() / self.path.name
@@ -104,7 +94,7 @@ class StoreReader:
         if not {"run", "task", "tally"} <= tables:
             raise ConfigError(
                 f"{self.path} is not a store of gracekit: name the service's store, not its "
-                f"transport, with {self._option}"
+                "transport, with --store"
             )
         if version > self._schema:
             raise SchemaTooNewError(
@@ -142,33 +132,3 @@ class StoreReader:
             return self._connection.execute(sql, params).fetchall()
         except apsw.Error as error:
             raise StoreError(f"{self.path} cannot be read: {error}") from error
-
-    async def commit(self, batch: Batch) -> Rows:
-        """Refused."""
-        self._refuse(batch)
-
-    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
-        """Refused."""
-        self._refuse(batch)
-
-    def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:  # noqa: ARG002
-        """Refused."""
-        self._refuse(batch)
-
-    def wall(self) -> float:
-        """See `Engine.wall`."""
-        return time.time()
-
-    def guard(self, sql: str, *params: Value) -> None:
-        """Does nothing: a reader commits nothing."""
-
-    def on_status(self, callback: OnStatus) -> None:
-        """See `Engine.on_status`; a reader's status does not change."""
-
-    def look_at_files(self) -> None:
-        """Does nothing: a reader is short-lived, and has no commits to lose."""
-
-    def _refuse(self, batch: Batch) -> NoReturn:
-        raise StoreError(
-            f"{self.path} is open for reading only: {batch.point.value} is not possible"
-        )
