@@ -356,18 +356,8 @@ class NoCapacity(RpcError):  # noqa: N818 - named for a state
     """
 
     def __init__(
-        self,
-        message: str = "",
-        *wrong: typing.Never,
-        requested: abc.Mapping[str, typing.Any] | None = None,
-        **unknown: typing.Never,
+        self, message: str = "", *, requested: abc.Mapping[str, typing.Any] | None = None
     ) -> None:
-        if wrong or unknown:
-            given = [*map(reprlib.repr, wrong), *(f"{name}=" for name in unknown)]
-            raise InvalidArgumentsError(
-                f"NoCapacity takes a message and requested=, and not {', '.join(given)}: write "
-                "NoCapacity(message, requested={'memory_mb': 8192})"
-            )
         super().__init__(message)
         self.requested: dict[str, typing.Any] = checked_request(requested)
 

@@ -143,24 +143,6 @@ def test_any_date_can_be_said(deadline):
     assert type(Parked("t1", deadline).deadline) is float
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named", "given"),
-    [
-        (("no room", {"memory_mb": 1}), {}, "{'memory_mb': 1}"),
-        (("no room",), {"request": {"memory_mb": 1}}, "request="),
-    ],
-)
-def test_wrong_arguments_of_no_capacity_are_refused_with_the_right_ones(arguments, named, given):
-    """The error of Python names neither; a handler that raises it is FAILED with this sentence."""
-    with pytest.raises(InvalidArgumentsError) as told:
-        NoCapacity(*arguments, **named)
-
-    assert str(told.value) == (
-        f"NoCapacity takes a message and requested=, and not {given}: write "
-        "NoCapacity(message, requested={'memory_mb': 8192})"
-    )
-
-
 def test_a_key_that_is_no_text_is_shown_as_it_is():
     """1 and not '1', which would be right."""
     with pytest.raises(InvalidArgumentsError, match="has the key 1, which is no text"):

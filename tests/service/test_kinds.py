@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gracekit import Context, DeclarationError, Found, ResourceKind, Service, Settled
-from gracekit.errors import InvalidArgumentsError
 
 
 async def find(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
@@ -328,12 +327,6 @@ def test_a_kind_without_a_rule_is_logged_at_the_start(svc: Service):
     assert list(svc.doubts()) == ["kind share has no rule, so no pass settles any of its resources"]
     share.mark(restoring="error")
     assert list(svc.doubts()) == []
-
-
-def test_facts_are_given_by_name():
-    """A mapping in their place would be taken for nothing."""
-    with pytest.raises(InvalidArgumentsError, match=r"by name, and not {'size': 3}: write Settled"):
-        Settled("available", {"size": 3})  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_cycle_is_shown(svc: Service):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, Never
+from typing import Final
 
 from gracekit.errors import InvalidArgumentsError
 from gracekit.leases.leases import Resource
@@ -81,13 +81,8 @@ class Settled:
     status: str
     facts: Mapping[str, object]
 
-    def __init__(self, status: str, /, *wrong: Never, **facts: object) -> None:
+    def __init__(self, status: str, /, **facts: object) -> None:
         """Say which status is true; raises InvalidArgumentsError if it is no text."""
-        if wrong:
-            raise InvalidArgumentsError(
-                f"Settled takes its facts by name, and not {', '.join(map(words_of, wrong))}: "
-                "write Settled('available', size_gb=3), or **facts for a mapping"
-            )
         object.__setattr__(self, "status", status_of(status))
         object.__setattr__(self, "facts", MappingProxyType(facts))
 
