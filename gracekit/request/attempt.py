@@ -69,7 +69,6 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
             why it was not called, if no thread could be started for it.
         expected: Whether `expect()` was called for what the handler raised: it is logged as DEBUG.
         requested: The missing capacity, if the task may wait for it as PENDING; else None.
-        log_why: Why the task may not wait, for the log, if the failure itself does not say so.
     """
 
     outcome: Outcome | None = None
@@ -77,7 +76,6 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     interrupted_by: str = ""
     expected: bool = False
     requested: Mapping[str, Any] | None = None
-    log_why: str = ""
 
     @property
     def is_put_off(self) -> bool:
@@ -207,9 +205,7 @@ class Attempts:
         seconds = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
             task.history.add(seconds)
-        self._events.ended(
-            job, outcome, ran_s=round(seconds, 3), expected=end.expected, why=end.log_why
-        )
+        self._events.ended(job, outcome, ran_s=round(seconds, 3), expected=end.expected)
 
     # -- ended from outside -------------------------------------------------------------
 
@@ -350,21 +346,11 @@ def _judge(
 def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptEnd:
     """The end of an attempt whose handler raised *error* by itself."""
     outcome, expected = failed(error), is_expected(error)
-    why, requested = why_not_parked(error, task), requested_by(error)
-    if not parks:  # parking is off: callers and the record get a usual failure
-        would_wait = requested is not None and not why
-        return AttemptEnd(
-            outcome=outcome, expected=expected, log_why=SETTING_OFF if would_wait else ""
-        )
-    if not why:
-        return AttemptEnd(outcome=outcome, expected=expected, requested=requested)
-    # A caller cannot take a group for the answer of a parked task, so only record and log say why.
-    in_group = isinstance(error, BaseExceptionGroup)
-    return AttemptEnd(
-        outcome=not_parked(outcome, why, tells_callers=not in_group),
-        expected=expected,
-        log_why=why if in_group else "",
-    )
+    if not parks:
+        return AttemptEnd(outcome=outcome, expected=expected)
+    if why := why_not_parked(error, task):
+        return AttemptEnd(outcome=not_parked(outcome, why), expected=expected)
+    return AttemptEnd(outcome=outcome, expected=expected, requested=requested_by(error))
 
 
 def _was_cancelled_again(task: TrackedTask, error: BaseException) -> bool:
@@ -448,10 +434,6 @@ CALLERS: Final = frozenset(
 are the application's."""
 
 
-SETTING_OFF: Final = "GRACEKIT_USE_PENDING_STATE is off"
-_LONGEST_WORDS: Final = 200
-
-
 def requested_by(error: BaseException) -> Mapping[str, Any] | None:
     """The missing capacity that a handler named in NoCapacity; None if it raised no new one.
 
@@ -473,34 +455,15 @@ def why_not_parked(error: BaseException, task: TrackedTask) -> str:
         What follows on "the task is not parked, because". Empty if it may be parked, or if *error*
         has nothing to do with capacity.
     """
-    inside = error if isinstance(error, NoCapacity | Parked) else _in_group(error)
-    if inside is None:
+    if not isinstance(error, NoCapacity | Parked):
         return ""
     if task.on_interrupt == "requeue":  # a redelivered one has a row, but the same answer
         return f"{task.method}() has on_interrupt='requeue', and so no record that could wait"
     if task.recipient:
         return "it is a copy of a fanout, which is meant for one instance"
-    if inside is not error:
-        return (
-            f"{words_of(inside)[:_LONGEST_WORDS]} is in a group of exceptions: catch it with "
-            "`except* NoCapacity`, and raise one by itself"
-        )
     if is_foreign(error):
         return (
             "its handler has passed on an error of a service that it called, and only a NoCapacity "
             "of its own parks it"
         )
     return ""
-
-
-def _in_group(error: BaseException) -> BaseException | None:
-    """The first NoCapacity in a group of exceptions; None if there is none. Never raises."""
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    try:
-        found: Any = error.subgroup(NoCapacity)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-    except BaseException:  # noqa: BLE001 - the class of the group may be the application's
-        return None
-    return found if isinstance(found, NoCapacity) else None

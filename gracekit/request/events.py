@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import msgspec
-
 from gracekit.clock import Clock
 from gracekit.journal.rows import Outcome
 from gracekit.phase import Phase
 from gracekit.request.lanes import Job
-from gracekit.request.outcomes import failure_from, joined, not_parked_words
+from gracekit.request.outcomes import failure_from
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
 from gracekit.telemetry.safe_text import masked
@@ -55,9 +53,7 @@ class TaskEvents:
         """Emit that a task was given up before it began."""
         self._emit("task.errored", job, reason=reason)
 
-    def ended(
-        self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool, why: str = ""
-    ) -> None:
+    def ended(self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool) -> None:
         """Emit that an attempt has ended and was not cut; nothing if a cut was logged before.
 
         Args:
@@ -65,7 +61,6 @@ class TaskEvents:
             outcome: Of the attempt.
             ran_s: Duration of the attempt in seconds.
             expected: Whether `expect()` was called for what the handler raised.
-            why: Why the task was not parked, if the failure itself does not say so; else empty.
         """
         if not job.unended:
             return
@@ -77,9 +72,6 @@ class TaskEvents:
             self._emit("task.finished", job, level=level, outcome=outcome.state.word, ran_s=ran_s)
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
             failure = failure_from(outcome.failure)
-            if why:
-                said = joined(failure.message, not_parked_words(why))
-                failure = msgspec.structs.replace(failure, message=said)
             with_trace = self._telemetry.log_failures == "traceback"
             self._emit(
                 "task.failed",

@@ -124,17 +124,9 @@ def ordered(
 
 def expired(task: str, deadline: str, why: str) -> Outcome:
     """The outcome of a task that has waited for capacity until its *deadline*, and got none."""
-    sentence = (
-        f"{task} was marked ERRORED({Reason.EXPIRED.value}): it waited for capacity until "
-        f"{deadline} and none became free{f' ({why})' if why else ''}"
-    )
-    ended = failed(TaskInterruptedError(sentence), TaskState.ERRORED)
-    return Outcome(
-        state=TaskState.ERRORED,
-        failure=ended.failure,
-        reason=Reason.EXPIRED.value,
-        detail=ended.detail,
-    )
+    because = f" ({why})" if why else ""
+    waited = f"it waited for capacity until {deadline} and none became free{because}"
+    return errored(task, Reason.EXPIRED, why=waited)
 
 
 def parked(outcome: Outcome, parking: Parking) -> Outcome:
@@ -148,33 +140,24 @@ def parked(outcome: Outcome, parking: Parking) -> Outcome:
     )
 
 
-def not_parked(outcome: Outcome, why: str, *, tells_callers: bool = True) -> Outcome:
+def not_parked(outcome: Outcome, why: str) -> Outcome:
     """The outcome of a task whose handler found no capacity, and which may not be parked.
 
     Args:
         outcome: Outcome of the handler.
         why: What follows on "the task is not parked, because".
-        tells_callers: Whether callers read the reason too, and not only the record has it.
     """
     assert outcome.failure is not None
-    text, failure = outcome.failure, failure_from(outcome.failure)
-    reason = not_parked_words(why)
-    if tells_callers:
-        sentence = joined(failure.message, reason)
-        text = failure_text(msgspec.structs.replace(failure, message=sentence, args=(sentence,)))
+    failure = failure_from(outcome.failure)
+    reason = f"the task is not parked, because {why}"
+    sentence = _joined(failure.message, reason)
+    text = failure_text(msgspec.structs.replace(failure, message=sentence, args=(sentence,)))
     message = _kept(failure.message, _LONGEST_DETAIL - len(reason) - len("; "))
-    return Outcome(
-        state=TaskState.FAILED, failure=text, detail=_kept(joined(message, reason), _LONGEST_DETAIL)
-    )
+    detail = _kept(_joined(message, reason), _LONGEST_DETAIL)
+    return Outcome(state=TaskState.FAILED, failure=text, detail=detail)
 
 
-def not_parked_words(why: str) -> str:
-    """The reason as a sentence."""
-    return f"the task is not parked, because {why}"
-
-
-def joined(message: str, reason: str) -> str:
-    """The message of a handler, followed by gracekit's."""
+def _joined(message: str, reason: str) -> str:
     return f"{message}; {reason}" if message else reason
 
 

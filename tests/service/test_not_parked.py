@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -34,24 +33,10 @@ async def failure_of(world: World, svc: Service, method: Any, **args: Any) -> No
     return caught.value
 
 
-async def test_the_log_says_that_the_setting_is_off(world: World, svc: Service):
-    """For the record and for callers it is a failure as any other."""
+async def test_with_the_setting_off_no_reason_is_given(world: World, svc: Service):
+    """For the record, the log and callers it is a failure as any other."""
 
     @svc.rpc(on_interrupt="retry")
-    async def build(ctx: Context) -> None:
-        raise NoCapacity("full")
-
-    life = await world.start(svc)
-    told = await failure_of(world, svc, build)
-
-    assert errors_of(life) == [f"NoCapacity: {SAID} GRACEKIT_USE_PENDING_STATE is off"]
-    assert (str(told), world.task("t")["detail"]) == ("full", "full")
-
-
-async def test_with_the_setting_off_no_other_reason_is_given(world: World, svc: Service):
-    """To turn it on would change nothing here, so nothing is said of it."""
-
-    @svc.rpc(on_interrupt="requeue")
     async def build(ctx: Context) -> None:
         raise NoCapacity("full")
 
@@ -109,60 +94,6 @@ async def test_what_a_callee_has_raised_says_that_it_parks_nothing_here(world: W
         "service that it called, and only a NoCapacity of its own parks it"
     )
     assert (str(told), world.task("t")["detail"]) == (why, why)
-
-
-async def test_no_capacity_in_a_group_is_named_with_the_remedy(world: World, svc: Service):
-    """The class of the failure is the group's; the log and the record show what is inside."""
-
-    async def find_room() -> None:
-        raise NoCapacity("full")
-
-    @svc.rpc(on_interrupt="retry")
-    async def build(ctx: Context) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(find_room())
-
-    life = await world.start(svc, use_pending_state=True)
-    await (await world.client(svc)).prepare(request_id="t").cast(build)
-    await life.hears("task.finished")
-
-    why = (
-        "unhandled errors in a TaskGroup (1 sub-exception); the task is not parked, because "
-        "NoCapacity('full') is in a group of exceptions: catch it with `except* NoCapacity`, and "
-        "raise one by itself"
-    )
-    assert world.task("t")["detail"] == why
-    assert errors_of(life) == [f"ExceptionGroup: {why}"]
-    assert "not parked" not in world.task("t")["failure"]
-
-
-async def test_a_group_does_not_show_what_the_request_has_sent(world: World, svc: Service):
-    """What a handler says of a request is masked in the log, also where it stands in a group."""
-
-    @svc.rpc(on_interrupt="retry")
-    async def build(ctx: Context, flavor: str) -> None:
-        raise ExceptionGroup("both", [NoCapacity(f"no {flavor}"), ValueError()])
-
-    life = await world.start(svc, use_pending_state=True)
-    await (await world.client(svc)).prepare(request_id="t").cast(build, flavor="canary-large")
-    await life.hears("task.finished")
-
-    (line,) = errors_of(life)
-    assert "NoCapacity('no <flavor>')" in line
-
-
-async def test_a_group_without_no_capacity_is_a_failure_as_any_other(world: World, svc: Service):
-    """Nothing is said of parking where nobody has asked for it."""
-
-    @svc.rpc(on_interrupt="retry")
-    async def build(ctx: Context) -> None:
-        raise ExceptionGroup("both", [KeyError("a"), ValueError("b")])
-
-    life = await world.start(svc, use_pending_state=True)
-    await (await world.client(svc)).prepare(request_id="t").cast(build)
-    await life.hears("task.finished")
-
-    assert errors_of(life) == ["ExceptionGroup: both (2 sub-exceptions)"]
 
 
 async def test_the_reason_is_on_record_behind_a_long_message(world: World, svc: Service):
