@@ -16,7 +16,6 @@ from gracekit.errors import (
     RemoteError,
     StoreError,
 )
-from gracekit.recovery.resources.rule_calls import NoCallerError
 
 CIRCLE: list[object] = []
 CIRCLE.append(CIRCLE)
@@ -36,7 +35,7 @@ def nested(levels: int) -> object:
 
 @pytest.mark.parametrize(
     "made",
-    [GracekitError, ConfigError, StoreError, InvalidArgumentsError, RemoteError, NoCallerError],
+    [GracekitError, ConfigError, StoreError, InvalidArgumentsError, RemoteError],
 )
 def test_an_error_that_quotes_half_a_character_can_be_printed(made):
     """It is escaped in the text, and unchanged in `args`. Otherwise printing the error would raise

@@ -15,7 +15,6 @@ from gracekit import (
     Absent,
     Broken,
     Context,
-    DeclarationError,
     Found,
     InvalidArgumentsError,
     Service,
@@ -297,52 +296,3 @@ async def test_a_context_of_a_rule_says_what_it_is(world: World, svc: Service):
     life = await world.start(svc, host="node-1")
     assert results(await settle(life))["o"].written == "error"
     assert sorted(seen, key=str) == [1, None, None, "node-1", "node-1", "node-1"]
-
-
-async def test_what_only_a_request_has_is_refused_in_a_rule_with_a_sentence(
-    world: World, svc: Service
-):
-    """Its caller's context and safe points; `get` and `in` find the mapping empty."""
-    shares = Shares(world, svc)
-    shares.add("a")
-    said: dict[str, str] = {}
-
-    async def probe(ctx: Context, found: Found) -> Settled:
-        assert (ctx.get("user_id"), "user_id" in ctx, dict(ctx), ctx.cursor) == (
-            None,
-            False,
-            {},
-            None,
-        )
-        for name, use in (
-            ("mapping", lambda: ctx["user_id"]),
-            ("steps", lambda: ctx.steps([1])),
-            ("thread", lambda: ctx.safe_point_in_thread(1)),
-        ):
-            with pytest.raises(DeclarationError) as refused:
-                use()
-            said[name] = str(refused.value)
-        with pytest.raises(DeclarationError) as refused:
-            await ctx.safe_point(1)
-        said["safe_point"] = str(refused.value)
-        with pytest.raises(KeyError):
-            ctx["user_id"]
-        return Settled("available")
-
-    shares.kind.probe("extending", failed="error")(probe)
-    shares.add("b", status="extending")
-    life = await world.start(svc)
-
-    assert results(await settle(life))["b"].written == "available"
-
-    none = "rule probe of kind share answers no request, so it has no"
-    again = "after a stop it is called again from its beginning"
-    assert said == {
-        "mapping": (
-            f"{none} caller and no ctx['user_id']: take what it needs from the application's own "
-            "record"
-        ),
-        "steps": f"{none} ctx.steps(): {again}",
-        "thread": f"{none} ctx.safe_point_in_thread(): {again}",
-        "safe_point": f"{none} ctx.safe_point(): {again}",
-    }

@@ -20,11 +20,11 @@ from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_calls import (
     InterimResult,
     KindCalls,
-    RuleContext,
     UnendedRules,
 )
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, Ending, RuleEnds
 from gracekit.recovery.shared import Shared
+from gracekit.request.context import WorkContext
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
@@ -152,7 +152,7 @@ class Acting:
                 why = await self.why_not(case)
                 return self._left(case, why or "a task was at work on it just now")
             task.resource, task.token = case.resource, guard.token
-            ctx = RuleContext(task, self._services, what=_named(case))
+            ctx = WorkContext(task, self._services, what=_named(case))
             begun = Begun(case, guard, row_id, since, ctx, overdue)
             return await self._act_and_end(begun, crashes=crashes)
 

@@ -11,8 +11,9 @@ from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
-from gracekit.recovery.resources.rule_calls import KindCalls, RuleContext
+from gracekit.recovery.resources.rule_calls import KindCalls
 from gracekit.recovery.shared import Shared
+from gracekit.request.context import WorkContext
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 PAGE: Final = 500
@@ -140,7 +141,7 @@ class Reader:
 
     def context(
         self, what: str, resource: Resource | None = None, token: int | None = None
-    ) -> RuleContext:
+    ) -> WorkContext:
         """A context for a call that has no task in the tracker."""
         task = TrackedTask(
             request_id=what,
@@ -152,7 +153,7 @@ class Reader:
             resource=resource,
             token=token,
         )
-        return RuleContext(task, self._services, what=what)
+        return WorkContext(task, self._services, what=what)
 
 
 def _name(kind: ResourceKind) -> str:

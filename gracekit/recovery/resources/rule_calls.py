@@ -20,14 +20,12 @@ from typing import Any, Final, NamedTuple
 
 from gracekit.clock import Clock
 from gracekit.config.values import duration
-from gracekit.errors import DeclarationError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.resources.kinds import KindHook, ResourceKind
 from gracekit.recovery.resources.results import Result
 from gracekit.recovery.shared import Shared
 from gracekit.request.context import WorkContext
-from gracekit.request.steps import Steps
 from gracekit.rpc.failures import kind_of, words_of
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -57,7 +55,7 @@ class KindCalls:
         self,
         kind: ResourceKind,
         hook: KindHook,
-        ctx: RuleContext,
+        ctx: WorkContext,
         args: Mapping[str, Any] = MappingProxyType({}),
         *,
         limit_s: float,
@@ -112,50 +110,6 @@ class KindCalls:
             hook=f"{kind.name}.{hook.name}",
             error=error,
         )
-
-
-class NoCallerError(DeclarationError, KeyError):
-    """A rule has no request whose context could be read; a KeyError, as the mapping is empty."""
-
-
-class RuleContext(WorkContext):
-    """As `WorkContext`, and without safe points: a rule is always called from its beginning."""
-
-    __slots__ = ()
-
-    def __getitem__(self, key: str) -> Any:
-        raise NoCallerError(
-            f"{self._what} answers no request, so it has no caller and no ctx[{key!r}]: take what "
-            "it needs from the application's own record"
-        )
-
-    # The arguments are those of Context.safe_point.
-    async def safe_point(self, cursor: Any, *, last: bool = False) -> None:  # noqa: ARG002
-        """Not available: a rule has no safe points.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_safe_point("safe_point()")
-
-    def safe_point_in_thread(self, cursor: Any, *, last: bool = False) -> None:  # noqa: ARG002
-        """Not available: a rule has no safe points.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_safe_point("safe_point_in_thread()")
-
-    def steps(self, source: Sequence[Any] | Callable[[Any], Any]) -> Steps:  # noqa: ARG002
-        """Not available: a rule has no safe points.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_safe_point("steps()")
-
-    def _no_safe_point(self, missing: str) -> DeclarationError:
-        return self._no_request(missing, "after a stop it is called again from its beginning")
 
 
 InterimResult = asyncio.Future[Result]

@@ -23,8 +23,9 @@ from gracekit.recovery.resources.results import (
     Result,
     short_facts,
 )
-from gracekit.recovery.resources.rule_calls import InterimResult, KindCalls, RuleContext
+from gracekit.recovery.resources.rule_calls import InterimResult, KindCalls
 from gracekit.recovery.shared import Shared
+from gracekit.request.context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 
@@ -84,7 +85,7 @@ class Begun(NamedTuple):
     guard: Guard
     row_id: int
     waiting_since: float | None
-    ctx: RuleContext
+    ctx: WorkContext
     overdue: InterimResult
 
     @property
