@@ -123,10 +123,7 @@ WRONG: list[tuple[Declare, str]] = [
     ),
     (
         lambda _, share: share.probe(["creating", "extending"], failed="error"),
-        (
-            "@share.probe(['creating', 'extending']) takes its statuses one by one, and not as one "
-            "value: write @share.probe('creating', 'extending', ...)"
-        ),
+        "@share.probe needs the statuses that it settles: write @share.probe('creating', ",
     ),
     (
         lambda _, share: share.probe("creating", failed="error")(swapped),
@@ -160,42 +157,13 @@ WRONG: list[tuple[Declare, str]] = [
     ),
     (
         lambda _, share: share.mark(),
-        "share.mark() names no status: write share.mark(restoring='error')",
-    ),
-    (
-        lambda _, share: share.mark("deleting"),
         (
-            "share.mark() takes the status to write as the value of the one that is found: write "
-            "share.mark(deleting='error')"
+            "share.mark() needs statuses, each with the one that is written in its place: write "
+            "share.mark(restoring='error'), or a mapping"
         ),
     ),
-    (
-        lambda _, share: share.mark("deleting", "error_deleting"),
-        "write share.mark(deleting='error_deleting')",
-    ),
-    (lambda _, share: share.mark("in-use", "error"), "write share.mark({'in-use': 'error'})"),
-    (
-        lambda _, share: share.mark(["deleting"]),
-        (
-            "share.mark() takes one mapping of statuses, and not (['deleting']): write "
-            "share.mark({'in-restore': 'error'})"
-        ),
-    ),
-    (
-        lambda _, share: share.mark({"a": "b"}, {"c": "d"}),
-        "share.mark() takes one mapping of statuses, and not ({'a': 'b'}, {'c': 'd'})",
-    ),
-    (
-        lambda _, share: share.mark(deleting="error")(delete),
-        (
-            "share.mark() calls no function, so it is no decorator: write it as a statement of its "
-            "own; @probe and @delete mark functions"
-        ),
-    ),
-    (
-        lambda _, share: share.leave("migrating", why="so")(delete),
-        "share.leave() calls no function, so it is no decorator",
-    ),
+    (lambda _, share: share.mark("deleting"), "share.mark() needs statuses, each with the one"),
+    (lambda _, share: share.mark(["deleting"]), "share.mark() needs statuses, each with the one"),
     (lambda _, share: share.mark(restoring=7), "kind share: a status is text of 1 to 100"),
     (lambda _, share: share.mark({"x" * 101: "error"}), "kind share: a status is text of 1 to 100"),
     (

@@ -109,12 +109,12 @@ async def delete_and_say(ctx: Context, found: Found) -> bool:
 
 share.mark({"in-restore": "error"}, restoring="error")
 share.mark(restoring=1)  # type: ignore[arg-type]
-share.mark("restoring", "error")  # type: ignore[arg-type]
+share.mark("restoring", "error")  # type: ignore[call-arg, arg-type]
 share.leave("migrating", why="its continue task goes on")
 share.leave(why=1)  # type: ignore[arg-type]
 
 
-@share.mark(reverting="error")  # type: ignore[operator]
+@share.mark(reverting="error")  # type: ignore[func-returns-value, misc, untyped-decorator]
 async def reverted(ctx: Context, found: Found) -> None:
     """A mark calls no function."""
 

@@ -11,7 +11,7 @@ import enum
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Never, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -22,28 +22,6 @@ from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found, TruthAnswer, status_of
 from gracekit.rpc.argument_paths import need_resource_id
-from gracekit.rpc.failures import words_of
-
-
-class NoDecorator:
-    """Returned by `mark` and `leave`; raises an error if one of them is used as a decorator."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-
-    def __repr__(self) -> str:
-        return f"<{self._mark} is declared>"
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse to decorate.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise DeclarationError(
-            f"{self._mark} calls no function, so it is no decorator: write it as a statement of "
-            "its own; @probe and @delete mark functions"
-        )
 
 
 def check_called(
@@ -60,12 +38,6 @@ def check_called(
     Raises:
         DeclarationError: something is missing.
     """
-    if statuses and not isinstance(statuses[0], str) and isinstance(statuses[0], Iterable):
-        each = ", ".join(map(repr, statuses[0]))
-        raise DeclarationError(
-            f"@{kind}.{mark}({words_of(statuses[0])}) takes its statuses one by one, and not as "
-            f"one value: write @{kind}.{mark}({each}, ...)"
-        )
     if not statuses or not all(isinstance(status, str) for status in statuses):
         options = ", ".join(f"{name}='...'" for name in ends)
         raise DeclarationError(
@@ -78,51 +50,6 @@ def check_called(
                 f"@{kind}.{mark}({', '.join(map(repr, statuses))}) needs {name}=, the "
                 "status that is written then"
             )
-
-
-def marked_statuses(
-    kind: str, given: tuple[object, ...], more: Mapping[str, str]
-) -> Mapping[str, str]:
-    """The statuses that `mark` writes, each by the status that it replaces.
-
-    Args:
-        kind: Name of the kind.
-        given: Arguments by position: a mapping, if any.
-        more: Arguments by name.
-
-    Raises:
-        DeclarationError: *given* is something else, or nothing is named.
-    """
-    by_status: Mapping[str, str] = {}
-    match [one for one in given if one is not None]:
-        case []:
-            pass
-        case [Mapping() as by_status]:
-            pass
-        case [str() as status, *rest]:
-            written = rest[0] if len(rest) == 1 and isinstance(rest[0], str) else "error"
-            raise DeclarationError(
-                f"{kind}.mark() takes the status to write as the value of the one that is found: "
-                f"write {_mark_of(kind, status, written)}"
-            )
-        case [*wrong]:
-            words = ", ".join(map(words_of, wrong))
-            raise DeclarationError(
-                f"{kind}.mark() takes one mapping of statuses, and not ({words}): write "
-                f"{_mark_of(kind, 'in-restore', 'error')}"
-            )
-    if not by_status and not more:
-        raise DeclarationError(
-            f"{kind}.mark() names no status: write {_mark_of(kind, 'restoring', 'error')}"
-        )
-    return {**by_status, **more}
-
-
-def _mark_of(kind: str, status: str, written: str) -> str:
-    """A call that marks *status*; a status that is no Python identifier needs a mapping."""
-    if status.isidentifier():
-        return f"{kind}.mark({status}={written!r})"
-    return f"{kind}.mark({{{status!r}: {written!r}}})"
 
 
 _MEANT: Final = {"Context": "ctx", "Found": "found"}
@@ -392,24 +319,27 @@ class ResourceKind:
 
         return register
 
-    def mark(
-        self, by_status: Mapping[str, str] | None = None, /, *wrong: Never, **more: str
-    ) -> object:
+    def mark(self, by_status: Mapping[str, str] | None = None, /, **more: str) -> None:
         """Replace a status by another without asking a backend: `mark(restoring="error")`.
 
         Args:
             by_status: For statuses that are no Python identifier: `{"in-restore": "error"}`.
-            wrong: Must be empty; other arguments are refused.
             more: New status by status, for all others.
 
         Raises:
             DeclarationError: none is named, or a status has another rule already.
         """
-        for status, failed in marked_statuses(self.name, (by_status, *wrong), more).items():
+        given: object = by_status
+        if not isinstance(given, Mapping | None) or not (given or more):
+            raise DeclarationError(
+                f"{self.name}.mark() needs statuses, each with the one that is written in its "
+                f"place: write {self.name}.mark(restoring='error'), or a mapping for what is no "
+                f"Python identifier: {self.name}.mark({{'in-restore': 'error'}})"
+            )
+        for status, failed in {**(by_status or {}), **more}.items():
             self._add_rules((status,), StatusRule(how=How.MARK, failed=self._status(failed)))
-        return NoDecorator(f"{self.name}.mark()")
 
-    def leave(self, *statuses: str, why: str = "") -> object:
+    def leave(self, *statuses: str, why: str = "") -> None:
         """Leave resources in *statuses* alone, and say why.
 
         Raises:
@@ -421,7 +351,6 @@ class ResourceKind:
                 "why=: say who goes on with such a resource"
             )
         self._add_rules(statuses, StatusRule(how=How.LEAVE, why=why))
-        return NoDecorator(f"{self.name}.leave()")
 
     # -- use ----------------------------------------------------------------------------
 
