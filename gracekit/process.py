@@ -19,13 +19,12 @@ import gc
 import math
 import os
 import re
-import resource
 import select
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
@@ -209,23 +208,13 @@ class NoThreadError(DependencyError):
 
     @classmethod
     def of(cls, error: Exception) -> Exception:
-        """*error* with the limits that it may come from, if it says that no thread can start."""
+        """*error* with what may limit threads, if it says that no thread can start."""
         if str(error) != "can't start new thread":
             return error
-        return cls(f"no thread can be started; limits: {', '.join(_thread_limits()) or 'unknown'}")
-
-
-def _thread_limits() -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controller, path = line.split(":", 2)
-            group = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
-            for one in (group, *group.parents) if controller in {"pids", ""} else ():
-                if (most := one / "pids.max").exists() and (limit := most.read_text()) != "max\n":
-                    yield f"{most} = {limit.strip()}"
-    for name in ("RLIMIT_NPROC", "RLIMIT_AS"):
-        if (soft := resource.getrlimit(getattr(resource, name))[0]) != resource.RLIM_INFINITY:
-            yield f"{name} = {soft}"
+        return cls(
+            "no thread can be started: look at pids.max of its cgroup, which systemd calls "
+            "TasksMax, and at `ulimit -u` and `ulimit -v`"
+        )
 
 
 class Threads:
@@ -447,11 +436,6 @@ def network_file_system(path: Path) -> str | None:
     return _NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 
-def kernel_file_system(path: Path) -> str | None:
-    """Name of the file system that holds *path* if it is the kernel's, such as proc; else None."""
-    return _KERNEL_FILE_SYSTEMS.get(_file_system(path))
-
-
 def _file_system(path: Path) -> int:
     """`f_type` of the file system that holds *path*, see statfs(2); 0 if it is not known."""
     buffer = ctypes.create_string_buffer(256)
@@ -481,7 +465,6 @@ def _unescaped(name: bytes) -> bytes:
     return name
 
 
-_KERNEL_FILE_SYSTEMS: Final = {0x9FA0: "proc", 0x62656572: "sysfs"}
 _NETWORK_FILE_SYSTEMS: Final = {
     0x6969: "nfs",
     0xFF534D42: "cifs",

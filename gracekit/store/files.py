@@ -26,7 +26,7 @@ from typing import Final, Literal
 import apsw
 
 from gracekit.errors import ConfigError, DependencyError
-from gracekit.process import is_mount_point, kernel_file_system, network_file_system
+from gracekit.process import is_mount_point, network_file_system
 from gracekit.store.batch import Value
 from gracekit.store.place import run_as
 from gracekit.store.sqlite.writer_lock import WriterLock
@@ -473,12 +473,6 @@ def _create(path: Path) -> None:
 def _refusal(path: Path, error: OSError, by: str = "") -> ConfigError | DependencyError:
     """The error for *path*; *by* says how another path is given."""
     parent = shlex.quote(str(path.parent))
-    there = next(one for one in path.absolute().parents if os.access(one, os.F_OK))
-    if (kernel := kernel_file_system(there)) is not None:
-        return ConfigError(
-            f"no files can be kept in {there}, which is {kernel} of the kernel; give {path} "
-            f"another path"
-        )
     match error.errno:
         case errno.ENOENT:
             return ConfigError(

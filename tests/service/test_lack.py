@@ -63,7 +63,7 @@ async def test_a_handler_that_got_no_thread_has_not_failed(
     pauses = [later - before for before, later in itertools.pairwise(at)]
     assert pauses == sorted(pauses)
     assert 1 <= pauses[0] < pauses[-1] <= 10
-    assert "no thread can be started; limits: " in life.told("task.interrupted")[0]["error"]
+    assert "no thread can be started: look at pids.max" in life.told("task.interrupted")[0]["error"]
     assert world.task("w")["crashes"] == 0
     assert not life.told("task.failed")
 

@@ -253,16 +253,6 @@ async def test_a_file_system_that_hosts_share_is_refused(engine, monkeypatch, ki
         await engine.start()
 
 
-@pytest.mark.parametrize("path", ["/proc/x.db", "/proc/no/where/x.db", "/sys/x.db"])
-async def test_a_place_where_no_file_can_be_is_not_to_be_made(path):
-    """Nobody is told to make a directory in a file system of the kernel, or one that is there."""
-    with pytest.raises(ConfigError, match="no files can be kept") as refused:
-        await SqliteEngine(Path(path), [SCHEMA], process=Process()).start()
-
-    assert "mkdir" not in str(refused.value)
-    assert path in str(refused.value)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("beside", ["", "-wal"])
 def test_a_file_that_is_a_mount_point_is_refused(tmp_path, beside):
