@@ -192,11 +192,8 @@ class Watchdog:
     event loop does.
     """
 
-    def __init__(
-        self, notify: Notify, telemetry: Telemetry, clock: Clock, *, look_every_s: float
-    ) -> None:
+    def __init__(self, notify: Notify, clock: Clock, *, look_every_s: float) -> None:
         self._notify = notify
-        self._telemetry = telemetry
         self._clock = clock
         self._half_s = notify.watchdog_interval_s()
         self._every_s = max(SHORTEST_FEED_S, min(look_every_s, self._half_s or look_every_s))
@@ -205,10 +202,6 @@ class Watchdog:
         """Report until cancelled, at least twice in WatchdogSec; return if there is no watchdog."""
         if self._half_s is None:
             return
-        if self._half_s < self._every_s:
-            self._telemetry.emit(
-                "watchdog.short", allowed_s=2 * self._half_s, every_s=self._every_s
-            )
         while True:
             self._notify.watchdog()
             await self._clock.wait_tick(self._every_s)

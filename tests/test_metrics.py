@@ -52,10 +52,10 @@ def words(text: str) -> frozenset[str]:
 # Fields of the catalogue that hold a number, and those that do not: a new field is put into one.
 NUMBERS: Final = words(
     """
-    hard_limit_s allowed_s every_s took_s exit_code again_s given_back not_started attempt crashes
+    hard_limit_s took_s exit_code again_s given_back not_started attempt crashes
     for_s ran_s waited_s tries in_flight running timeout_s running_s safe_point_s expected_s
     open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid blocked_s
-    more_s settled failed waiting left waits_for requests number parkings waits_s lapses_s
+    more_s settled failed waiting left waits_for number parkings waits_s lapses_s
     """
 )
 NO_NUMBERS: Final = words(
@@ -73,8 +73,6 @@ NOT_MEASURED: Final = {
     ("*", "running_s"): "of one task: how long it ran is measured when it has ended",
     ("*", "safe_point_s"): "of one task, for who reads its line",
     ("service.starting", "hard_limit_s"): "a setting",
-    ("watchdog.short", "allowed_s"): "a setting",
-    ("watchdog.short", "every_s"): "a setting",
     ("service.serving", "took_s"): "once a run; gracekit_phase shows it",
     ("service.stopped", "exit_code"): "the run is over, and cannot be scraped any more",
     ("background.failed", "again_s"): "the pause before the next try",
@@ -126,8 +124,6 @@ NOT_MEASURED: Final = {
     ("*", "left"): "each is a resource.reconciled",
     ("resource.unruled", "number"): "each is a resource.reconciled",
     ("reconciliation.progress", "waits_for"): "part of the line of one pass",
-    ("reconciliation.waits", "requests"): "part of the line of one pass",
-    ("reconciliation.waits", "waited_s"): "part of the line of one pass",
     ("reconciliation.finished", "took_s"): "of one pass, for who reads its line",
     ("store.stranded", "unfinished"): "it must never come; who reads its line looks for why",
     ("store.stranded", "not_started"): "as unfinished",

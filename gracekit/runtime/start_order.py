@@ -297,7 +297,7 @@ def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) 
 
 def _watchdog(ground: Ground) -> Watchdog:
     every_s = ground.settings.look_every_s
-    return Watchdog(ground.process.notify, ground.telemetry, ground.clock, look_every_s=every_s)
+    return Watchdog(ground.process.notify, ground.clock, look_every_s=every_s)
 
 
 def _tidying(

@@ -56,12 +56,6 @@ _SERVICE: Final = (
         "text",
     ),
     _event(
-        "watchdog.short",
-        _W,
-        "systemd's WatchdogSec allows less time than can be kept: it may kill a healthy service.",
-        "allowed_s every_s",
-    ),
-    _event(
         "service.serving", _I, "The service is ready for requests.", "service instance run took_s"
     ),
     _event(
@@ -421,12 +415,6 @@ _RESOURCES: Final = (
         _I,
         "How far a pass is. waits_for counts the requests in the queues that it waits for.",
         f"{_COUNTS} waits_for",
-    ),
-    _event(
-        "reconciliation.waits",
-        _W,
-        "A pass has waited for an hour until the requests in the queues were taken; it waits on.",
-        "requests waited_s",
     ),
     _event(
         "reconciliation.broken",

@@ -175,38 +175,32 @@ async def test_systemd_s_watchdog_is_fed_at_half_of_its_time_and_at_each_beat(
     look_every_s: float,
     every_s: float,
 ):
-    """The shorter of both, whatever a beat is set to; a time that can be kept is nothing to warn
-    of.
-    """
+    """The shorter of both, whatever a beat is set to."""
     monkeypatch.setenv("WATCHDOG_USEC", str(int(allowed_s * 1_000_000)))
     systemd.listen()
-    life = await world.start(svc, look_every_s=look_every_s)
+    await world.start(svc, look_every_s=look_every_s)
     began_at = now()
     await asyncio.sleep(30)
 
     longest = systemd.longest_gap(since=began_at, until=now())
     assert longest == pytest.approx(every_s, abs=2 * systemd.EVERY_S)
-    assert "watchdog.short" not in life.names()
 
 
 @pytest.mark.parametrize("allowed_s", [0.15, 0.000001])
-async def test_a_watchdog_that_allows_too_little_time_is_warned_of_at_the_start(
+async def test_a_watchdog_that_allows_too_little_time_is_fed_ten_times_a_second(
     world: World,
     svc: Service,
     systemd: Systemd,
     monkeypatch: pytest.MonkeyPatch,
     allowed_s: float,
 ):
-    """gracekit feeds it ten times a second and no more often; the log says what systemd asks
-    for.
-    """
+    """And no more often; `gracekit doctor` says that it may kill a healthy service."""
     monkeypatch.setenv("WATCHDOG_USEC", str(round(allowed_s * 1_000_000)))
     systemd.listen()
-    life = await world.start(svc)
+    await world.start(svc)
     began_at = now()
     await asyncio.sleep(5)
 
-    assert life.told("watchdog.short") == [{"allowed_s": allowed_s, "every_s": 0.1}]
     assert systemd.longest_gap(since=began_at, until=now()) < 0.2
     assert len(systemd.texts("WATCHDOG=1")) < 60
 

@@ -288,28 +288,6 @@ async def test_what_stood_in_the_queue_is_taken_before_anything_is_judged(
         assert max(told["waits_for"] for told in life.told("reconciliation.progress")) > 100
 
 
-async def test_a_queue_that_is_not_read_within_an_hour_is_reported(world: World, svc: Service):
-    """Once; the pass goes on to wait."""
-    shares = Shares(world, svc)
-    shares.add("a")
-    works = Works(svc)
-    await (await world.start(svc)).drain()  # the queue is there now
-    for n in range(5):
-        await works.cast(world, svc, f"w{n}")
-    life = await world.start(svc, max_accepted=1, max_running=1, prefetch=1, look_every_s=600)
-    await asyncio.sleep(3600 - 60)
-    assert life.told("reconciliation.waits") == []
-    await asyncio.sleep(1200)
-
-    (told,) = life.told("reconciliation.waits")
-    assert told["requests"] >= 1
-    assert told["waited_s"] >= 3600
-    assert shares.pages == []
-    works.doors.open(*(f"w{n}" for n in range(5)))
-    await first_pass(life)
-    assert shares.asks() == ["a"]
-
-
 async def test_each_queue_is_read_to_its_own_mark(world: World, svc: Service):
     """What comes by the shared queue meanwhile does not stand for what waits in the host's own
     one.

@@ -283,8 +283,6 @@ LOOK_S: Final = 1.0
 LOOKS: Final = 2
 """A queue must be found empty so many times in a row: a delivery on its way is neither in the queue
 nor here, and RabbitMQ reports 0 messages for a quorum queue without a leader."""
-LONGEST_S: Final = 3600.0
-"""After so many seconds an event reports that the wait is too long; the wait goes on."""
 
 
 class QueueWait:
@@ -292,19 +290,15 @@ class QueueWait:
 
     def __init__(self, shared: Shared, servers: Collection[RpcServer]) -> None:
         self._servers = tuple(servers)
-        self._clock = shared.clock
-        self._telemetry = shared.telemetry
         self._members = shared.members
         self._is_local = shared.is_local  # then a queue's depth includes unaccepted deliveries
         self._accept_wait_s = shared.settings.accept_wait_s
         self._report = PassReport(keeps=False)
-        self._began = 0.0
-        self._is_reported = False
         self._waiting: asyncio.Task[None] | None = None
 
     async def wait_for(self, report: PassReport) -> bool:
         """Wait, and show the number of requests in *report*; false if `pause` ended the wait."""
-        self._report, self._is_reported, self._began = report, False, self._clock.loop()
+        self._report = report
         task = self._waiting = asyncio.create_task(self.wait_read())
         try:
             await asyncio.wait({task})
@@ -333,7 +327,7 @@ class QueueWait:
         while looks < LOOKS:
             left = [await self._left(server, of_queues) for server, of_queues in marks.items()]
             looks = 0 if any(left) else looks + 1
-            self._note(sum(left))
+            self._report.waits_for = sum(left)
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(await self._siblings_s())
 
@@ -345,15 +339,6 @@ class QueueWait:
         if self._is_local or not await self._members.siblings():
             return 0.0
         return self._accept_wait_s
-
-    def _note(self, requests: int) -> None:
-        self._report.waits_for = requests
-        waited_s = self._clock.loop() - self._began
-        if waited_s >= LONGEST_S and not self._is_reported:
-            self._is_reported = True
-            self._telemetry.emit(
-                "reconciliation.waits", requests=requests, waited_s=round(waited_s, 1)
-            )
 
     async def _depth(self, server: RpcServer, queue: Queue) -> int:
         """How many requests in a queue are not read yet; raises GracekitError."""
@@ -370,7 +355,7 @@ class QueueWait:
             try:
                 return fresh + await self._depth(server, queue)
             except GracekitError:  # the broker is away, and nothing is read either
-                self._note(1)
+                self._report.waits_for = 1
                 await asyncio.sleep(LOOK_S)
 
     async def _left(self, server: RpcServer, marks: Mapping[Queue, int]) -> int:
