@@ -28,12 +28,11 @@ def current() -> Context:
 @contextlib.contextmanager
 def running_in(ctx: Context) -> Iterator[None]:
     """Make *ctx* the result of `current()`, and let calls carry its lease."""
-    before, lease = running.set(ctx), carried_lease.set(ctx.travelling_lease)
+    before = swap(ctx)
     try:
         yield
     finally:
-        carried_lease.reset(lease)
-        running.reset(before)
+        swap(before)
 
 
 def enter(ctx: Context) -> None:

@@ -1,8 +1,8 @@
 """Requests of `requeue` methods, which have no row: the transport keeps them until they end.
 
 A delivery is acked when its handler has ended, and given back when a drain cuts it. A copy that
-comes meanwhile is settled and answered with it. A copy that comes later is recognised as long as
-this process remembers the request.
+comes meanwhile is settled and answered with it. A copy that comes later is acked as long as this
+process remembers the request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from gracekit import backoff
 from gracekit.journal.rows import Outcome
 from gracekit.journal.tasks import Journal
-from gracekit.request.answers import Answers, SendResult
+from gracekit.request.answers import Answers
 from gracekit.request.attempt import Attempts
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
@@ -112,12 +112,10 @@ class Unjournaled:
 
     async def _end_one(self, job: Job, outcome: Outcome) -> None:
         """Answer and ack one delivery."""
-        is_owed = job.reply is not None and not job.answered
-        if job.reply is not None and is_owed:
-            is_owed = await self._answers.send(job.reply, outcome) is not SendResult.YES
+        if job.reply is not None and not job.answered:
+            await self._answers.send(job.reply, outcome)
         if job.delivery is not None:
-            owed = outcome if is_owed else None
-            self._ended.add(job.task.request_id, job.delivery, owed)
+            self._ended.add(job.task.request_id, job.delivery)
             await settle(job.delivery.ack(), self._telemetry)
 
     async def end_again(self, job: Job, delivery: Delivery) -> None:
@@ -138,10 +136,6 @@ class Unjournaled:
 
     async def _settle_again(self, job: Job, delivery: Delivery) -> None:
         task = job.task
-        owed = self._ended.owed(task.request_id, delivery)
-        if job.reply is not None and owed is not None:
-            sent = await self._answers.send(job.reply, owed)
-            self._ended.add(task.request_id, delivery, None if sent is SendResult.YES else owed)
         await settle(delivery.ack(), self._telemetry)
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail="ended here"
