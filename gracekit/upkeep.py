@@ -460,4 +460,4 @@ class Tidying:
 
     async def _end_abandoned(self, route: QueueKind, gone_s: float) -> None:
         for row in await self._retention.abandoned(route.value, gone_s=gone_s):
-            await self._reconciler.end_abandoned(row)
+            await self._reconciler.ends.end_abandoned(row)

@@ -402,7 +402,7 @@ class ShutdownCoordinator:
         # The count gets only time that the stop record, which matters more, does not need.
         left = self._times.hard_limit - self._times.now - INTENT_TIMEOUT_S
         limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
-        counting = self._parts.reconciler.count_unfinished()
+        counting = self._parts.reconciler.adoption.count_unfinished()
         self._report.unfinished = await self._steps.bounded("count of rows", counting, limit)
         await self._write_record()
         await order.stop(self._stop_one, by=self._times.now + RECORD_TIMEOUT_S)

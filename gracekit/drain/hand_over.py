@@ -102,7 +102,7 @@ class HandOver:
         """
         acted = {*self._report.unclean, *self._parts.dispatcher.unfinished.handed_over}
         for _ in range(FREE_TRIES):
-            freeing = self._parts.reconciler.free_forgotten(acted)
+            freeing = self._parts.reconciler.adoption.free_forgotten(acted)
             rows = await self._steps.bounded(
                 "freeing of rows", freeing, self._times.until(deadline)
             )

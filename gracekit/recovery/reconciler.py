@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
 from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
-from gracekit.journal.rows import TaskRow
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import RunLeases
 from gracekit.process import Point
@@ -49,7 +48,18 @@ CLOCK_SET_S: Final = 1.0
 
 
 class Reconciler:
-    """Recovery of one run: decides when a pass is made, and the order of its steps."""
+    """Recovery of one run: decides when a pass is made, and the order of its steps.
+
+    Attributes:
+        adoption: Takes over the rows of dead runs.
+        gates: Keep new requests from resources with an unfinished task.
+        ends: Ends rows that no handler works on.
+        starts: Starts rows that this run has claimed.
+        resources: Settles the resources of the application.
+        by_hand: Makes the passes that operators ask for.
+        settles: Whether unfinished tasks and resources are settled without an operator's request.
+        least_age_s: Age in seconds that a status must have in a pass that an operator asks for.
+    """
 
     def __init__(self, shared: Shared, kinds: KindTable, servers: Mapping[Lane, RpcServer]) -> None:
         self._journal: Journal = shared.journal
@@ -70,34 +80,32 @@ class Reconciler:
         self._following = asyncio.Lock()
 
         self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
-        self._gates = gates = Gates(shared)
+        self.gates = gates = Gates(shared)
         calls = HookCalls(shared.threads)
         hooks = MethodHooks(shared, calls)
-        self._adoption = Adoption(shared, side_tasks=self._side_tasks)
-        self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
-        self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
+        self.adoption = Adoption(shared, side_tasks=self._side_tasks)
+        self.ends = ends = Ends(shared, hooks=hooks, gates=gates)
+        self.starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
         self._left_orders = LeftOrders(shared)
         self._overdue = Overdue(shared)
-        self._resources = Resources(shared, calls, kinds, shared.findings, servers)
-        self._by_hand = PassesByHand(
-            shared, adoption=self._adoption, settling=self._settling, resources=self._resources
+        self.resources = Resources(shared, calls, kinds, shared.findings, servers)
+        self.by_hand = PassesByHand(
+            shared, adoption=self.adoption, settling=self._settling, resources=self.resources
         )
+        self.settles = shared.settings.startup_reconciliation_enabled
+        self.least_age_s = shared.settings.startup_reconciliation_wait_seconds
 
     # -- life ---------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Start nothing more. Probes under way go on; rows that only wait are released."""
         self._trigger.is_paused = True
-        self._starts.wake()
+        self.starts.wake()
         self._settling.let_go_of_waiting()
-        self._resources.pause()
-
-    def is_paused(self) -> bool:
-        """Whether a drain has paused recovery: it starts nothing more."""
-        return self._trigger.is_paused
+        self.resources.pause()
 
     def resume(self) -> None:
         """Start work again, after a drain was resumed."""
@@ -111,8 +119,8 @@ class Reconciler:
         tasks: list[asyncio.Task[Any]] = [
             *self._settling.tasks,
             *self._side_tasks.tasks,
-            *self._by_hand.tasks,
-            *self._resources.tasks,
+            *self.by_hand.tasks,
+            *self.resources.tasks,
         ]
         for task in tasks:
             task.cancel()
@@ -148,7 +156,7 @@ class Reconciler:
         """Wait until a pass is due; meanwhile check runs whose leases requests wait for."""
         while not self._trigger.is_set:
             await self._trigger.wait()
-            self._adoption.look_after_asked()
+            self.adoption.look_after_asked()
 
     async def _next_pass(self) -> float:
         """The loop time of the next pass, if nothing asks for one; a tick, if no row is due."""
@@ -159,16 +167,12 @@ class Reconciler:
         last = min(last, max(soonest, self._look_by))
         if self._journal.engine.status.error is not None:
             return last  # what is due stays due; the return of the store asks for a pass
-        if (due_s := self._resources.due_in_s()) is not None:
+        if (due_s := self.resources.due_in_s()) is not None:
             last = min(last, max(soonest, self._clock.loop() + due_s))
-        if (
-            not self._settings.startup_reconciliation_enabled
-            or self._settling.is_full
-            or self._trigger.is_set
-        ):
+        if not self.settles or self._settling.is_full or self._trigger.is_set:
             return last  # nothing would be claimed earlier, even if a row is due
         with contextlib.suppress(StoreError):
-            moment = await self._claims.next_look(self._ends.left_to_siblings())
+            moment = await self._claims.next_look(self.ends.left_to_siblings())
             if moment is not None:
                 due_at = self._clock.loop() + moment - self._clock.wall()
                 return min(last, max(soonest, due_at))
@@ -183,33 +187,33 @@ class Reconciler:
             return
         await self.follow_clock()
         await self._leases.give_back_owed()
-        await self._adoption.adopt_dead_runs()
+        await self.adoption.adopt_dead_runs()
         # A full look lists all rows in flight and all unfinished resources. If each settled row
         # caused one, the cost would grow with the square of their number.
         look = self._trigger.looks_around or self._clock.loop() >= self._look_by
         if look:
             self._trigger.looks_around = False
             self._look_by = self._clock.tick(self._settings.reconcile_every_s)
-            await self._adoption.adopt_stranded()
-            await self._adoption.adopt_missing(
-                self._settling.is_settled_now, lambda: self._starts.claim_mark
+            await self.adoption.adopt_stranded()
+            await self.adoption.adopt_missing(
+                self._settling.is_settled_now, lambda: self.starts.claim_mark
             )
         self._side_tasks.do("orders", self._left_orders.carry_out)
         await self._claims.take_duties()
         await self._duties.take_notifications(look_around=look)
         await self._duties.send_due_replies()
-        if self._settings.startup_reconciliation_enabled:
+        if self.settles:
             if look:
-                await self._gates.hold_all()
+                await self.gates.hold_all()
             await self._settling.settle_rows()
             self._side_tasks.do("holds", self._left_holds.settle_all)
-        self._side_tasks.do("resources", self._resources.look)
+        self._side_tasks.do("resources", self.resources.look)
         self._side_tasks.do("errored hooks", self._duties.call_errored_hooks)
         for lane in self._lanes:
-            claim = partial(self._starts.claim_accepted, lane)
+            claim = partial(self.starts.claim_accepted, lane)
             self._side_tasks.do(f"accepted rows, {lane.value}", claim)
         if look:
-            await self._gates.refresh(self._settling.resources)
+            await self.gates.refresh(self._settling.resources)
 
     @property
     def clock_was_set(self) -> bool:
@@ -235,72 +239,20 @@ class Reconciler:
                 self._pending.add_follow_clock(batch, ahead_s - by_s, ahead_s=ahead_s)
                 self._notifications.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
-                self._resources.follow_clock(by_s)
+                self.resources.follow_clock(by_s)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
                 self._trigger.poke()
             self._ahead_s = ahead_s
 
     # -- what others ask ----------------------------------------------------------------
 
-    @property
-    def resources(self) -> Resources:
-        """The part of recovery that settles the resources of the application."""
-        return self._resources
-
-    @property
-    def starts(self) -> Starts:
-        """Starts rows that this run has claimed."""
-        return self._starts
-
-    @property
-    def by_hand(self) -> PassesByHand:
-        """The part of recovery that makes the passes that operators ask for."""
-        return self._by_hand
-
-    @property
-    def settles(self) -> bool:
-        """Whether recovery settles unfinished tasks and resources without an operator's request."""
-        return self._settings.startup_reconciliation_enabled
-
-    @property
-    def least_age_s(self) -> float:
-        """Age in seconds that a status must have in a pass that an operator asks for."""
-        return self._settings.startup_reconciliation_wait_seconds
-
     async def take_over(self) -> None:
         """At a start: adopt runs that are proven dead, and take over their rows.
 
         Also end parked tasks whose deadline has passed while no run was there.
         """
-        await self._adoption.adopt_dead_runs()
-        await self.end_overdue()
-
-    async def end_overdue(self) -> None:
-        """End the parked tasks whose deadline has passed."""
+        await self.adoption.adopt_dead_runs()
         await self._overdue.end_all()
-
-    async def gate(self) -> None:
-        """At a start: hold the line of every resource with an unfinished row."""
-        await self._gates.hold_all()
-
-    async def end_abandoned(self, row: TaskRow) -> None:
-        """End an ownerless row whose host or instance does not come back."""
-        await self._ends.end_abandoned(row)
-
-    async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
-        """At the end of a drain, release rows that this run owns after a commit of unknown end.
-
-        Args:
-            acted: Request ids whose handlers were cut: this process keeps their rows.
-
-        Returns:
-            Those rows as they were.
-        """
-        return await self._adoption.free_forgotten(acted)
-
-    async def count_unfinished(self) -> int:
-        """Rows of the store that this run, or its next start, could settle."""
-        return await self._adoption.count_unfinished()
 
 
 class PassesByHand:

@@ -55,7 +55,7 @@ def in_order(
     work, abandoning = partial(_work, ground), requests.dispatcher.abandon_threads
     seed = partial(_seed_history, ground, records.journal, requests.history)
     feeding = work(_watchdog(ground).feed)
-    gate = reconciler.gate if ground.settings.startup_reconciliation_enabled else None
+    gate = reconciler.gates.hold_all if ground.settings.startup_reconciliation_enabled else None
     untracked, ends = Untracked(parts.tracker, ground.telemetry), parts.ends_process
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
     return PartList(

@@ -643,7 +643,7 @@ async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc:
     await life.runtime.wired.coordinator.resume()
 
     assert await client.prepare(timeout=30).call(work) == 1
-    assert not life.runtime.wired.reconciler.is_paused()
+    assert not life.runtime.wired.trigger.is_paused
 
 
 async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: Service):
@@ -667,7 +667,7 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     await asyncio.sleep(1)
 
     assert life.runtime.state is ServiceState.DRAINING
-    assert life.runtime.wired.reconciler.is_paused()
+    assert life.runtime.wired.trigger.is_paused
     doors.open("work")
     await asyncio.wait({resuming})
 

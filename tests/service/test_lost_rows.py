@@ -212,7 +212,7 @@ async def test_a_row_that_is_being_claimed_is_not_taken_for_lost(
     """
     life = await with_a_left_over(world, svc, asked_again(svc, 1000.0))
     lose(world, life, "lost")
-    adoption = life.runtime.wired.reconciler._adoption  # type: ignore[union-attr]
+    adoption = life.runtime.wired.reconciler.adoption  # type: ignore[union-attr]
     marks = iter([before, after])
     look = adoption.adopt_missing(lambda _: False, lambda: next(marks))
 
