@@ -161,9 +161,6 @@ class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
     `@svc.rpc(resource=...)`: then the task waits for its turn. A request is refused with it if the
     lease belongs to the task that has sent it and waits for its answer, or to a task that only
     `gracekit reconcile` settles.
-
-    No `Error` in its name: the resource is in use, as it may be at any time, and the code that asks
-    for the lease decides what to do then.
     """
 
 
@@ -171,8 +168,6 @@ class LeaseExists(GracekitError):  # noqa: N818 - named for a state
     """A lease of that kind and id is declared already.
 
     Nothing was changed. A call that is made again after an unknown end may get it for its own work.
-
-    No `Error` in its name: who makes leases at each start expects it.
     """
 
 
@@ -181,9 +176,6 @@ class NoSuchLease(GracekitError):  # noqa: N818 - named for a state
 
     Nothing was changed. Declare it by `gracekit lease create`, or look at `gracekit lease list`. A
     task's resource needs no declaration.
-
-    No `Error` in its name: a lease may be removed at any time, and who asks for it decides what to
-    do then.
     """
 
 
@@ -265,8 +257,6 @@ class Undeliverable(RpcError):  # noqa: N818 - named for a state
 
     The service or host has never run, or is gone. Check topic, host, exchange and virtual host. A
     service with `queues="directed"` takes only new requests that name a host.
-
-    No `Error` in its name: there may be a reader later, and the sender decides whether to try.
     """
 
 
@@ -282,8 +272,6 @@ class Draining(RpcError):  # noqa: N818 - named for a state
     """The service is draining or quiet and does not take this request.
 
     Send it to another host, or send it again later.
-
-    No `Error` in its name: each service drains at its stop, and a client may ask another host.
     """
 
 
@@ -339,8 +327,6 @@ class NoCapacity(RpcError):  # noqa: N818 - named for a state
 
     With `use_pending_state` the task waits as PENDING. Without it, the task has FAILED.
     A NoCapacity of a service that the handler has called does not park the task: raise a new one.
-
-    No `Error` in its name: resources are taken now and then, and somebody may make room.
 
     Args:
         message: Why, in a sentence.
@@ -417,8 +403,6 @@ class Parked(RpcError):  # noqa: N818 - named for a state
     Only a client that was prepared by `prepare(pending=True)` gets it; any other client gets
     `NoCapacity`. Call again with the same request id to ask what has become of the task.
 
-    No `Error` in its name: nothing has failed, and the task may still succeed.
-
     Attributes:
         task_id: The request id, under which the task can be looked up and moved.
         deadline: Wall time, in seconds since 1970, until which it waits.
@@ -454,11 +438,7 @@ class Parked(RpcError):  # noqa: N818 - named for a state
 
 
 class Gone(RpcError):  # noqa: N818 - named for a state
-    """The task has ended: the order came too late and has changed nothing.
-
-    No `Error` in its name: several resolvers and operators may order something about one task, and
-    only one of them is first.
-    """
+    """The task has ended: the order came too late and has changed nothing."""
 
 
 class StaleVersionError(RpcError):

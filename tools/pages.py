@@ -347,7 +347,7 @@ def _error(name: str) -> str:
     kind = error_classes()[name]
     body, *rest = _SECTION.split(inspect.getdoc(kind) or "")
     facts = [" and ".join(map(_base, kind.__bases__)), *_ways(name)]
-    parts = [f"### {name}", f"Subclass of {' · '.join(facts)}", _without_reason_of_name(body)]
+    parts = [f"### {name}", f"Subclass of {' · '.join(facts)}", _paragraphs(body)]
     for title in rest[::2]:
         if title != "Raises":
             found = _section(kind, title)
@@ -360,10 +360,8 @@ _SECTION: Final = re.compile(r"^(Args|Attributes|Raises):$", re.MULTILINE)
 _SECTIONS: Final = {"Args": "Arguments", "Attributes": "Attributes"}
 
 
-def _without_reason_of_name(text: str) -> str:
-    """Paragraphs of a docstring; why a name does not end in `Error` is for developers."""
-    paragraphs = [_lines(one) for one in text.split("\n\n") if one.strip()]
-    return "\n\n".join(one for one in paragraphs if not one.startswith("No `Error` in its name"))
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(_lines(one) for one in text.split("\n\n") if one.strip())
 
 
 def _base(base: type) -> str:
