@@ -28,40 +28,6 @@ LONGEST: Final = 200
 Frames = list[tuple[CodeType, int]]
 
 
-def dump(
-    tracker: Tracker,
-    *,
-    now: float,
-    loop_thread: int,
-    title: str,
-    callers: Collection[CodeType],
-) -> str:
-    """The tasks of *tracker*, and every thread.
-
-    Args:
-        tracker: Has the tasks in flight.
-        now: Loop time in seconds.
-        loop_thread: Ident of the thread in which the event loop runs.
-        title: First line.
-        callers: Code of gracekit that calls handlers. It and its callers are left out of the
-            stack of a task, as they are the same for all tasks.
-    """
-    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to look at threads
-    tasks = _tasks(tracker)
-    lines = [f"--- {title}: tasks {len(tasks)}, threads {len(frames)} ---"]
-    for task in tasks[:MOST_TASKS]:
-        lines += _of_task(task, now, frames, loop_thread, callers)
-    if len(tasks) > MOST_TASKS:
-        lines.append(f"... and {len(tasks) - MOST_TASKS} more tasks")
-    shown = {task.thread_id for task in tasks}
-    for thread in threading.enumerate():
-        if thread.ident in frames and thread.ident not in shown:
-            what = " (event loop)" if thread.ident == loop_thread else ""
-            lines.append(f"thread {escape(thread.name, longest=LONGEST)}{what}")
-            lines += _shown(_stack(frames[thread.ident or 0]))
-    return "\n".join([*lines, "--- end ---", ""])
-
-
 class StackDump:
     """Tasks and stacks as text, or written to standard error by a thread of its own.
 
@@ -70,8 +36,9 @@ class StackDump:
 
     Args:
         title: Returns the first line.
-        tracker: As in `dump`.
-        callers: As in `dump`.
+        tracker: Has the tasks in flight.
+        callers: Code of gracekit that calls handlers. It and its callers are left out of the
+            stack of a task, as they are the same for all tasks.
     """
 
     def __init__(
@@ -93,14 +60,26 @@ class StackDump:
             self._thread.start()
 
     def text(self, *, now: float, loop_thread: int) -> str:
-        """The text of `dump`; may be called in any thread."""
-        return dump(
-            self._tracker,
-            now=now,
-            loop_thread=loop_thread,
-            title=self._title(),
-            callers=self._callers,
-        )
+        """The tasks of the tracker, and every thread; may be called in any thread.
+
+        Args:
+            now: Loop time in seconds.
+            loop_thread: Ident of the thread in which the event loop runs.
+        """
+        frames = sys._current_frames()  # noqa: SLF001 - there is no other way to look at threads
+        tasks = _tasks(self._tracker)
+        lines = [f"--- {self._title()}: tasks {len(tasks)}, threads {len(frames)} ---"]
+        for task in tasks[:MOST_TASKS]:
+            lines += _of_task(task, now, frames, loop_thread, self._callers)
+        if len(tasks) > MOST_TASKS:
+            lines.append(f"... and {len(tasks) - MOST_TASKS} more tasks")
+        shown = {task.thread_id for task in tasks}
+        for thread in threading.enumerate():
+            if thread.ident in frames and thread.ident not in shown:
+                what = " (event loop)" if thread.ident == loop_thread else ""
+                lines.append(f"thread {escape(thread.name, longest=LONGEST)}{what}")
+                lines += _shown(_stack(frames[thread.ident or 0]))
+        return "\n".join([*lines, "--- end ---", ""])
 
     def _write(self) -> None:
         text = self.text(

@@ -6,7 +6,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.request.attempt import CALLERS
-from gracekit.tracker.stacks import dump
+from gracekit.tracker.stacks import StackDump
 from tests.service.kit import Doors, World
 
 pytestmark = pytest.mark.looptime
@@ -31,7 +31,8 @@ async def test_frames_begin_with_the_code_of_the_application(world: World, svc: 
     await (await world.client(svc)).cast(handler)
     await doors.wait(2)
 
-    told = dump(life.runtime.wired.tracker, now=0.0, loop_thread=0, title="x", callers=CALLERS)
+    stacks = StackDump(lambda: "x", life.runtime.wired.tracker, callers=CALLERS)
+    told = stacks.text(now=0.0, loop_thread=0)
 
     first = [
         block.partition("  File ")[2].partition("\n")[0].rpartition("<locals>.")[2]
