@@ -22,7 +22,6 @@ from gracekit.end_timer import boottime
 
 _EARLY_S: Final = 0.001
 """A timer may end a little before its time; then its tick must not be found again."""
-_MOST_LINES: Final = 32
 _KEPT_LINES: Final = 8
 """So many lengths of waits keep their timer while nothing waits, for the next wait."""
 
@@ -135,9 +134,6 @@ class SharedTimeouts:
         until = loop.time() + seconds
         line = self._lines.get(seconds)
         if line is None:
-            if len(self._lines) >= _MOST_LINES:
-                scope.reschedule(until)
-                return until
             line = self._lines[seconds] = _Line()
             self._kept = _KEPT_LINES
         line.waits[scope] = until
