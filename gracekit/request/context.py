@@ -541,15 +541,6 @@ class WorkContext(Context):
         """
         raise self._no_request("attempt", "its next run comes by itself")
 
-    @property
-    def version(self) -> str:
-        """Not available: the work has no caller that asks for a version.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_request("version", "it has no caller that asks for one")
-
     # The arguments are those of Context.hold.
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
         """Not available: a hold that is left open is settled by the probe of a method.
