@@ -394,7 +394,7 @@ class Dispatcher:
         row_id = job.task.row_id or 0
         self._heartbeats.end(job.task)
         if job.answered and address == job.reply:
-            self._answers.forget(row_id, address, sent=True)
+            self._journal.forget_reply(row_id, address, sent=True)
         else:
             await self._answers.send_due(row_id, address, outcome)
 

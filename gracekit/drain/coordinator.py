@@ -16,7 +16,7 @@ from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
 from gracekit.drain.bounded import BoundedSteps, Drained
 from gracekit.drain.hand_over import HandOver
-from gracekit.drain.progress import DrainProgress, Forecast
+from gracekit.drain.progress import DrainProgress
 from gracekit.drain.report import DrainReport, StopRequest
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.errors import GracekitError
@@ -70,7 +70,6 @@ class ShutdownCoordinator:
         self._wait_over = False
         self._times = Times(phase, settings, clock)
         self._steps = BoundedSteps(telemetry)
-        self._forecast = Forecast(clock)
         self._finished_before = 0  # tasks, when the drain began
         self._progress = self._new_progress()  # of this drain
 
@@ -228,7 +227,14 @@ class ShutdownCoordinator:
                 await self._withdraw()
                 return None
             self._wait_over = True
-            unfinished = self._hand_over()
+            unfinished = HandOver(
+                self._report,
+                self._parts,
+                self._steps,
+                self._times,
+                self._settings.now,
+                self._telemetry,
+            )
             await self._insist(unfinished.hand_over)  # 5
             await self._insist(unfinished.flush)  # 6
             await self._insist(partial(self._stop_service, order))  # 7
@@ -262,7 +268,10 @@ class ShutdownCoordinator:
         """Step 1: arm the alarm, record the stop-intent, and then change the state."""
         self._arm_alarm(self._times.deadline_of(self._request or request))
         # Before a handler sees the new state, and may hold the interpreter's lock from then on.
-        await self._steps.bounded("stop-intent", self._intend(request), INTENT_TIMEOUT_S)
+        intending = self._parts.record.intend_stop(
+            source=request.source, by=request.by, reason=request.reason
+        )
+        await self._steps.bounded("stop-intent", intending, INTENT_TIMEOUT_S)
         request = self._request or request  # a signal may have made it final and shorter meanwhile
         if self._phase.state is not ServiceState.DRAINING:  # `_insist` may repeat the step
             self._phase.advance(ServiceState.DRAINING)
@@ -480,18 +489,3 @@ class ShutdownCoordinator:
     def _show(self, progress: DrainProgress) -> asyncio.Task[None]:
         name = "gracekit-progress"
         return background.start(progress.show, name, telemetry=self._telemetry, clock=self._clock)
-
-    def _hand_over(self) -> HandOver:
-        return HandOver(
-            self._report,
-            self._parts,
-            self._steps,
-            self._times,
-            self._forecast,
-            self._settings.now,
-            self._telemetry,
-        )
-
-    async def _intend(self, request: StopRequest) -> None:
-        source, by, reason = request.source, request.by, request.reason
-        await self._parts.record.intend_stop(source=source, by=by, reason=reason)

@@ -7,7 +7,6 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.drain.bounded import BoundedSteps, Drained
-from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport, list_first
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.journal.rows import TaskRow
@@ -30,7 +29,6 @@ class HandOver:
         parts: Drained,
         steps: BoundedSteps,
         times: Times,
-        forecast: Forecast,
         settings: Settings,
         telemetry: Telemetry,
     ) -> None:
@@ -38,7 +36,6 @@ class HandOver:
         self._parts = parts
         self._steps = steps
         self._times = times
-        self._forecast = forecast
         self._settings = settings
         self._telemetry = telemetry
 
@@ -80,9 +77,10 @@ class HandOver:
         end = min(self._times.now + 1.0, self._times.flush_by - SHORTEST_STEP_S)
         handing = self._parts.dispatcher.hand_over_stuck(stuck)
         await self._steps.bounded("hand-over of stuck tasks", handing, self._times.until(end))
+        now = self._times.now
         for task in stuck:
             if task.lane not in (Lane.REQUESTS, Lane.OPS):  # they have a line of their own
-                running_s = self._forecast.age_s(task.started_at)
+                running_s = round(now - (task.started_at or now), 1)
                 self._telemetry.emit("task.stuck", **task.event_fields, running_s=running_s)
 
     async def flush(self) -> None:

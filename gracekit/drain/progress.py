@@ -264,9 +264,7 @@ class DrainProgress:
             in_flight=len(self._tracker),
             running=len(running),
             open_holds=len(holds),
-            holds=list_first(
-                [hold.title for hold in self._open_holds.values()], len(self._open_holds)
-            ),
+            holds=list_first(holds, len(holds)),
             tasks=self._forecast.listed(running),
             left_s=round(max(0.0, self._times.deadline - self._times.now), 1),
             expected_s=self._forecast.all_left_s(running),

@@ -84,19 +84,8 @@ def add_update(
     reason: str = "",
 ) -> None:
     """Add a notification that a task became PENDING, left that state, or has ended after it."""
-    payload = {
-        "task_id": subject.task_id,
-        "service": subject.service,
-        "method": subject.method,
-        "resource": subject.shown_resource,
-        "old_state": old.word,
-        "new_state": new.word,
-        "reason": reason,
-        "version": subject.version,
-        "deadline": utc_text(subject.deadline) if subject.deadline else None,
-        "at": utc_text(news.at),
-    }
-    _add(batch, subject, news, UPDATE, "INFO", payload)
+    more = {"old_state": old.word, "new_state": new.word, "reason": reason}
+    _add(batch, subject, news, UPDATE, "INFO", more)
 
 
 def add_no_capacity(
@@ -110,20 +99,13 @@ def add_no_capacity(
     context: Mapping[str, Any],
 ) -> None:
     """Add a notification that asks resolvers for what a parked task needs."""
-    payload = {
-        "task_id": subject.task_id,
-        "service": subject.service,
-        "method": subject.method,
-        "resource": subject.shown_resource,
+    more = {
         "reason": reason,
         "requested": dict(requested),
         "attempt": attempt,
-        "version": subject.version,
-        "deadline": utc_text(subject.deadline),
-        "at": utc_text(news.at),
         "context": dict(context),
     }
-    _add(batch, subject, news, NO_CAPACITY, "ERROR", payload)
+    _add(batch, subject, news, NO_CAPACITY, "ERROR", more)
 
 
 def _add(
@@ -132,12 +114,22 @@ def _add(
     news: News,
     event_type: str,
     priority: str,
-    payload: Mapping[str, Any],
+    more: Mapping[str, Any],
 ) -> None:
+    payload = {
+        "task_id": subject.task_id,
+        "service": subject.service,
+        "method": subject.method,
+        "resource": subject.shown_resource,
+        **more,
+        "version": subject.version,
+        "deadline": utc_text(subject.deadline) if subject.deadline else None,
+        "at": utc_text(news.at),
+    }
     batch.add(
         sql.ADD,
         *(news.message_id, subject.service, news.sender, event_type, priority),
-        *(to_json(dict(payload)), news.at, max(subject.deadline, news.at + LEAST_KEPT_S)),
+        *(to_json(payload), news.at, max(subject.deadline, news.at + LEAST_KEPT_S)),
     )
 
 

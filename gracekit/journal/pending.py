@@ -14,13 +14,7 @@ import msgspec
 
 from gracekit.journal import outbox
 from gracekit.journal import pending_sql as sql
-from gracekit.journal.order_rows import (
-    OrderIncident,
-    OrderTarget,
-    subject_of,
-    targets_overdue,
-    targets_pending,
-)
+from gracekit.journal.order_rows import OrderIncident, OrderTarget, subject_of
 from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.rows import Outcome, from_json, to_json
 from gracekit.journal.tasks import Journal
@@ -113,21 +107,10 @@ class PendingRows:
 
     # -- looks --------------------------------------------------------------------------
 
-    async def overdue(self, *, limit: int) -> list[OrderTarget]:
-        """Parked tasks whose deadline has passed, the longest overdue first."""
-        now = self._journal.clock.wall()
-        journal = self._journal
-        return await targets_overdue(journal.engine, journal.service, now, limit=limit)
-
     async def next_deadline(self) -> float | None:
         """Wall time of the next deadline; None if nothing is parked."""
         rows = await self._journal.engine.query(sql.NEXT_DEADLINE, self._journal.service)
         return None if rows[0][0] is None else float(rows[0][0])
-
-    async def of_resource(self, kind: str, name: str) -> list[OrderTarget]:
-        """Parked tasks for the resource, the oldest first."""
-        journal = self._journal
-        return await targets_pending(journal.engine, (kind, name), journal.service)
 
     async def page(self, *, after: int, limit: int) -> list[dict[str, Any]]:
         """Parked tasks with a row id above *after*, as columns, in the order of acceptance."""

@@ -15,7 +15,13 @@ from typing import Any, Final
 from gracekit import backoff
 from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.holds import Hold
-from gracekit.journal.order_rows import OrderTarget, order_of, state_of, targets_ordered
+from gracekit.journal.order_rows import (
+    OrderTarget,
+    order_of,
+    state_of,
+    targets_ordered,
+    targets_overdue,
+)
 from gracekit.journal.outbox import utc_text
 from gracekit.journal.rows import TaskRow
 from gracekit.recovery.decisions import Done, Wait
@@ -245,6 +251,7 @@ class Overdue:
     """Ends overdue parked tasks of a service; each run does so, from its start to its end."""
 
     def __init__(self, shared: Shared) -> None:
+        self._journal = shared.journal
         self._orders = RowOrders.of_run(shared.journal)
         self._rows = shared.pending
         self._outbox = shared.outbox
@@ -259,7 +266,10 @@ class Overdue:
 
     async def end_all(self) -> None:
         """End every task whose deadline has passed."""
-        while targets := await self._rows.overdue(limit=AT_ONCE):
+        journal = self._journal
+        while targets := await targets_overdue(
+            journal.engine, journal.service, self._clock.wall(), limit=AT_ONCE
+        ):
             ended = await asyncio.gather(*map(self._end, targets))
             if not any(ended):
                 return  # siblings end them, or the store refused: the next pass looks again

@@ -146,14 +146,7 @@ class Answers:
         """Send a reply that is on record, then remove it from the record."""
         sent = await self.send(address, outcome, patient=patient)
         if sent is not SendResult.NOT_YET:
-            self.forget(row_id, address, sent=sent is SendResult.YES)
-
-    def forget(self, row_id: int, address: Address, *, sent: bool) -> None:
-        """Remove a reply that was sent, or given up, from the record; see `Journal.forget_reply`.
-
-        If that fails the reply stays due, and is sent again; a second copy does no harm.
-        """
-        self._journal.forget_reply(row_id, address, sent=sent)
+            self._journal.forget_reply(row_id, address, sent=sent is SendResult.YES)
 
     async def refuse(self, address: Address | None, error: Exception) -> None:
         """Answer a request that was not accepted; casts are not answered."""

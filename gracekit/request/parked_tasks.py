@@ -18,7 +18,7 @@ from gracekit.errors import (
     StaleVersionError,
     UnknownTaskError,
 )
-from gracekit.journal.order_rows import OrderTarget, target_named
+from gracekit.journal.order_rows import OrderTarget, target_named, targets_pending
 from gracekit.journal.pending import PendingRows, as_shown, may_show
 from gracekit.journal.tasks import Journal
 from gracekit.request.outbox_sender import Outbox
@@ -173,7 +173,8 @@ class ParkedTasks:
             )
         resource_id, number = need_resource_id(name, kind), 0
         for _ in range(MOVES):
-            if not (targets := await self._rows.of_resource(kind, resource_id)):
+            key, journal = (kind, resource_id), self._journal
+            if not (targets := await targets_pending(journal.engine, key, journal.service)):
                 return number
             for target in targets:
                 number += await self.carry_out(target, order, source=source) is not None

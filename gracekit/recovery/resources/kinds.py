@@ -23,35 +23,6 @@ from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found, TruthAnswer, status_of
 from gracekit.rpc.argument_paths import need_resource_id
 
-
-def check_called(
-    kind: str, mark: str, statuses: tuple[object, ...], ends: Mapping[str, object]
-) -> None:
-    """Check the arguments of a decorator.
-
-    Args:
-        kind: Name of the kind.
-        mark: Name of the decorator.
-        statuses: The statuses that it settles.
-        ends: The statuses that it writes, by the name of their argument.
-
-    Raises:
-        DeclarationError: something is missing.
-    """
-    if not statuses or not all(isinstance(status, str) for status in statuses):
-        options = ", ".join(f"{name}='...'" for name in ends)
-        raise DeclarationError(
-            f"@{kind}.{mark} needs the statuses that it settles: write "
-            f"@{kind}.{mark}('creating', {options})"
-        )
-    for name, status in ends.items():
-        if not status:
-            raise DeclarationError(
-                f"@{kind}.{mark}({', '.join(map(repr, statuses))}) needs {name}=, the "
-                "status that is written then"
-            )
-
-
 _MEANT: Final = {"Context": "ctx", "Found": "found"}
 """Which argument a type belongs to, however it is called."""
 
@@ -444,8 +415,19 @@ class ResourceKind:
             raise DeclarationError(f"kind {self.name}: {error}") from None
 
     def _check_called(self, mark: str, statuses: tuple[Any, ...], ends: Mapping[str, str]) -> None:
-        check_called(self.name, mark, statuses, ends)
-        for status in ends.values():
+        """Check the arguments of the decorator *mark*; *ends* are the statuses that it writes."""
+        if not statuses or not all(isinstance(status, str) for status in statuses):
+            options = ", ".join(f"{name}='...'" for name in ends)
+            raise DeclarationError(
+                f"@{self.name}.{mark} needs the statuses that it settles: write "
+                f"@{self.name}.{mark}('creating', {options})"
+            )
+        for name, status in ends.items():
+            if not status:
+                raise DeclarationError(
+                    f"@{self.name}.{mark}({', '.join(map(repr, statuses))}) needs {name}=, the "
+                    "status that is written then"
+                )
             self._status(status)
 
     def _add_hook(self, name: str, function: Callable[..., Any], written: str) -> None:
