@@ -296,31 +296,15 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
 def held_in(directory: Path) -> list[str]:
     """Names of the lock files in *directory* that a process holds; takes no lock, raises nothing.
 
-    For a store whose schema is another one: the locks are the same in each version.
+    For a store whose schema is another one: the locks are the same in each version. One that cannot
+    be seen counts as held, as the caller would do harm to whoever holds it.
     """
     try:
-        names = sorted(
-            entry.name for entry in os.scandir(directory) if entry.name.endswith(".lock")
-        )
+        paths = sorted(path for path in directory.iterdir() if path.suffix == ".lock")
     except OSError:
         return []
-    return [name for name in names if _is_held(directory / name)]
-
-
-def _is_held(path: Path) -> bool:
-    """Also if it cannot be seen, as the caller would do harm to whoever holds it."""
-    try:
-        fd = os.open(path, _TO_LOOK)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        return is_locked(fd)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
+    looks = ((path.name, look_at_lock(path, LockFile.at(path), same_boot=True)) for path in paths)
+    return [name for name, seen in looks if seen not in {Lock.FREE, Lock.MISSING}]
 
 
 def _look_up(life: RecordedLife, mine: Identity) -> Pid:

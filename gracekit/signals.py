@@ -18,13 +18,13 @@ import os
 import signal
 import socket
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from gracekit.errors import DeclarationError
+from gracekit.streams import call_in_children
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 HANGUP_SIGNAL: Final = signal.SIGHUP
@@ -132,7 +132,7 @@ class SignalWatcher:
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         self._blocked = {number for number in self._signals if number in mask}
         self._untold = dict.fromkeys(self._blocked, "a mask from before the start")
-        _reset_in_children(self)
+        call_in_children(self._leave_child)
         return self
 
     def __exit__(
@@ -288,14 +288,3 @@ class _Descriptor(NamedTuple):
         with contextlib.suppress(OSError):
             if self.is_open():
                 os.write(self.number, bytes((byte,)))
-
-
-def _reset_in_children(watcher: SignalWatcher) -> None:
-    leave = weakref.WeakMethod(watcher._leave_child)  # noqa: SLF001 - fork hooks cannot be unregistered
-
-    def after_fork() -> None:
-        method = leave()
-        if method is not None:
-            method()
-
-    os.register_at_fork(after_in_child=after_fork)

@@ -40,7 +40,7 @@ class LineHandler(logging.Handler):
         self._dropped = 0
         self._writer: threading.Thread | None = None
         self._is_forked = False
-        _tell_children(self._leave_parent)
+        call_in_children(self._leave_parent)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line, or count it if the queue is full; see `logging.Handler`."""
@@ -184,7 +184,8 @@ def _bounded(step: Callable[[], bool], within_s: float) -> bool:
     return bool(done and done[0])
 
 
-def _tell_children(leave: Callable[[], None]) -> None:
+def call_in_children(leave: Callable[[], None]) -> None:
+    """Call *leave*, a method, in each forked child, for as long as its object lives."""
     method = weakref.WeakMethod(leave)  # fork hooks cannot be unregistered
 
     def after_fork() -> None:
