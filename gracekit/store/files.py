@@ -363,15 +363,9 @@ def _check_beside(path: Path) -> None:
         info = path.lstat()
     except FileNotFoundError:
         return
-    quoted = shlex.quote(str(path))
-    if stat.S_ISLNK(info.st_mode):
-        raise ConfigError(
-            f"{path} is a symbolic link, and the locks that prove which runs are alive would be "
-            f"made elsewhere; "
-            f"remove it: rm {quoted}"
-        )
     if not stat.S_ISDIR(info.st_mode):
-        raise ConfigError(f"{path} is no directory, and locks are kept there; move it away")
+        what = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "no directory"
+        raise ConfigError(f"{path} is {what}, and locks are kept there; move it away")
     _check_owner_beside(path, info)
 
 
