@@ -160,11 +160,11 @@ async def files(tmp_path, monkeypatch):
             await send(CHARGE, account="a", seconds=0.01),
         }
         reader = reader_of(tmp_path)
-        await reader.start()
+        reader.open()
         async with asyncio.timeout(30):
             while not await ended(reader, ids):
                 await asyncio.sleep(0.01)
-        await reader.stop()
+        reader.close()
     append(tmp_path / PROCESSES, end_of("A"))
     return tmp_path
 

@@ -89,11 +89,11 @@ async def judge(directory: Path, store_url: str | None = None) -> Judgement:
 
 
 async def _rows(reader: ReadOnlyStore, processes: list[Entry]) -> dict[str, Entry]:
-    await reader.start()
+    reader.open()
     try:
         return await read_rows(reader, {entry["pid"]: entry["name"] for entry in processes})
     finally:
-        await reader.stop()
+        reader.close()
 
 
 def reader_of(directory: Path, store_url: str | None = None) -> ReadOnlyStore:

@@ -280,7 +280,7 @@ class Story(msgspec.Struct):
                 return {}, phases
             reader = reader_of(self.directory, self.store_url)
             try:
-                await reader.start()
+                reader.open()
             except GracekitError:
                 return {}, phases  # A is about to write the schema
             self._reader = reader
@@ -393,7 +393,7 @@ class Story(msgspec.Struct):
             yield
         finally:
             if self._reader is not None:
-                await self._reader.stop()
+                self._reader.close()
             for child in self._children.values():
                 if child.exit_code is None:
                     with contextlib.suppress(ProcessLookupError):

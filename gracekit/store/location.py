@@ -23,9 +23,6 @@ from gracekit.store.wakeup import Wakeups
 class ReadOnlyStore(Queries, Protocol):
     """A read-only view of a store, as its location makes it."""
 
-    async def start(self) -> None:
-        """As `open`, on a loop."""
-
     def open(self, *, given_up: Callable[[], bool] | None = None) -> None:
         """Connect to a store of this schema version; change nothing.
 
@@ -37,9 +34,6 @@ class ReadOnlyStore(Queries, Protocol):
             ConfigError: there is no such store, or it has another schema version.
             DependencyError: it cannot be opened.
         """
-
-    async def stop(self) -> None:
-        """As `close`, on a loop."""
 
     def close(self) -> None:
         """Close the connection; may be called twice or before `open`."""

@@ -13,7 +13,7 @@ import psycopg
 from gracekit.errors import ConfigError, StoreError
 from gracekit.store.batch import Row, Value
 from gracekit.store.migrate import load_migrations
-from gracekit.store.postgres.postgres_engine import IDENTITY, read
+from gracekit.store.postgres.postgres_engine import read
 from gracekit.store.postgres.postgres_link import PostgresLink, shown
 from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, too_new, version_of
 from gracekit.store.postgres.sqlstates import start_error
@@ -33,10 +33,6 @@ class PostgresReader:
         self._where: Final = shown(url, schema)
         self._link: PostgresLink | None = None
         self._given_up: Callable[[], bool] | None = None
-
-    async def start(self) -> None:
-        """As `open`."""
-        self.open()
 
     def open(self, *, given_up: Callable[[], bool] | None = None) -> None:
         """Connect, and check that there is a store of this schema version.
@@ -79,20 +75,11 @@ class PostgresReader:
                 "migrates the store"
             )
 
-    async def stop(self) -> None:
-        """As `close`."""
-        self.close()
-
     def close(self) -> None:
         """Close the connection; may be called twice or before `open`."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
-
-    async def identity(self) -> str:
-        """See `Engine.identity`."""
-        (row,) = self.read(IDENTITY)
-        return " ".join(map(str, row))
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`; each statement sees its own snapshot."""

@@ -38,22 +38,17 @@ class StoreReader:
         self._schema = schema
         self._connection: apsw.Connection | None = None
 
-    async def start(self) -> None:
-        """See `Engine.start`; creates and migrates nothing.
+    def open(self, *, given_up: Callable[[], bool] | None = None) -> None:
+        """Connect; creates and migrates nothing.
+
+        Args:
+            given_up: Called about every millisecond while a query runs; if it returns True, the
+                query is aborted and fails.
 
         Raises:
             ConfigError: there is no such file, it is closed to this user, or it is not a store of
                 this schema version.
             DependencyError: it cannot be opened.
-        """
-        self.open()
-
-    def open(self, *, given_up: Callable[[], bool] | None = None) -> None:
-        """As `start`, outside a loop.
-
-        Args:
-            given_up: Called about every millisecond while a query runs; if it returns True, the
-                query is aborted and fails.
         """
         if self._connection is not None:
             return
@@ -109,12 +104,8 @@ class StoreReader:
                 "this gracekit migrates the store"
             )
 
-    async def stop(self) -> None:
-        """See `Engine.stop`."""
-        self.close()
-
     def close(self) -> None:
-        """As `stop`, outside a loop."""
+        """Close the connection; may be called twice or before `open`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(apsw.Error):
