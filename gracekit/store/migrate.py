@@ -96,12 +96,7 @@ def migrate(
 def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | str) -> None:
     version = connection.execute("PRAGMA user_version").get
     _check_purpose(connection, migrations[0], path)
-    if version > len(migrations):
-        raise SchemaTooNewError(
-            f"{path} has schema version {version} and this gracekit knows up to "
-            f"{len(migrations)}; upgrade this process or use another store (to stay with this "
-            "version: docs/releases.md, Go back)"
-        )
+    refuse_newer(version, len(migrations), path)
     check_alone(migrations, version, path)
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:
@@ -109,6 +104,36 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
         except apsw.SQLError as error:
             raise StoreError(f"migration {number} of {path} failed: {error}") from error
     connection.execute(f"PRAGMA user_version={len(migrations)}")
+
+
+def refuse_newer(version: int, known: int, where: Path | str) -> None:
+    """Refuse a store that a newer gracekit has migrated.
+
+    Raises:
+        SchemaTooNewError: it has.
+    """
+    if version > known:
+        raise SchemaTooNewError(
+            f"{where} has schema version {version} and this gracekit knows up to {known}; upgrade "
+            "this process or use another store (to stay with this version: docs/releases.md, Go "
+            "back)"
+        )
+
+
+def need_version(version: int, known: int, where: Path | str) -> None:
+    """Refuse to read a store of another schema version than *known*.
+
+    Raises:
+        ConfigError: it has another one.
+    """
+    refuse_newer(version, known, where)
+    if version < known:
+        raise ConfigError(
+            f"{where} has schema version {version} and this gracekit reads {known}: use the "
+            "gracekit that wrote it, also for a backup to go back to (a service that still runs "
+            "stops by SIGTERM); the first start of the service with this gracekit migrates the "
+            "store"
+        )
 
 
 def is_alone(migrations: Sequence[str], version: int) -> bool:

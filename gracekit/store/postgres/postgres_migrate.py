@@ -14,8 +14,8 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
-from gracekit.store.migrate import is_alone, load_migrations, not_alone
+from gracekit.errors import ConfigError, StoreError
+from gracekit.store.migrate import is_alone, load_migrations, not_alone, refuse_newer
 from gracekit.store.postgres.postgres_group import begin
 from gracekit.store.postgres.postgres_link import PostgresLink
 from gracekit.store.postgres.sqlstates import text_of
@@ -43,14 +43,6 @@ def version_of(link: PostgresLink) -> int:
     ((version,),) = link.ask(_VERSION) or [(0,)]
     assert isinstance(version, int)
     return version
-
-
-def too_new(version: int, known: int, where: str) -> SchemaTooNewError:
-    """The error for a store that a newer gracekit has migrated."""
-    return SchemaTooNewError(
-        f"{where} has schema version {version} and this gracekit knows up to {known}; upgrade this "
-        "process or use another store (to stay with this version: docs/releases.md, Go back)"
-    )
 
 
 def statements_of(migrations: Sequence[str], version: int = 0) -> Iterator[str]:
@@ -91,8 +83,7 @@ def migrate_store(
     link.read()
     version = version_of(link)
     try:
-        if version > len(migrations):
-            raise too_new(version, len(migrations), where)
+        refuse_newer(version, len(migrations), where)
         if is_alone(migrations, version) and (living := link.ask(_MAY_LIVE)):
             names = [str(name) for (name,) in living]
             raise not_alone(migrations, version, where, names)

@@ -12,10 +12,10 @@ import psycopg
 
 from gracekit.errors import ConfigError, StoreError
 from gracekit.store.batch import Row, Value
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import load_migrations, need_version
 from gracekit.store.postgres.postgres_engine import read
 from gracekit.store.postgres.postgres_link import PostgresLink, shown
-from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, too_new, version_of
+from gracekit.store.postgres.postgres_migrate import POSTGRES_MIGRATIONS, version_of
 from gracekit.store.postgres.sqlstates import start_error
 
 
@@ -66,14 +66,7 @@ class PostgresReader:
                 f"there is no store at {self._where} that this user may use: name the service's in "
                 "GRACEKIT_STORE_URL or with --store; the first start of a service makes it"
             )
-        if version > known:
-            raise too_new(version, known, self._where)
-        if version < known:
-            raise ConfigError(
-                f"{self._where} has schema version {version} and this gracekit reads {known}: use "
-                "the gracekit that wrote it; the first start of a service with this gracekit "
-                "migrates the store"
-            )
+        need_version(version, known, self._where)
 
     def close(self) -> None:
         """Close the connection; may be called twice or before `open`."""

@@ -14,10 +14,11 @@ from typing import Final
 import apsw
 
 from gracekit.config.urls import file_url
-from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
+from gracekit.errors import ConfigError, StoreError
 from gracekit.store import files
 from gracekit.store.batch import Row, Value
 from gracekit.store.group import broken_by, is_full
+from gracekit.store.migrate import need_version
 from gracekit.store.place import check_readable
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -91,18 +92,7 @@ class StoreReader:
                 f"{self.path} is not a store of gracekit: name the service's store, not its "
                 "transport, with --store"
             )
-        if version > self._schema:
-            raise SchemaTooNewError(
-                f"{self.path} has schema version {version} and this gracekit knows up to "
-                f"{self._schema}; use the gracekit of the service that wrote it"
-            )
-        if version < self._schema:
-            raise ConfigError(
-                f"{self.path} has schema version {version} and this gracekit reads "
-                f"{self._schema}: use the gracekit that wrote it, also for a backup to go back to "
-                "(a service that still runs stops by SIGTERM); the first start of the service with "
-                "this gracekit migrates the store"
-            )
+        need_version(version, self._schema, self.path)
 
     def close(self) -> None:
         """Close the connection; may be called twice or before `open`."""
