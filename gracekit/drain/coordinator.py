@@ -219,7 +219,8 @@ class ShutdownCoordinator:
             The report; None if the drain was resumed and the service goes on.
         """
         await self._insist(partial(self._announce, request))  # 1
-        progress = self._show(self._progress)
+        show, name = self._progress.show, "gracekit-progress"
+        progress = background.start(show, name, telemetry=self._telemetry, clock=self._clock)
         try:
             await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
             if not await self._insist(partial(self._wait_idle, request)):  # 4
@@ -485,7 +486,3 @@ class ShutdownCoordinator:
             self._clock,
             every_s=self._settings.now.progress_every_s,
         )
-
-    def _show(self, progress: DrainProgress) -> asyncio.Task[None]:
-        name = "gracekit-progress"
-        return background.start(progress.show, name, telemetry=self._telemetry, clock=self._clock)

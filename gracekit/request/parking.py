@@ -97,7 +97,10 @@ class ParkingPlace:
         task, clock = job.task, self._journal.clock
         pauses = backoff.OUTCOME.pauses(clock)
         asked = self._asked(job, failed, requested, await self._deadline(job))
-        outcome = parked(failed, self._parking(job, asked))
+        parking = Parking(
+            task_id=task.request_id, deadline=asked.deadline, version=asked.parkings + 1
+        )
+        outcome = parked(failed, parking)
         while True:
             batch = Batch(Point.PARK)
             room = self._rows.add_has_room(batch, self._most)
@@ -166,11 +169,6 @@ class ParkingPlace:
             parkings=job.parkings,
             deadline=deadline,
             context=_shown_context(job.caller, self._context),
-        )
-
-    def _parking(self, job: Job, asked: ParkRequest) -> Parking:
-        return Parking(
-            task_id=job.task.request_id, deadline=asked.deadline, version=asked.parkings + 1
         )
 
     def _note(self, job: Job, deadline: float) -> None:

@@ -64,7 +64,10 @@ async def _join(ground: Ground, starting: StartProgress) -> Wired:
     except BaseException:
         await ground.seat.stop()
         raise
-    _record_first_signal(ground, wired)
+    if ground.signals is not None:
+        # In the signal thread, so that it works while the loop is blocked.
+        intend = partial(wired.record.intend_stop_from_thread, timeout_s=SIGNAL_RECORD_S)
+        ground.signals.record_by(lambda name: intend(by=name))
     starting.order = wired.parts
     try:
         await wired.parts.start(through=RECORD)
@@ -82,16 +85,6 @@ async def _join(ground: Ground, starting: StartProgress) -> Wired:
     ground.engine.on_status(changes.follow)
     ground.transport.on_broken(partial(changes.end_broken, "queue"))
     return wired
-
-
-def _record_first_signal(ground: Ground, wired: Wired) -> None:
-    """Let the signal thread write the stop-intent, so that it works while the loop is blocked."""
-
-    def record(name: str) -> None:
-        wired.record.intend_stop_from_thread(by=name, timeout_s=SIGNAL_RECORD_S)
-
-    if ground.signals is not None:
-        ground.signals.record_by(record)
 
 
 def _report(ground: Ground) -> None:

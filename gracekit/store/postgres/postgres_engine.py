@@ -45,7 +45,6 @@ from gracekit.store.threaded import Query, ThreadedEngine
 PATIENCE_S: Final = 10.0
 """From its submission a batch waits so long for locks of others."""
 
-_LOCKED: Final = "55P03"
 IDENTITY: Final = """
 SELECT store_id, (SELECT system_identifier FROM pg_control_system()), current_database(),
     current_schema() FROM meta"""
@@ -207,7 +206,8 @@ class PostgresWriter(_Connected):
         except psycopg.Error as error:
             return [caused(one, error) for one in self._refused(error, len(batches))]
         except UnknownCommitError as error:
-            self._resolve(error)
+            self._note_lost(error)
+            self.mend()  # waits until the lost transaction has ended: its rows can be read then
             return [caused(UnknownCommitError(str(error)), error) for _ in batches]
         except StoreFencedError as error:
             self._roll_back()
@@ -250,11 +250,6 @@ class PostgresWriter(_Connected):
             end_frozen(self._link, self._lock)
         except psycopg.Error:
             self._link.close()
-
-    def _resolve(self, error: UnknownCommitError) -> None:
-        """Wait until the lost transaction has ended, so that its rows can be read."""
-        self._note_lost(error)
-        self.mend()
 
     def _reopen(self) -> None:
         """Reach the server on a new connection, when no transaction of an old one goes on.

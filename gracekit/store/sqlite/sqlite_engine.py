@@ -121,7 +121,6 @@ class MemoryEngine(StatusSource):
         migrations: SQL texts in order, see `load_migrations`.
         process: Its `reach` is called before and after each commit; `submit` raises
             what `reach` raises.
-        synchronous: Accepted as by `SqliteEngine`; it has no effect in memory.
         max_page_count: Pages of 4096 bytes after which the memory is treated as full.
         connection: A database that is shared with other engines and stays open after
             `stop`, as a disk outlives a process; None for a private database.
@@ -132,7 +131,6 @@ class MemoryEngine(StatusSource):
         migrations: Sequence[str],
         *,
         process: Process,
-        synchronous: Synchronous = "FULL",
         max_page_count: int | None = None,
         connection: apsw.Connection | None = None,
     ) -> None:
@@ -140,7 +138,6 @@ class MemoryEngine(StatusSource):
         self.commits = CommitTimes()
         self._migrations = tuple(migrations)
         self._process = process
-        self._synchronous: Synchronous = synchronous
         self._max_page_count = max_page_count
         self._shared = connection
         self._connection: apsw.Connection | None = None
@@ -157,9 +154,7 @@ class MemoryEngine(StatusSource):
         files.set_common(connection)
         migrate(connection, self._migrations, path="the database in memory")
         limit_pages(connection, self._max_page_count)
-        self._group = GroupCommit(
-            connection, self._process, synchronous=self._synchronous, source=self
-        )
+        self._group = GroupCommit(connection, self._process, synchronous="FULL", source=self)
         self._connection = connection
 
     async def identity(self) -> None:
