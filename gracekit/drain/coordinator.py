@@ -196,8 +196,8 @@ class ShutdownCoordinator:
         """Raise what `resume` would raise now."""
         state, request = self._phase.state, self._request
         is_draining = state is ServiceState.DRAINING
-        handed_over = self._parts.dispatcher.unfinished.handed_over if is_draining else ()
-        self._times.check_return(request, tuple(handed_over), wait_over=self._past_return)
+        handed_over = len(self._parts.dispatcher.unfinished.handed_over) if is_draining else 0
+        self._times.check_return(request, handed_over, wait_over=self._past_return)
         if not (is_draining or request or state is ServiceState.QUIET):
             raise GracekitError(f"the service is {state.value}: there is nothing to resume")
         if not self._phase.has_served:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from gracekit.clock import Clock
@@ -14,7 +13,6 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
 from gracekit.phase import Phase
 
-LISTED_TASKS: Final = 5
 SHORTEST_STEP_S: Final = 0.25
 """Seconds that a step gets at least, even after the deadline."""
 
@@ -82,13 +80,13 @@ class Times:
         return self._clock.wall() + self.until_alarm(self.deadline)
 
     def check_return(
-        self, request: StopRequest | None, handed_over: Sequence[str], *, wait_over: bool
+        self, request: StopRequest | None, handed_over: int, *, wait_over: bool
     ) -> None:
         """Check that the drain may be resumed.
 
         Args:
             request: The request of the drain; None if there is none.
-            handed_over: Ids of the tasks that it has handed over.
+            handed_over: How many tasks it has handed over.
             wait_over: Whether it no longer waits for tasks and holds.
 
         Raises:
@@ -99,23 +97,13 @@ class Times:
                 f"the drain is final: {why}; start the service again when it has stopped"
             )
 
-    def _why_final(
-        self, request: StopRequest | None, handed_over: Sequence[str], *, wait_over: bool
-    ) -> str:
+    def _why_final(self, request: StopRequest | None, handed_over: int, *, wait_over: bool) -> str:
         if request is not None and request.final:
             return request.why_final
         if handed_over:
-            number = "1 task was" if len(handed_over) == 1 else f"{len(handed_over)} tasks were"
-            more = ", ..." if len(handed_over) > LISTED_TASKS else ""
-            named = ", ".join(handed_over[:LISTED_TASKS])
-            return f"{number} handed over already ({named}{more})"
-        if not wait_over:
-            return ""
-        if self.is_cut_short:
-            return "its wait was cut short"
-        if self._phase.deadline is not None and self.now >= self.deadline:
-            return "its deadline has passed, and what still ran then is being handed over"
-        return "no task runs and no hold is open any more, so the service is ending"
+            number = "1 task was" if handed_over == 1 else f"{handed_over} tasks were"
+            return f"{number} handed over already"
+        return "it waits for no task and no hold any more" if wait_over else ""
 
     def check_extension(self, request: StopRequest, by_s: float, *, wait_over: bool) -> None:
         """Check that the deadline of the drain may be moved.
