@@ -319,22 +319,19 @@ class Service:
         for kind in self.kinds:
             if not kind.rules:
                 yield f"kind {kind.name} has no rule, so no pass settles any of its resources"
-        for seen, remedy in self.undeclared_kinds().values():
+        for seen, remedy in self.undeclared_kinds():
             yield f"{seen}: {remedy}"
 
-    def undeclared_kinds(self) -> dict[str, tuple[str, str]]:
-        """What methods name as `resource=` and no `svc.kind` declares, in a service with kinds.
+    def undeclared_kinds(self) -> list[tuple[str, str]]:
+        """What is wrong and the remedy, for each `resource=` that no `svc.kind` declares.
 
-        Returns:
-            What is wrong and the remedy, a sentence each, by the name of the kind.
+        Empty for a service without kinds.
         """
         users: dict[str, list[str]] = {}
         for method in self.methods if len(self.kinds) else ():
             if method.options.resource is not None and method.options.resource[0] not in self.kinds:
                 users.setdefault(method.options.resource[0], []).append(f"{method.name}()")
-        return {
-            name: undeclared_kind(name, sorted(users[name]), self.kinds) for name in sorted(users)
-        }
+        return [undeclared_kind(name, sorted(users[name]), self.kinds) for name in sorted(users)]
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
         """A client of this service; use as `async with svc.client(url) as client`.

@@ -58,7 +58,7 @@ def check_kinds(service: Service) -> Iterator[Finding]:
     """Check the kinds of resources: their functions, their order, and that used ones exist."""
     if not len(service.kinds):
         return
-    for seen, remedy in service.undeclared_kinds().values():
+    for seen, remedy in service.undeclared_kinds():
         yield warn("kinds", seen, remedy)
     for kind in service.kinds:
         if not kind.rules:

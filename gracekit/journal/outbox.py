@@ -21,7 +21,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.task import TaskState
+from gracekit.tracker.task import TaskState, TrackedTask
 
 UPDATE: Final = "task.update"
 NO_CAPACITY: Final = "task.no_capacity"
@@ -66,6 +66,18 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def shown_resource(self) -> str | None:
         """`kind:id`."""
         return None if self.resource is None else ":".join(self.resource)
+
+
+def subject_of_task(task: TrackedTask, service: str, version: int, deadline: float) -> Subject:
+    """A task in flight as its notifications name it."""
+    return Subject(
+        task_id=task.request_id,
+        service=service,
+        method=task.method,
+        resource=task.shown_resource,
+        version=version,
+        deadline=deadline,
+    )
 
 
 def utc_text(wall: float) -> str:

@@ -79,14 +79,7 @@ class PendingRows:
     def _add_news(self, batch: Batch, task: TrackedTask, asked: ParkRequest) -> None:
         clock, service = self._journal.clock, self._journal.service
         news = News.of(clock, sender=self._journal.run_id)
-        subject = outbox.Subject(
-            task_id=task.request_id,
-            service=service,
-            method=task.method,
-            resource=task.shown_resource,
-            version=asked.parkings + 1,
-            deadline=asked.deadline,
-        )
+        subject = outbox.subject_of_task(task, service, asked.parkings + 1, asked.deadline)
         outbox.add_update(
             batch, subject, news, TaskState.RUNNING, TaskState.PENDING, reason=NO_CAPACITY
         )

@@ -21,7 +21,7 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnknownCommitError,
 )
-from gracekit.journal.outbox import News, Subject, add_update
+from gracekit.journal.outbox import News, add_update, subject_of_task
 from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, RunLeases
@@ -196,14 +196,8 @@ class Custody:
         if not job.parkings:
             return
         task, journal = job.task, self._journal
-        subject = Subject(
-            task_id=task.request_id,
-            service=journal.service,
-            method=task.method,
-            resource=task.shown_resource,
-            version=job.parkings,
-            deadline=job.pending_deadline or 0.0,
-        )
+        deadline = job.pending_deadline or 0.0
+        subject = subject_of_task(task, journal.service, job.parkings, deadline)
         news, reason = News.of(journal.clock, sender=journal.run_id), outcome.reason or ""
         add_update(batch, subject, news, old, outcome.state, reason=reason)
 
