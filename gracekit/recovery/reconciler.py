@@ -90,7 +90,7 @@ class Reconciler:
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
         self._left_orders = LeftOrders(shared)
-        self._overdue = Overdue(shared)
+        self.overdue = Overdue(shared)
         self.resources = Resources(shared, calls, kinds, shared.findings, servers)
         self.by_hand = PassesByHand(
             shared, adoption=self.adoption, settling=self._settling, resources=self.resources
@@ -133,7 +133,7 @@ class Reconciler:
 
     async def keep_deadlines(self) -> None:
         """End each parked task at its deadline, until cancelled."""
-        await self._overdue.keep(self.follow_clock)
+        await self.overdue.keep(self.follow_clock)
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -252,7 +252,7 @@ class Reconciler:
         Also end parked tasks whose deadline has passed while no run was there.
         """
         await self.adoption.adopt_dead_runs()
-        await self._overdue.end_all()
+        await self.overdue.end_all()
 
 
 class PassesByHand:
