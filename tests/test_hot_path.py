@@ -23,7 +23,7 @@ TIMES: Final = 6
 # change may raise one, and its commit says why; one that lowers one writes the new number here.
 CALLS: Final = {
     ("cast", "retry"): 254,
-    ("call", "retry"): 354,
+    ("call", "retry"): 353,
     ("cast", "requeue"): 188,
     ("call", "requeue"): 255,
 }

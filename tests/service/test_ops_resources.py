@@ -14,7 +14,7 @@ from gracekit.listings.store_view import Reports, RunReport, StoreView
 from gracekit.listings.task_list import TaskQuery, list_tasks
 from gracekit.request.attempt import CALLERS
 from gracekit.runs.run import Run
-from gracekit.tracker.stacks import dump
+from gracekit.tracker.stacks import StackDump
 from tests.service.kit import Doors, Life, World
 from tests.service.parked import Site
 from tests.store.test_sql import texts
@@ -102,7 +102,8 @@ async def test_an_ops_method_shows_its_resource_and_takes_no_lease(
     assert task is not None
     assert (task.resource, task.shown_resource) == (None, VM)
 
-    told = dump(life.runtime.wired.tracker, now=0.0, loop_thread=0, title="x", callers=CALLERS)
+    stacks = StackDump(lambda: "x", life.runtime.wired.tracker, callers=CALLERS)
+    told = stacks.text(now=0.0, loop_thread=0)
     assert told.count("resource=vm:vm:1") == 2
     page = await world.verb(life, "status", task_id="look-1")
     assert page["tasks"][0]["resource"] == "vm:vm:1"
