@@ -181,7 +181,7 @@ async def test_10000_needs_and_strange_ids_are_fine(world: World, svc: Service):
 
 
 async def test_facts_may_be_anything_and_secrets_are_not_told(world: World, svc: Service):
-    """`write` gets them as they are; events and results tell numbers, and the type of the rest."""
+    """`write` gets them as they are; events and results tell numbers, and how much the rest is."""
     shares = Shares(world, svc)
     shares.add("a")
     facts = {"password": "s3cret-password", "size": 3, "where": object(), "none": None}
@@ -192,7 +192,7 @@ async def test_facts_may_be_anything_and_secrets_are_not_told(world: World, svc:
 
     assert shares.rows["a"].facts == facts
     assert result.facts == {
-        "password": "(str)",
+        "password": "(15 characters)",
         "size": "3",
         "where": "(object)",
         "none": "None",

@@ -115,12 +115,19 @@ class PassReport(msgspec.Struct, kw_only=True):
 
 
 def short_facts(facts: Mapping[str, object]) -> dict[str, str]:
-    """Facts for people: numbers and booleans as they are, of all else only the type.
+    """Facts for people: numbers and booleans as they are, of all else only its length or type.
 
     A text may be a secret of the application, such as the password in an address.
     """
-    shown = bool | int | float | None
-    return {
-        name: str(value) if isinstance(value, shown) else f"({type(value).__name__})"
-        for name, value in facts.items()
-    }
+    return {name: _short(value) for name, value in facts.items()}
+
+
+def _short(value: object) -> str:
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    if isinstance(value, str):
+        return f"({len(value)} characters)"
+    try:
+        return str(len(value))  # type: ignore[arg-type]  # asked by trying
+    except TypeError:
+        return f"({type(value).__name__})"
