@@ -193,7 +193,7 @@ def test_one_resource_is_settled_alone(tmp_path: Path):
         both = gracekit(tmp_path, "reconcile", "--kind", "share", "--resource", "share:sh-1")
 
     assert answer.out.splitlines() == [
-        "share:sh-1  creating -> available   export_locations=(list)   by was_it_created, token 1",
+        "share:sh-1  creating -> available   export_locations=2   by was_it_created, token 1",
         "1 settled, 0 left",
     ]
     assert answer.code == 0
@@ -234,9 +234,9 @@ def test_what_was_left_is_listed_with_its_reason(tmp_path: Path):
     why = "migrating   left: migration_continue goes on with it"
     lines = answer.out.splitlines()
     assert lines[:3] == [
-        "share:sh-1  creating -> available   export_locations=(list)   by was_it_created, token 1",
+        "share:sh-1  creating -> available   export_locations=2   by was_it_created, token 1",
         "share:sh-2  deleting -> deleted   by delete_again, token 1",
-        "share:sh-6  creating -> available   export_locations=(list)   by was_it_created, token 1",
+        "share:sh-6  creating -> available   export_locations=2   by was_it_created, token 1",
     ]
     assert lines[3:5] == [
         f"share:sh-4  {why}",

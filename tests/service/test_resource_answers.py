@@ -29,7 +29,7 @@ async def test_settled_writes_its_status_and_facts(world: World, svc: Service):
     row = shares.rows["a"]
     assert (row.status, row.token) == ("available", 1)
     assert row.facts == {"exports": ["x", "y"], "size": 3}
-    assert result.facts == {"exports": "(list)", "size": "3"}
+    assert result.facts == {"exports": "2", "size": "3"}
     assert (result.outcome, result.token) == (ResourceOutcome.SETTLED, 1)
     (incident,) = world.incidents("resource_settled")
     assert "creating -> available by was_it_created, token 1" in incident["detail"]
