@@ -41,6 +41,12 @@ class Verdict(enum.Enum):
     FAILED = "failed"  # it left a record of its own failure
     UNKNOWN = "unknown"  # the store is an older copy, from before the run ended
 
+    @property
+    def left(self) -> str:
+        """How it left its tasks: drained, handed_over, cut_off, failed, unknown."""
+        was_cut = self in {Verdict.STOP_TIMEOUT, Verdict.KILLED}
+        return "cut_off" if was_cut else self.value
+
 
 class ExitEvidence(NamedTuple):
     """What is known of an ended run.

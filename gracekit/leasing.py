@@ -41,6 +41,7 @@ from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.failures import words_of
 from gracekit.runs.members import LEASE_MEMBERS, Members
 from gracekit.runs.own import OwnSeat
+from gracekit.runs.why import why
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
@@ -495,12 +496,17 @@ class Leases:
             evidence, batch = await self._members.evidence_on(run), Batch(Point.ADOPT)
             leases = RunLeases(self._engine, self._clock, run_id=self._members.run_id)
             leases.add_take_away(batch, run.run_id, acted_until=self._clock.wall())
-            verdict = self._members.add_adoption(batch, run, evidence)
+            known = self._members.known_end(run)
+            verdict = self._members.add_adoption(batch, known, evidence)
             with contextlib.suppress(ConflictError):  # another one was quicker
                 await self._engine.commit(batch)
                 self._members.forget(run)
                 self._telemetry.emit(
-                    "run.classified", run=run.run_id, instance=run.instance, verdict=verdict.value
+                    "run.classified",
+                    run=run.run_id,
+                    instance=run.instance,
+                    verdict=verdict.value,
+                    why=why(known),
                 )
 
 

@@ -17,6 +17,7 @@ from gracekit.phase import Phase
 from gracekit.process import Process
 from gracekit.runs.heart import Heart
 from gracekit.runs.members import Members
+from gracekit.runs.run import WATCHED
 from gracekit.store.engine import Engine
 from gracekit.store.state import StoreState, StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
@@ -138,7 +139,7 @@ class Membership:
         with contextlib.suppress(StoreError):
             for run in await self._members.of(silent.keys() & seen.keys()):
                 dead_s = seen[run.run_id].dead_s
-                reason = f"no beat for {dead_s:g} s, seen by {self._members.label}"
+                reason = f"{WATCHED} {dead_s:g} s, seen by {self._members.label}"
                 with contextlib.suppress(ConflictError):
                     await self._members.declare_dead(run, silent[run.run_id], reason=reason)
                     self._telemetry.emit(

@@ -15,19 +15,21 @@ import asyncio
 import contextlib
 import ctypes
 import enum
+import faulthandler
 import gc
 import math
 import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from gracekit import streams
@@ -51,6 +53,7 @@ FAILPOINTS_ON: Final = {"GRACEKIT_TEST_FAILPOINTS": "1"}
 """GRACEKIT_FAILPOINT works only with it: a variable left behind by a test must kill no service."""
 STANDARD_ERROR: Final = 2
 LAST_WORDS_S: Final = 1.0
+ASK_SYSTEMD_S: Final = 0.5
 
 Side = Literal["before", "after"]
 T = TypeVar("T")
@@ -286,6 +289,7 @@ class Process:
     def __init__(self) -> None:
         self._stop_at, self._remaining = _failpoint(os.environ)
         self._end_timer = EndTimer()
+        self._crash_file: IO[bytes] | None = None
 
     def reach(self, point: Point, side: Side) -> None:
         """Pass a point; dies there by SIGKILL if GRACEKIT_FAILPOINT names it."""
@@ -349,6 +353,24 @@ class Process:
         else:
             self._end_timer.arm(at)
 
+    def catch_crash(self, file: Path | None) -> None:
+        """Have a crash of the interpreter write into *file* what crashed; None: no more.
+
+        Does nothing if the application has enabled faulthandler for its own purpose.
+        """
+        if file is None:
+            if self._crash_file is not None:
+                faulthandler.disable()
+                self._crash_file.close()
+                self._crash_file = None
+        elif not faulthandler.is_enabled():
+            self._crash_file = open(file, "wb", opener=private)  # noqa: SIM115 - kept open
+            faulthandler.enable(self._crash_file, all_threads=False)
+
+    async def host_is_stopping(self) -> bool:
+        """Whether the machine is being shut down; asks systemd, if there is one."""
+        return await asyncio.to_thread(_host_is_stopping)
+
     def watch_signals(self, on_signal: Callable[[int], None], *, has_terminal: bool) -> SignalWatch:
         """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
 
@@ -396,6 +418,25 @@ class Process:
         """Seconds for a flush: one, or less if the alarm is near, so that the exit code counts."""
         left_s = signal.getitimer(signal.ITIMER_REAL)[0]
         return min(LAST_WORDS_S, left_s / 2) if left_s else LAST_WORDS_S
+
+
+def _host_is_stopping() -> bool:
+    if Path("/run/nologin").exists():
+        return True
+    if not Path("/run/systemd/system").is_dir():
+        return False
+    ask = ("/usr/bin/systemctl", "is-system-running")
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(  # noqa: S603 - an absolute path
+            ask, capture_output=True, timeout=ASK_SYSTEMD_S, check=False
+        )
+        return asked.stdout.strip() == b"stopping"
+    return False
+
+
+def private(path: str, flags: int) -> int:
+    """An opener of files that only this user may read."""
+    return os.open(path, flags, 0o600)
 
 
 def _heed_alarm() -> None:

@@ -68,6 +68,7 @@ SETTING_GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         (
             *("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s"),
             *("kill_after_s", "ops_quiet_timeout_s", "cancel_ok_timeout_s", "progress_every_s"),
+            "on_user_stop",
             *("start_timeout_s", "stop_hook_timeout_s"),
         ),
     ),

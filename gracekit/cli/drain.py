@@ -111,6 +111,7 @@ class DrainWatch(msgspec.Struct, kw_only=True):
     help="How long it waits for running tasks.  [default: drain_timeout of the run]",
 )
 @click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
+@click.option("--rollout", is_flag=True, help="Say that a rollout asks for it: it is planned.")
 @click.option("--watch", is_flag=True, help="Watch a drain that is under way; never begin one.")
 @click.option("--wait/--no-wait", default=True, help="Watch until it is gone.  [default: wait]")
 @why_option
@@ -124,6 +125,7 @@ def drain(
     name: str | None,
     timeout: str | None,
     everyone: bool,
+    rollout: bool,
     watch: bool,
     wait: bool,
     reason: str,
@@ -139,9 +141,12 @@ def drain(
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
     """
-    asked = {name: text for name, text in (("timeout", timeout), ("reason", reason)) if text}
+    words = (("timeout", timeout), ("reason", reason), ("source", "rollout" if rollout else ""))
+    asked = {name: text for name, text in words if text}
     if watch and (asked or not wait):
-        raise click.UsageError("--watch begins no drain: leave out --timeout, --reason, --no-wait")
+        raise click.UsageError(
+            "--watch begins no drain: leave out --timeout, --reason, --rollout, --no-wait"
+        )
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
         watches = [
@@ -232,7 +237,7 @@ async def _ask(
         watch.not_resumable = str(answer.get("not_resumable") or "")
     elif not under_way and watch.run.stop_at is None:
         raise GracekitError(f"{label(watch.run)} does not drain, and --watch begins no drain")
-    elif ((before or {}).get("stop") or {}).get("source") != "operator":
+    elif ((before or {}).get("stop") or {}).get("source") not in {"operator", "rollout"}:
         watch.not_resumable = "no operator has asked for it"
     watch.began = time.monotonic()
     if under_way:

@@ -66,6 +66,7 @@ def _planned(command: Callable[Concatenate[Plan, P], None]) -> Callable[..., Non
         service = load_service(target, factory=factory, app_dir=app_dir)
         plan = Plan(
             name=name_for(service.topic, name),
+            topic=service.topic,
             target=target,
             factory=factory,
             app_dir=app_dir.resolve(),

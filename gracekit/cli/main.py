@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "call": ("gracekit.cli.call:call", "Send a request and print its result."),
         "cast": ("gracekit.cli.call:cast", "Send a request that nobody waits for."),
         "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
+        "exits": ("gracekit.cli.exits:exits", "List how runs have ended, and why."),
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
         "pending": ("gracekit.cli.pending:pending", "List tasks that wait for capacity."),
         "holds": ("gracekit.cli.holds:holds", "List open holds, which keep hosts in a drain."),
@@ -73,6 +74,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "List the hosts of a store, or declare one gone.",
         ),
         "runs": ("gracekit.cli.runs:runs", "Declare a run gone."),
+        "service": (
+            "gracekit.cli.service:service",
+            "Say whether an instance is to be up.",
+        ),
+        "keep": ("gracekit.cli.run:keep", "Run a command, and record how it ends."),
         "lease": ("gracekit.cli.lease:lease", "Declare leases, look at them, hold or force one."),
         "doctor": (
             "gracekit.cli.doctor:doctor",

@@ -1,15 +1,16 @@
-"""`gracekit run`: a service as a process of its own."""
+"""`gracekit run`: a service as a process of its own; `gracekit keep`: a command below a parent."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -27,6 +28,8 @@ from gracekit.config.urls import absolute
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode, explained
 from gracekit.runtime.process_life import run_service
+from gracekit.store.files import make_directory
+from gracekit.store.location import StoreLocation
 from gracekit.telemetry.logs import change_format, logging_around, said
 
 
@@ -35,6 +38,11 @@ from gracekit.telemetry.logs import change_format, logging_around, said
 @factory_option
 @app_dir_option
 @config_option
+@click.option(
+    "--keep-evidence",
+    is_flag=True,
+    help="Run below a small parent that records how the process ends.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Log JSON lines, also on a terminal.")
 @setting_flags
 @click.pass_context
@@ -46,6 +54,7 @@ def run(
     factory: bool,
     app_dir: Path,
     config: Path | None,
+    keep_evidence: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -67,6 +76,8 @@ def run(
     try:
         # Once for both, because a pipe, as in `--config <(command)`, gives its text only once.
         found = None if config is None else read_settings_file(config)
+        if keep_evidence:
+            _keep_evidence(StoreLocation(load(flags, os.environ, found)))
         with _logging(load_for_log(flags, os.environ, found)):
             service = load_service(target, factory=factory, app_dir=app_dir)
         settings = load(flags, os.environ, found, defaults=service.defaults)
@@ -82,6 +93,15 @@ def run(
     live = LiveSettings(settings, read=read, file=file)
     live.on_change(_change_log)
     ctx.exit(run_service(service, live))
+
+
+def _keep_evidence(location: StoreLocation) -> NoReturn:
+    """Replace this process by a parent of the same without `--keep-evidence`."""
+    if (directory := location.run_directory) is None:
+        raise ConfigError("--keep-evidence needs a store that outlives the process: name a --store")
+    make_directory(directory, with_parent=location.is_shared)
+    words = [word for word in sys.argv[1:] if word != "--keep-evidence"]
+    become_keeper(directory, [sys.executable, "-m", "gracekit", *words])
 
 
 @contextlib.contextmanager
@@ -124,3 +144,34 @@ def _from_app(error: BaseException) -> Any:
             return step
         step = step.tb_next
     return None
+
+
+# -- the small parent -----------------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "--record",
+    "place",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where to write how it ended: one line of JSON. A directory gets a file for each process.",
+)
+@click.argument("command", metavar="-- CMD ...", nargs=-1, required=True, type=click.UNPROCESSED)
+def keep(*, place: Path, command: tuple[str, ...]) -> None:
+    """Run CMD below a small parent that keeps the evidence of its end.
+
+    The record says how CMD ended, whether the kernel killed for lack of memory,
+    and who sent the first signal that stops. It is there before this command
+    ends, as CMD ends. Signals are passed on. If the parent dies alone, CMD goes
+    on without a record.
+    """
+    become_keeper(absolute(place), command)
+
+
+def become_keeper(place: Path, command: Sequence[str]) -> NoReturn:
+    """Replace this process by the small parent of *command*."""
+    sys.stdout.flush()
+    words = [sys.executable, "-P", "-m", "gracekit.keeper", str(place), *command]
+    os.execv(sys.executable, words)  # noqa: S606 - no shell is wanted

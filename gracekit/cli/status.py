@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from gracekit.cli.exits import HEADERS, run_row
 from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.reach import ControlClient
@@ -20,25 +21,31 @@ from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings.parked_list import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.resources import ResourceStatus
-from gracekit.listings.run_list import GONE_SHOWN, LAST_EXITS, RunStatus, StatusReport, look
-from gracekit.listings.store_view import RunAnswer, label, verdict_of
+from gracekit.listings.run_list import GONE_SHOWN, RunStatus, StatusReport, look
+from gracekit.listings.store_view import RunAnswer, verdict_of
 from gracekit.phase import ServiceState
-from gracekit.runs.run import Run
 
 NAMED_HOLDS: Final = 5
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
-_HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
-_EXIT_HEADERS: Final = (
-    "INSTANCE", "ENDED", "VERDICT", "EXIT", "FINISHED", "HANDED OVER", "NOT STARTED", "REASON",
-)  # fmt: skip
+_HEADERS: Final = (
+    "INSTANCE",
+    "ADMIN",
+    "SRC",
+    "OPER",
+    "PHASE",
+    "UP",
+    "IN-FLIGHT",
+    "OPS",
+    "LONGEST",
+    "DRAIN",
+)
 
 
 @click.command()
 @limit_option(GONE_SHOWN, "At most so many instances that ended within an hour and left no task.")
-@limit_option(LAST_EXITS, "At most so many of the last ends.", name="--exits")
 @watch_option
 @common
-def status(options: CommonOptions, /, *, limit: int, exits: int, every_s: float | None) -> None:
+def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> None:
     """Show the runs of a store, and the accounts of its tasks.
 
     Asks each living process, for 2 seconds at most. For all others it reads the
@@ -51,7 +58,7 @@ def status(options: CommonOptions, /, *, limit: int, exits: int, every_s: float 
 
     def look_once() -> StatusReport:
         with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, options.instance, limit, exits))
+            return asyncio.run(_look(records, options.instance, limit))
 
     def picture() -> Picture:
         report = look_once()
@@ -65,14 +72,12 @@ def status(options: CommonOptions, /, *, limit: int, exits: int, every_s: float 
         click.get_current_context().exit(UNREACHABLE)
 
 
-async def _look(records: StoreRecords, name: str | None, limit: int, exits: int) -> StatusReport:
+async def _look(records: StoreRecords, name: str | None, limit: int) -> StatusReport:
     reports = await ControlClient(records).hear_all(records, name)
     await records.need(name)
     accounts = await records.accounts()
     store = str(records.location.name)
-    return await look(
-        records, reports, name, store=store, accounts=accounts, limit=limit, exits=exits
-    )
+    return await look(records, reports, name, store=store, accounts=accounts, limit=limit)
 
 
 def _text(report: StatusReport, limit: int) -> str:
@@ -87,6 +92,7 @@ def _text(report: StatusReport, limit: int) -> str:
         if entry.judgement.answer is Alive.NOT_PROVEN
     ]
     parts += [line for entry in report.entries for line in _ordered(entry)]
+    parts += [paint(line, "yellow") for entry in report.entries for line in _wished(entry)]
     parts += [paint(line, "yellow") for entry in report.entries for line in _held(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_ready(entry)]
     parts += [paint(line, "red") for entry in report.entries for line in _not_heard(entry)]
@@ -104,7 +110,7 @@ def _text(report: StatusReport, limit: int) -> str:
         for seen, remedy in one.troubles(now)
     ]
     if report.exits:
-        parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
+        parts.append("last exits\n" + table(HEADERS, list(map(run_row, report.exits))))
     if report.accounts is not None:
         accounts = balance(report.accounts)
         parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
@@ -185,6 +191,19 @@ def _ordered(entry: RunStatus) -> list[str]:
     return [f"{run.instance} drains: {who}{reason}"]
 
 
+def _wished(entry: RunStatus) -> list[str]:
+    """What it means that its instance is to stay down, or was stopped from inside."""
+    run, wish = entry.run, entry.wish
+    if wish is None and entry.oper != "S":
+        return []
+    if wish is None:
+        by = f"{safe(run.stop_by)}: {safe(run.stop_reason, longest=LONGEST_WHY)}"
+        return [f"{run.instance} should be up, but was stopped from inside by {by}"]
+    but = ", but it runs" if entry.judgement.is_alive else ""
+    undo = f"gracekit service start {run.service} --instance {run.instance}"
+    return [f"{run.instance} is {safe(wish, longest=LONGEST_WHY)}{but}; `{undo}` undoes that"]
+
+
 def _held(entry: RunStatus) -> list[str]:
     """`api-1 waits for hold migration vm-1`, of a run that drains."""
     is_held = entry.phase == ServiceState.DRAINING.value and entry.holds
@@ -225,14 +244,20 @@ def _coloured(text: str) -> str:
     marked = []
     for line in lines:
         words = line.split()
-        is_gone, is_on_its_way = "gone" in words[1:2], words[1] in _ON_ITS_WAY
-        is_doubtful = words[1:3] == ["not", "proven"]
+        is_gone, is_on_its_way = "gone" in words[4:5], words[4] in _ON_ITS_WAY
+        is_doubtful = words[4:6] == ["not", "proven"]
         colour = "red" if is_gone or is_doubtful else "yellow" if is_on_its_way else None
         marked.append(paint(line, colour) if colour else line)  # type: ignore[arg-type]
     return "\n".join((header, *marked))
 
 
 def _row(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
+    wish = ("up", "-") if entry.wish is None else ("down", entry.wish.source)
+    name, *cells = _cells(entry, services=services)
+    return (name, *wish, entry.oper, *cells)
+
+
+def _cells(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
     run = entry.run
     name = f"{run.service}@{run.instance}" if services else run.instance
     if entry.judgement.is_dead:
@@ -294,30 +319,3 @@ def drain_left(answer: RunAnswer) -> str:
         return "-"
     risk = answer.get("at_risk")
     return f"{duration(left)} left" + (f", {risk} at risk" if risk else "")
-
-
-def _exit_row(run: Run) -> tuple[object, ...]:
-    report = run.report or {}
-    handed_over = len(report.get("handed_over", ())) + len(report.get("unclean", ()))
-    return (
-        label(run),
-        f"{since_end(run)} ago",
-        verdict_of(run).value,
-        run.exit_code,
-        report.get("finished"),
-        handed_over if report else None,
-        len(report.get("not_started", ())) if report else None,
-        _why_ended(run),
-    )
-
-
-def _why_ended(run: Run) -> str | None:
-    if run.gone_by is not None:
-        return f"gone, said {run.gone_by}: {run.gone_reason}"
-    report = run.report or {}
-    why = run.stop_reason or report.get("failure")
-    if why is None and run.report is None and run.exit_code is not None:
-        why = "the store could not record its end; its log says why"
-    if run.stop_source == "operator":
-        why = f"{why}, by {run.stop_by}"
-    return f"{why}; cut short" if report.get("forced") else why

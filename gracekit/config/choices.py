@@ -19,8 +19,10 @@ NeedsFailed = Literal["fail", "call"]
 """What a delete does if a resource that its own one needs has failed."""
 ServiceQueues = Literal["all", "directed"]
 """Which queues of new requests a service reads: all, or only those for one host and fanouts."""
-StopSource = Literal["signal", "operator", "user", "error"]
+StopSource = Literal["signal", "operator", "rollout", "user", "error"]
 """Who requested a stop, as recorded."""
+OnUserStop = Literal["down", "restart"]
+"""Whether a stop from inside lasts, or its instance may be started again."""
 AdminOpen = Literal["probes", "nothing"]
 """What the HTTP endpoint answers without a token."""
 ErrorDetails = Literal["full", "message", "none"]

@@ -25,6 +25,7 @@ from gracekit.config.choices import (
     LogFormat,
     LogLevel,
     LoopName,
+    OnUserStop,
     choices_of,
 )
 from gracekit.config.postgres_url import read_postgres_url
@@ -208,6 +209,9 @@ class Settings:
             hangs in it.
         dead_after_s: If no beat of a run has succeeded for this time, the runs of other hosts may
             declare it dead, and take its tasks over.
+        on_user_stop: What becomes of an instance that a user has stopped from inside, by a handler
+            that calls `ctx.request_stop`: `down`, it stays down until an operator starts it, or
+            `restart`. Only an instance that `instance` names can stay down.
         progress_every_s: Time between two progress lines in the log of a drain.
         host_gone_after_s: How long a host may have no run before tasks for this host only are given
             up (ERRORED).
@@ -306,6 +310,7 @@ class Settings:
     fail_after_s: float | None = _setting(None, parse_optional_duration)
     hard_after_s: float | None = _setting(None, parse_optional_duration)
     dead_after_s: float | None = _setting(None, parse_optional_duration)
+    on_user_stop: OnUserStop = _choice(OnUserStop, "down")
     progress_every_s: float = _seconds(5.0)
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)

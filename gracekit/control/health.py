@@ -141,7 +141,7 @@ class HealthCheck:
             yield "it has stopped"
         elif request is not None:  # the phase changes later, when the stop is on record
             by = request.by if request.source == "signal" else request.source
-            is_taken_over = request.final and request.source == "operator"
+            is_taken_over = request.final and request.source in {"operator", "rollout"}
             yield f"drain by {by}{', final by a signal' * is_taken_over}{self._left()}"
         elif state is not ServiceState.SERVING:
             yield f"it is {state.value}"

@@ -223,7 +223,7 @@ class Control:
     async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:
         timeout = args.get("timeout")
         request = StopRequest(
-            source="operator",
+            source="rollout" if args.get("source") == "rollout" else "operator",
             by=_words(args, "by", LONGEST_WORD),
             reason=_words(args, "reason", LONGEST_REASON),
             final=False,

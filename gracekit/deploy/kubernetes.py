@@ -231,6 +231,7 @@ def _environment(plan: Plan) -> Iterator[str]:
         variables[variable_name("admin")] = str(plan.admin)
     variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
     variables[variable_name("kill_after_s")] = str(plan.stop_s)
+    variables[variable_name("on_user_stop")] = "restart"  # the wish is in the number of replicas
     hosts = variables.pop(_HOSTS, "") if _has_names(plan) else ""
     if kind_of(plan.settings.transport_url) is UrlKind.FILE:
         yield "# A file, which callers outside of this pod cannot reach: if there are any, print"

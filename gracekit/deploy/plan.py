@@ -57,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: The name of the unit, the user and the objects: a DNS label.
         target: `module:attr`, as `gracekit run` takes it.
+        topic: Of the service.
         factory: Whether the attribute is a function that returns the Service.
         app_dir: Directory of the module on this machine.
         settings: The settings that a run would have.
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    topic: str
     target: str
     factory: bool
     app_dir: Path

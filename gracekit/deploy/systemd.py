@@ -152,6 +152,9 @@ def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield f"User={options.user}"
     yield f"WorkingDirectory={_to_the_end(str(plan.app_dir))}"
     yield f"ExecStart={_command(plan, options)}"
+    if options.instances is not None or plan.settings.instance is not None:
+        yield f"ExecCondition={_line(*options.program, 'service', 'wanted', plan.topic)}"
+    yield f"ExecStopPost={_line(*options.program, 'exits', 'record', '--systemd')}"
     if options.version < RELOADS_SINCE:
         yield "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
     yield from _environment(plan, options)
@@ -178,7 +181,10 @@ def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
 
 
 def _command(plan: Plan, options: UnitOptions) -> str:
-    words = [*options.program, "run", plan.target, *["--factory"] * plan.factory]
+    return _line(*options.program, "run", plan.target, *["--factory"] * plan.factory)
+
+
+def _line(*words: str) -> str:
     return " ".join(_word(word).replace("$", "$$") for word in words)
 
 

@@ -321,6 +321,13 @@ def _check_start(settings: Settings, name: str, unit: Directives) -> Finding:
             "it is ready, and a drain cannot ask for more time",
             "set Type=notify and NotifyAccess=main",
         )
+    if "--keep-evidence" in _words(unit) and unit.get("NotifyAccess") != "all":
+        return fail(
+            "NotifyAccess",
+            f"{name} keeps evidence, so the service is a child of its main process, and systemd "
+            "does not hear it",
+            "set NotifyAccess=all, or leave --keep-evidence out: ExecStopPost tells systemd's word",
+        )
     if settings.start_timeout_s >= limit:
         return warn(
             "TimeoutStartSec",

@@ -270,7 +270,10 @@ class ShutdownCoordinator:
         self._arm_alarm(self._times.deadline_of(self._request or request))
         # Before a handler sees the new state, and may hold the interpreter's lock from then on.
         intending = self._parts.record.intend_stop(
-            source=request.source, by=request.by, reason=request.reason
+            source=request.source,
+            by=request.by,
+            reason=request.reason,
+            stays_down=request.stays_down,
         )
         await self._steps.bounded("stop-intent", intending, INTENT_TIMEOUT_S)
         request = self._request or request  # a signal may have made it final and shorter meanwhile

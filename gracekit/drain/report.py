@@ -32,6 +32,7 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
         final: Whether the drain cannot be resumed; signals and errors are final.
         at: Loop time of the request; deadlines count from here.
         timeout_s: Seconds until the deadline; None for the setting `drain_timeout`.
+        stays_down: Whether the instance is to stay down, as a user of the service wishes it.
         final_by: Which later request made it final, in words; empty if none did.
     """
 
@@ -41,6 +42,7 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     at: float
     timeout_s: float | None = None
+    stays_down: bool = False
     final_by: str = ""
 
     @property
@@ -53,8 +55,8 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
         match self.source:
             case "signal":
                 return f"signal {self.by} asked for it"
-            case "operator":
-                return f"operator {self.by} asked for it{why}"
+            case "operator" | "rollout":
+                return f"{self.source} {self.by} asked for it{why}"
             case "user":
                 return f"the program asked for it{why}"
             case "error":

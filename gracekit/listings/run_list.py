@@ -24,13 +24,17 @@ from gracekit.listings.store_view import (
     RunReport,
     StoreView,
     UnfinishedCounts,
+    ended,
     gone_at,
     is_named,
     seen_to_end_at,
     verdict_of,
 )
+from gracekit.phase import ServiceState
 from gracekit.runs import pages
 from gracekit.runs.run import Run, run_as_json
+from gracekit.runs.why import why
+from gracekit.runs.wishes import Wish, list_wishes
 
 LAST_EXITS: Final = 5
 GONE_SHOWN: Final = 50
@@ -47,6 +51,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         reports: Its report, or why there is none; None if it is not proven alive.
         unfinished: The unfinished tasks that it owns in the store, by state.
         holds: Its open holds, as `name key`; a drain waits for them.
+        wish: That its instance stays down; None if it may be up.
     """
 
     run: Run
@@ -54,6 +59,21 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     reports: RunReport | None
     unfinished: UnfinishedCounts
     holds: Sequence[str] = ()
+    wish: Wish | None = None
+
+    @property
+    def oper(self) -> str:
+        """What is seen of it: R runs, D drains, S stopped by its user from inside and not taken
+        over yet, F failed, - anything else.
+        """
+        if self.judgement.is_alive:
+            return "D" if self.phase == ServiceState.DRAINING.value else "R"
+        if not self.judgement.is_dead:
+            return "-"
+        left = verdict_of(self.run).left
+        if self.run.adopted_at is None and why(ended(self.run)) == "user_stop":
+            return "S"
+        return "F" if left in {"cut_off", "failed"} else "-"
 
     @property
     def phase(self) -> str:
@@ -88,6 +108,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
             "status": self.answer,
             "unfinished": dict(self.unfinished),
             "holds": list(self.holds),
+            "admin": "up" if self.wish is None else "down",
+            "wish": None if self.wish is None else self.wish.as_json(),
+            "oper": self.oper,
             "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
         }
 
@@ -159,6 +182,7 @@ async def look(
     """
     not_adopted = await view.not_adopted(name)
     unfinished, holds = await view.unfinished(), await view.open_holds()
+    wishes = await list_wishes(view.engine)
     owners = unfinished.keys()
     known = await view.judge_all(await _with_adopted(view, name, not_adopted, owners, limit))
     runs, judged = [run for run, _ in known], {run.run_id: life for run, life in known}
@@ -173,6 +197,7 @@ async def look(
             reports=reports.get(run.run_id, unheard) if judged[run.run_id].is_alive else None,
             unfinished=unfinished.get(run.run_id, {}),
             holds=holds.get(run.run_id, ()),
+            wish=wishes.get((run.service, run.instance)),
         )
         for run in shown
         if run.run_id not in beyond
@@ -226,7 +251,12 @@ def _beyond(dead: Sequence[Run], owners: Collection[str | None], limit: int) -> 
 
 def exit_as_json(run: Run) -> dict[str, Any]:
     """Plain data of a run that has ended."""
-    return run_as_json(run) | {"verdict": verdict_of(run).value}
+    verdict = verdict_of(run)
+    return run_as_json(run) | {
+        "verdict": verdict.value,
+        "left": verdict.left,
+        "why": why(ended(run)),
+    }
 
 
 def _shown(

@@ -21,7 +21,7 @@ from gracekit.listings import listings_sql as sql
 from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.runs import pages
-from gracekit.runs.run import Run, evidence_of, judge_run
+from gracekit.runs.run import Run, evidence_of, judge_run, with_end
 from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
 from gracekit.store.older import copied_at
@@ -214,6 +214,8 @@ class StoreView:
         That is the exit code in its lock file, if it could not record it in the store; and that
         the store is an older copy, so that nobody knows how the run ended.
         """
+        boot_id = "" if self._is_shared else self._process.identify().boot_id
+        run = with_end(run, self._run_directory, boot_id=boot_id)
         if run.exit_code is not None or run.adopted_at is not None:
             return run
         evidence = evidence_of(run, self._run_directory, copied_at=copied)
@@ -285,6 +287,11 @@ def label(run: Run) -> str:
 def verdict_of(run: Run) -> Verdict:
     """How a dead run ended: the recorded verdict, or else one from its evidence."""
     return run.verdict or classify(run.evidence)
+
+
+def ended(run: Run) -> Run:
+    """A dead *run* with its verdict, as `why` wants it."""
+    return msgspec.structs.replace(run, verdict=verdict_of(run))
 
 
 def seen_to_end_at(run: Run) -> float:

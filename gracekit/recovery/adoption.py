@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+import msgspec
+
 from gracekit import backoff
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
@@ -16,6 +18,7 @@ from gracekit.process import Point
 from gracekit.recovery.shared import Shared, SideTasks
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.runs.run import Run, acted_until
+from gracekit.runs.why import why
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import TaskState
 
@@ -44,6 +47,10 @@ class Adoption:
         for run in dead:
             with contextlib.suppress(ConflictError):  # a sibling was quicker
                 await self._adopt(run)
+        for run in await self._members.explain_late():
+            self._telemetry.emit(
+                "run.explained", run=run.run_id, instance=run.instance, why=why(run)
+            )
         self._report_doubts(doubtful)
 
     def _report_doubts(self, doubtful: Sequence[tuple[Run, Liveness]]) -> None:
@@ -78,9 +85,11 @@ class Adoption:
 
     async def _adopt(self, run: Run) -> None:
         evidence = await self._members.evidence_on(run)
+        known = self._members.known_end(run)
         batch = Batch(Point.ADOPT)
-        verdict = self._members.add_adoption(batch, run, evidence)
-        has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN}  # what it left is settled alike
+        verdict = self._members.add_adoption(batch, known, evidence)
+        # What they left is settled alike. A boot of the host is nobody's fault.
+        has_crashed = verdict in {Verdict.KILLED, Verdict.UNKNOWN} and not known.rebooted
         unfinished, not_started = await self._take_over(
             batch,
             run.run_id,
@@ -94,6 +103,7 @@ class Adoption:
             run=run.run_id,
             instance=run.instance,
             verdict=verdict.value,
+            why=why(msgspec.structs.replace(known, verdict=verdict, exit_code=evidence.exit_code)),
             unfinished=unfinished,
             not_started=not_started,
         )

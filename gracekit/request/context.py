@@ -50,6 +50,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         host: Name of the host, as settings have it.
+        request_stop: Asks for a drain after which the instance stays down; by whom, and why.
         parks: Whether a task whose handler raises NoCapacity is parked.
     """
 
@@ -61,6 +62,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     loop: asyncio.AbstractEventLoop
     parked_tasks: ParkedTasks
+    request_stop: Callable[[str, str], None]
     host: str
     parks: bool
     safe_points: SafePoints | None = None
@@ -345,6 +347,20 @@ class Context(Mapping[str, Any]):
         return await self._services.parked_tasks.cancel_of(
             kind, resource_id, order, source="handler"
         )
+
+    def request_stop(self, reason: str) -> None:
+        """Stop this process, by a drain, as the user of the request wishes it.
+
+        The drain hands this task over at its deadline like any other. An instance with a name of
+        its own (`GRACEKIT_INSTANCE`) then stays down, unless `on_user_stop` is `restart`.
+
+        Args:
+            reason: Why, for the record.
+        """
+        user = self._caller.get("user_id")
+        who = f"user {user}" if user else f"method {self._task.method}"
+        ask = self._services.request_stop
+        self._services.loop.call_soon_threadsafe(ask, who[:200], reason[:500])
 
     # -- holds and background work ------------------------------------------------------
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
 from gracekit.errors import ConfigError, ConflictError
@@ -18,10 +20,16 @@ from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
+from gracekit.runs.end_records import (
+    invocation,
+    late_records,
+    oom_mark,
+    oom_rise,
+)
 from gracekit.runs.heart import Heart
-from gracekit.runs.names import door_name, lock_name
+from gracekit.runs.names import crash_name, door_name, lock_name
 from gracekit.runs.pages import find_runs
-from gracekit.runs.run import Run, declared, evidence_of, judge_run, list_open, run_of
+from gracekit.runs.run import Run, declared, evidence_of, judge_run, list_open, run_of, with_end
 from gracekit.runs.seat import Seat, taken
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -98,6 +106,7 @@ class Members:
         for dead in seat.replaced:
             self._add_replaced(batch, dead, at=now)
         batch.add(sql.HOST_BACK, host)
+        batch.add(sql.REBOOTED, host, me.boot_id)
         times = (None, None) if heart is None else (heart.timings.fail_s, heart.timings.dead_s)
         batch.add(sql.JOIN_BEAT, self.run_id, self._service, seat.instance, *times, expect=1)
         joining = batch.ask(
@@ -110,13 +119,8 @@ class Members:
             *(me.boot_id, me.pid_ns, me.time_ns, me.pid, me.start_ticks),
             str(seat.lock_path),
             None if seat.lock_file is None else str(seat.lock_file),
-            topic,
-            ops_topic,
-            transport,
-            methods,
-            kinds,
-            now,
-            schema,
+            *(topic, ops_topic, transport, methods, kinds, now, schema),
+            *(invocation(), oom_mark()),
             expect=1,
         )
         since = 0.0 if heart is None else heart.arm()
@@ -204,10 +208,15 @@ class Members:
         )
         return batch
 
+    def add_host_stop(self, batch: Batch) -> None:
+        """Add that the host is being shut down."""
+        batch.add(sql.HOST_STOP, self.run_id)
+
     async def withdraw_stop(self) -> None:
         """Remove the stop-intent, because the drain was resumed."""
         self._beaten = None
         batch = Batch(Point.WITHDRAW_STOP)
+        batch.add(sql.UNWISH_OF_RUN, self.run_id)
         batch.add(
             sql.WITHDRAW_STOP,
             self.run_id,
@@ -347,6 +356,7 @@ class Members:
         """Remove the files of an adopted run: its lock, its socket, its pipe for wake-ups."""
         if (directory := self._lock_directory) is not None:
             for path in (
+                directory / crash_name(run.run_id),
                 directory / lock_name(run.run_id),
                 directory / door_name(run.run_id),
                 pipe_of(directory, run.run_id),
@@ -354,25 +364,53 @@ class Members:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
+    def known_end(self, run: Run) -> Run:
+        """The dead *run* with what files of this host say of its end, and its row does not."""
+        boot_id = "" if self._heart is not None else self._process.identify().boot_id
+        return with_end(run, self._lock_directory, boot_id=boot_id)
+
     async def evidence_on(self, run: Run) -> ExitEvidence:
         """What is known of how the dead *run* ended."""
         copied = await copied_at(self._engine, self._lock_directory)
         return evidence_of(run, self._lock_directory, copied_at=copied)
 
     def add_adoption(self, batch: Batch, run: Run, evidence: ExitEvidence) -> Verdict:
-        """Add the verdict on a dead run; if another run was quicker, the batch is rolled back."""
+        """Add the verdict on a dead run; if another run was quicker, the batch is rolled back.
+
+        *run* is as `known_end` returns it.
+        """
         verdict = classify(evidence)
+        kernel = None if run.kernel is None else msgspec.json.encode(run.kernel).decode()
+        is_here = run.identity.boot_id == self._process.identify().boot_id
         batch.add(
             sql.ADOPT,
             self._clock.wall(),
             self.run_id,
             verdict.value,
             evidence.exit_code,
+            oom_rise(run.oom_at_start) if is_here else None,
+            kernel,
+            run.crash,
             run.run_id,
             expect=1,
         )
         batch.add(sql.END_BEAT, run.run_id)
         return verdict
+
+    async def explain_late(self) -> list[Run]:
+        """Record what became known of processes whose runs were adopted before; those runs."""
+        explained = list[Run]()
+        directory = self._lock_directory
+        for file, kernel in [] if directory is None else late_records(directory):
+            of = (kernel.boot_id, kernel.pid, kernel.start_ticks, kernel.invocation)
+            for run in map(run_of, await self._engine.query(sql.OF_PROCESS, *of)):
+                if run.kernel is None:
+                    batch = Batch(Point.ADOPT)
+                    batch.add(sql.KERNEL, msgspec.json.encode(kernel).decode(), run.run_id)
+                    await self._engine.commit(batch)
+                    explained.append(msgspec.structs.replace(run, kernel=kernel))
+                file.unlink(missing_ok=True)
+        return explained
 
     async def declare_dead(self, run: Run, number: int, *, reason: str) -> None:
         """Put on record that *run* is dead, as its beat has stopped at *number*.

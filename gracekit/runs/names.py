@@ -28,6 +28,11 @@ def door_name(run_id: str) -> str:
     return f"{run_id}{DOOR_SUFFIX}"
 
 
+def crash_name(run_id: str) -> str:
+    """Name of the file into which faulthandler writes what crashed."""
+    return f"{run_id}.crash"
+
+
 def lock_name(run_id: str) -> str:
     """Name of the file whose lock proves that a run lives."""
     return f"{run_id}.lock"

@@ -14,8 +14,10 @@ from gracekit.errors import AlreadyRunningError, ConflictError, DependencyError,
 from gracekit.process import ForkGuard, Process
 from gracekit.runs.heart import Heart
 from gracekit.runs.members import Members
-from gracekit.runs.run import Run, declared
+from gracekit.runs.names import crash_name
+from gracekit.runs.run import WATCHED, Run, declared
 from gracekit.runs.seat import Seat, take_seat
+from gracekit.runs.wishes import Wish, add_wish
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
@@ -84,9 +86,15 @@ class OwnSeat:
                 self.heart.start()
             try:
                 self._seat = await self._take()
+                self._catch_crash()
             except BaseException:
                 await self._leave()
                 raise
+
+    def _catch_crash(self) -> None:
+        if (directory := self._location.run_directory) is not None:
+            with contextlib.suppress(OSError):  # then the kernel's word must do
+                self._process.catch_crash(directory / crash_name(self.run_id))
 
     async def _take(self) -> Seat:
         self._fork_guard = self._process.guard_forks(asyncio.get_running_loop())
@@ -136,7 +144,7 @@ class OwnSeat:
                 )
             number = heart.silent.get(run.run_id)
             if number is not None:
-                reason = f"no beat for {seen.dead_s:g} s, seen by a start on host {self._host}"
+                reason = f"{WATCHED} {seen.dead_s:g} s, seen by a start on host {self._host}"
                 by, at = f"run {self.run_id}", self._clock.wall()
                 dead = declared(run.run_id, number, by=by, reason=reason, at=at)
                 with contextlib.suppress(ConflictError):  # it beats, or another one was quicker
@@ -156,6 +164,9 @@ class OwnSeat:
             self.heart.leave()
             self.heart.stop()
         if self._seat is not None:
+            self._process.catch_crash(None)
+            if self.is_recorded and (directory := self._location.run_directory) is not None:
+                (directory / crash_name(self.run_id)).unlink(missing_ok=True)
             self._seat.leave(is_recorded=self.is_recorded)
         if self._fork_guard is not None:
             self._fork_guard.end()
@@ -176,6 +187,7 @@ class OwnRecord:
     """The row of this run.
 
     Args:
+        keeps_wishes: Whether a stop from inside is to last: its instance has a name of its own.
         written: Contents of the row, as arguments of `Members.join`.
         cancelled: Exit code and report to write if the start is cancelled.
     """
@@ -186,7 +198,9 @@ class OwnRecord:
         seat: OwnSeat,
         members: Members,
         wakeups: Wakeups,
+        process: Process,
         *,
+        keeps_wishes: bool,
         written: Mapping[str, Any],
         cancelled: tuple[int, dict[str, Any]],
     ) -> None:
@@ -194,6 +208,8 @@ class OwnRecord:
         self._seat = seat
         self._members = members
         self._wakeups = wakeups
+        self._process = process
+        self._keeps_wishes = keeps_wishes
         self._written = written
         self._cancelled = cancelled
         self._joining = asyncio.Lock()
@@ -227,9 +243,21 @@ class OwnRecord:
     async def stop(self) -> None:
         """Do nothing: `end` writes the last record, which needs the report of the drain."""
 
-    async def intend_stop(self, *, source: StopSource, by: str, reason: str) -> None:
-        """Record a stop-intent."""
+    async def intend_stop(
+        self, *, source: StopSource, by: str, reason: str, stays_down: bool = False
+    ) -> None:
+        """Record a stop-intent, and with *stays_down* the wish that this instance stays down."""
         batch = self._members.stop_intent(source=source, by=by, reason=reason)
+        if stays_down and self._keeps_wishes:
+            service, instance, at = self._seat.service, self._seat.instance, self._engine.wall()
+            add_wish(
+                batch,
+                Wish(
+                    service=service, instance=instance, source="user", by=by, reason=reason, at=at
+                ),
+            )
+        if source == "signal" and await self._process.host_is_stopping():
+            self._members.add_host_stop(batch)
         self._seat.taken.note_stop()  # in case that the commit fails or comes too late
         await self._engine.commit(batch)
         self._seat.taken.clear_note()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from gracekit.exits import ExitEvidence, Verdict
 from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
-from gracekit.runs.names import lock_name
+from gracekit.runs.end_records import EndRecord, read_crash, read_end
+from gracekit.runs.names import crash_name, lock_name
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, Queries
 
@@ -39,6 +41,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: Exit code in its stop record; None if it wrote none.
         verdict: How it ended; None until another run has judged that.
         gone_by: Who said that it is gone: an operator, or a run that saw no beat; None: nobody.
+        invocation: systemd's id of its start; None outside of a unit.
+        oom_at_start: Kills for memory in its cgroup when it began, and the file that counts them.
+        host_stop: Whether the host was shut down when a signal stopped it.
+        rebooted: Whether its host was booted since, if nothing of its end is on record.
+        oom_rise: Kills for memory in its cgroup from its start until it was adopted.
+        kernel: How its process ended, if its parent or systemd has recorded that.
+        crash: What crashed and where, if faulthandler has written that.
     """
 
     run_id: str
@@ -66,6 +75,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     adopted_at: float | None
     gone_by: str | None
     gone_reason: str | None
+    invocation: str | None
+    oom_at_start: str | None
+    host_stop: bool | None
+    rebooted: bool | None
+    oom_rise: int | None
+    kernel: EndRecord | None
+    crash: str | None
 
     @property
     def life(self) -> RecordedLife:
@@ -73,6 +89,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return RecordedLife(
             identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file
         )
+
+    @property
+    def has_lacked_memory(self) -> bool:
+        """Whether the kernel has killed it for memory, as far as anybody knows."""
+        if self.kernel is None:
+            return self.exit_code is None and bool(self.oom_rise)
+        was_killed = self.kernel.how != "exited" and self.kernel.status == signal.SIGKILL
+        return was_killed and bool(self.kernel.oom_kills or self.oom_rise)
 
     @property
     def evidence(self) -> ExitEvidence:
@@ -91,6 +115,8 @@ def acted_until(run: Run, now: float) -> float:
     return now if dies_by is None else min(now, float(dies_by))
 
 
+WATCHED: Final = "no beat for"
+"""The reason begins so if a run was declared dead by the silence of its beats."""
 # Notes in a lock file.
 STOPPING: Final = "stopping"
 ENDED: Final = "ended with "
@@ -107,6 +133,10 @@ def run_of(row: Row) -> Run:
     values["lock_file"] = None if lock_file is None else LockFile.from_text(lock_file)
     values["report"] = None if values["report"] is None else json.loads(values["report"])
     values["verdict"] = None if values["verdict"] is None else Verdict(values["verdict"])
+    for name in ("host_stop", "rebooted"):
+        values[name] = None if values[name] is None else bool(values[name])
+    kernel = values["kernel"]
+    values["kernel"] = None if kernel is None else msgspec.json.decode(kernel, type=EndRecord)
     return Run(**values)
 
 
@@ -143,6 +173,24 @@ def evidence_of(run: Run, directory: Path | None, *, copied_at: float = -math.in
         stop_begun=run.evidence.stop_begun or note == STOPPING,
         is_outdated=run.beat_at <= copied_at,
     )
+
+
+def with_end(run: Run, directory: Path | None, *, boot_id: str = "") -> Run:
+    """*run* with what files of its host say of its end and its row does not, as yet.
+
+    Args:
+        run: One that is dead.
+        directory: Of the run locks, as this process sees it; None without.
+        boot_id: Of this machine, if it is the one of the run.
+    """
+    more: dict[str, Any] = {}
+    if directory is not None and run.kernel is None:
+        more["kernel"] = read_end(directory, run.identity, run.invocation)
+    if directory is not None and run.crash is None:
+        more["crash"] = read_crash(directory / crash_name(run.run_id))
+    if boot_id and run.rebooted is None and run.ended_at is None:
+        more["rebooted"] = run.identity.boot_id != boot_id
+    return msgspec.structs.replace(run, **more)
 
 
 def end_all_beats(batch: Batch) -> None:
@@ -191,4 +239,5 @@ def run_as_json(run: Run) -> dict[str, Any]:
     data["lock_path"] = str(run.lock_path)
     data["lock_file"] = None if run.lock_file is None else str(run.lock_file)
     data["verdict"] = run.verdict.value if run.verdict else None
+    data["kernel"] = None if run.kernel is None else msgspec.structs.asdict(run.kernel)
     return data

@@ -8,7 +8,7 @@ COLUMNS: Final = (
     "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
     "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
     "stop_at, stop_source, stop_by, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
-    "gone_by, gone_reason"
+    "gone_by, gone_reason, invocation, oom_at_start, host_stop, rebooted, oom_rise, kernel, crash"
 )
 _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"
 
@@ -68,10 +68,10 @@ WHERE adopted_at IS NOT NULL AND coalesce(ended_at, beat_at) > ?"""
 JOIN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
     pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods, kinds,
-    started_at, beat_at, schema)
+    started_at, beat_at, schema, invocation, oom_at_start)
 VALUES (?1, ?2, ?3, ?4, 1 + coalesce(
     (SELECT max(generation) FROM run WHERE service = ?2 AND instance = ?4), 0),
-    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19)
+    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19, ?20, ?21)
 RETURNING generation"""
 # None if the instance has a living run already.
 JOIN_BEAT: Final = """
@@ -80,10 +80,15 @@ ON CONFLICT DO NOTHING"""
 MAY_ACT: Final = "SELECT 1 FROM beat WHERE run_id = ?"
 END_BEAT: Final = "DELETE FROM beat WHERE run_id = ?"
 STANDING: Final = "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?"
+# Of all earlier runs of that host that have recorded no end.
+REBOOTED: Final = """
+UPDATE run SET rebooted = 1
+WHERE host = ? AND boot_id <> ? AND ended_at IS NULL AND rebooted IS NULL"""
 SHOW: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
 STOP_INTENT: Final = """
 UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, phase = 'draining'
 WHERE run_id = ? AND stop_at IS NULL"""
+HOST_STOP: Final = "UPDATE run SET host_stop = 1 WHERE run_id = ?"
 WITHDRAW_STOP: Final = """
 UPDATE run SET stop_at = NULL, stop_source = NULL, stop_by = NULL, stop_reason = NULL
 WHERE run_id = ?"""
@@ -104,8 +109,14 @@ ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
 # Succeeds once; the batch of a second adopter is rolled back. The exit code may have been noted in
 # the lock file alone, because the store could not record the end.
 ADOPT: Final = """
-UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?)
+UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?),
+    oom_rise = ?, kernel = ?, crash = ?
 WHERE run_id = ? AND adopted_at IS NULL"""
+# What was learnt of a process after its run was adopted.
+OF_PROCESS: Final = f"""
+{_RUNS} adopted_at IS NOT NULL
+    AND (boot_id = ? AND pid = ? AND start_ticks = ? OR invocation = ?)"""
+KERNEL: Final = "UPDATE run SET kernel = ? WHERE run_id = ? AND kernel IS NULL"
 
 END_ALL_BEATS: Final = "DELETE FROM beat"
 
@@ -116,3 +127,15 @@ BEAT_OF: Final = "SELECT number FROM beat WHERE run_id = ?"
 BEATS: Final = "SELECT run_id, number, fail_s, dead_s FROM beat"
 # Misses if it has beaten since.
 DECLARE_DEAD: Final = "DELETE FROM beat WHERE run_id = ? AND number = ?"
+
+# -- wishes -----------------------------------------------------------------------------
+
+WISH: Final = """
+INSERT INTO wish (service, instance, source, wished_by, reason, at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (service, instance) DO UPDATE SET source = excluded.source,
+    wished_by = excluded.wished_by, reason = excluded.reason, at = excluded.at"""
+UNWISH: Final = "DELETE FROM wish WHERE service = ? AND instance = ?"
+UNWISH_OF_RUN: Final = """
+DELETE FROM wish WHERE source = 'user' AND (service, instance) IN (
+    SELECT service, instance FROM run WHERE run_id = ?)"""
+WISHES: Final = "SELECT service, instance, source, wished_by, reason, at FROM wish"

@@ -158,8 +158,16 @@ class KeptStops:
         self._coordinator: ShutdownCoordinator | None = None
         self._kept: list[Callable[[ShutdownCoordinator], None]] = []
 
-    def ask(self, *, source: StopSource, by: str, reason: str, final: bool = True) -> None:
-        """Ask for a drain; see `Runtime.request_stop`.
+    def ask(
+        self,
+        *,
+        source: StopSource,
+        by: str,
+        reason: str,
+        final: bool = True,
+        stays_down: bool = False,
+    ) -> None:
+        """Ask for a drain; see `Runtime.request_stop` and `StopRequest`.
 
         Raises:
             ConfigError: there is no such source, or *by* or *reason* is no text.
@@ -175,7 +183,9 @@ class KeptStops:
         def ask(coordinator: ShutdownCoordinator) -> None:
             at = self._clock.loop()  # a kept request counts from the opening, with its whole time
             coordinator.request_stop(
-                StopRequest(source=source, by=by, reason=reason, final=final, at=at)
+                StopRequest(
+                    source=source, by=by, reason=reason, final=final, at=at, stays_down=stays_down
+                )
             )
 
         self._pass_on(ask)

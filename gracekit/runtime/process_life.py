@@ -7,6 +7,7 @@ from ending, nor change the exit code that is on record.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -24,12 +25,14 @@ from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of, explained
 from gracekit.process import NoThreadError, leave_at_once
+from gracekit.runs.end_records import FailedStart, note_start
 from gracekit.runtime.built import Ground
 from gracekit.runtime.face import Runtime
 from gracekit.runtime.loops import LoopFactory, loop_factory
 from gracekit.runtime.serving import FOREIGN_CANCELLATION
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
+from gracekit.store.location import StoreLocation
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.logs import said
 from gracekit.telemetry.safe_text import escape
@@ -58,6 +61,7 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
     """
     given = settings.now if isinstance(settings, LiveSettings) else settings
     as_json = given is not None and given.log_format == "json"
+    runtime = None
     try:
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.ground.signals
@@ -79,6 +83,8 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         gc.freeze()
     except Exception as raised:  # noqa: BLE001 - of an on_start hook, or an error in gracekit
         if isinstance(error := NoThreadError.of(raised), GracekitError):
+            if given is not None:
+                _note_failed_start(service, given, error, runtime)
             why = said(explained(error), as_json=as_json)
             return _end_with(exit_code_of(error), why if as_json else f"Error: {why}")
         text = f"gracekit: {type(error).__name__} ended the start:"
@@ -88,6 +94,22 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return int(report.exit_code)
+
+
+def _note_failed_start(
+    service: Service, settings: Settings, error: GracekitError, runtime: Runtime | None
+) -> None:
+    """Let `gracekit exits` show it, though there may be no run on record."""
+    start = FailedStart(
+        service=service.topic,
+        instance=settings.instance,
+        at=time.time(),
+        code=int(exit_code_of(error)),
+        reason=str(error)[:500],
+        run_id="" if runtime is None else runtime.run_id,
+    )
+    with contextlib.suppress(GracekitError):  # the location may be what is wrong
+        note_start(StoreLocation(settings).run_directory, start)
 
 
 def _run_to_the_end(

@@ -149,6 +149,8 @@ def _records(ground: Ground) -> Records:
         seat,
         members,
         wakeups,
+        ground.process,
+        keeps_wishes=settings.instance is not None and settings.on_user_stop == "down",
         written={
             "host": settings.host,
             "version": VERSION,
@@ -284,6 +286,9 @@ def _services(
         clock=ground.clock,
         loop=asyncio.get_running_loop(),
         parked_tasks=parked_tasks,
+        request_stop=lambda by, reason: ground.stops.ask(
+            source="user", by=by, reason=reason, stays_down=True
+        ),
         host=ground.settings.host,
         parks=ground.settings.use_pending_state,
         safe_points=ground.process.safe_points,

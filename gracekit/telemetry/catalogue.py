@@ -371,8 +371,14 @@ _RECOVERY: Final = (
     _event(
         "run.classified",
         _I,
-        "How an earlier run ended, and what it left.",
-        "run instance verdict unfinished not_started",
+        "How an earlier run ended and why, as far as is known so far, and what it left.",
+        "run instance verdict why unfinished not_started",
+    ),
+    _event(
+        "run.explained",
+        _I,
+        "After a run was classified, its parent or systemd has told how its process ended.",
+        "run instance why",
     ),
     _event(
         "run.not_proven",

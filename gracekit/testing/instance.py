@@ -17,8 +17,9 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Message, QueueKind
 from gracekit.service import Service
 from gracekit.testing.faults import Faults, PlannedFaults
+from gracekit.testing.loop import owned_by
 from gracekit.testing.machine import Life, Machine
-from gracekit.testing.ports import Died, owned_by
+from gracekit.testing.ports import Died
 from gracekit.testing.traps import Trap, WatchedSafePoints
 
 

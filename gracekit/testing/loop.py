@@ -187,3 +187,10 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
         raise TypeError(f"run({given!r}) is no coroutine: call the function, as run({name}())")
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
         return runner.run(main)
+
+
+def owned_by(who: object) -> contextvars.Context:
+    """A context in which tasks and callbacks belong to *who*."""
+    context = contextvars.copy_context()
+    context.run(owner.set, who)
+    return context

@@ -23,14 +23,13 @@ from gracekit.service import Service
 from gracekit.store.files import look_up, open_memory
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import Faults
-from gracekit.testing.loop import VirtualLoop, owner
+from gracekit.testing.loop import VirtualLoop, owned_by, owner
 from gracekit.testing.ports import (
     Died,
     PlayedEngine,
     PlayedProcess,
     PlayedTransport,
     VirtualClock,
-    owned_by,
 )
 
 T = TypeVar("T")

@@ -48,7 +48,7 @@ from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine
 from gracekit.store.sqlite.threads import read
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
-from gracekit.testing.loop import VirtualLoop, owner
+from gracekit.testing.loop import VirtualLoop, owned_by
 
 T = TypeVar("T")
 
@@ -212,6 +212,13 @@ class PlayedProcess(Process):
     def identify(self) -> Identity:
         """See `Process.identify`."""
         return self.identity
+
+    def catch_crash(self, file: Path | None) -> None:
+        """Does nothing: it shares the interpreter."""
+
+    async def host_is_stopping(self) -> bool:
+        """See `Process.host_is_stopping`."""
+        return False
 
     def judge(
         self,
@@ -586,10 +593,3 @@ class _PlayedConsumer:
             await asyncio.sleep(self._faults.seconds("transport", "cancel"))
         await self.inner.cancel()
         self._deliver_late()
-
-
-def owned_by(who: object) -> contextvars.Context:
-    """A context in which tasks and callbacks belong to *who*."""
-    context = contextvars.copy_context()
-    context.run(owner.set, who)
-    return context

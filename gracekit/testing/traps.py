@@ -14,7 +14,8 @@ import msgspec
 
 from gracekit.rpc.methods import Method
 from gracekit.testing.faults import check_count
-from gracekit.testing.ports import Died, PlayedProcess, owned_by
+from gracekit.testing.loop import owned_by
+from gracekit.testing.ports import Died, PlayedProcess
 
 Blow = Literal["drain", "crash"]
 

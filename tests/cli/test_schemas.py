@@ -114,7 +114,8 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("store backup", "copy.db")
         says("drain", "--timeout", "100ms")
         run.wait()
-    says("status")
+    for name in ("status", "exits"):
+        says(name)
     says("hosts gone", says("hosts").json["hosts"][0]["host"], "--reason", "scrapped")
     says("store restored")
 
@@ -143,7 +144,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
 
 
 def say_of_leases(directory: Path, says: Callable[..., Answer]) -> None:
-    """Of one that a task holds, too."""
+    """Of one that a task holds, too; and the wish that an instance stays down."""
     says("lease create", "vm:vm-9", "--payload", "on node 7")
     says("lease status", "vm:vm-9")
     says("lease check")
@@ -153,6 +154,8 @@ def say_of_leases(directory: Path, says: Callable[..., Answer]) -> None:
         holder.wait_line("holds")
         says("lease list")
         says("lease force", "vm:vm-9", "--token", "1", "--reason", "it moves")
+    for words in (("stop", "compute", "--reason", "moved"), ("start", "compute")):
+        says(f"service {words[0]}", *words[1:], "--instance", "api-1")
     says("lease create", "vm:vm-8")  # the other one settles
     says("lease delete", "vm:vm-8")
 

@@ -28,6 +28,7 @@ def plan(config: Path | None = None, /, **env: str) -> Plan:
     variables = {f"GRACEKIT_{name.upper()}": value for name, value in env.items()}
     return Plan(
         name="shop",
+        topic="shop",
         target="shop:svc",
         factory=False,
         app_dir=Path("/srv/app"),

@@ -93,6 +93,7 @@ def test_the_unit_is_what_is_printed_for_the_place_of_the_page():
     place = Path("/opt/thumbs")
     plan = Plan(
         name="thumbs",
+        topic="thumbs",
         target="thumbs:svc",
         factory=False,
         app_dir=place,

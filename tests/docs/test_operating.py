@@ -155,7 +155,7 @@ def _look(op: Operator, directory: Path, run: Running) -> None:
     send("call", "thumbs", "nonsense")
 
     status, tasks = op.type("gracekit status"), op.type("gracekit tasks")
-    assert status.split()[:7] == lines_after("gracekit status")[0].split()
+    assert status.split()[:10] == lines_after("gracekit status")[0].split()
     assert tasks.splitlines()[0].split() == lines_after("gracekit tasks")[0].split()
     assert status.splitlines()[0].split() == columns_of("gracekit status")
     assert tasks.splitlines()[0].split() == columns_of("gracekit tasks")

@@ -17,6 +17,7 @@ from gracekit.config.values import format_duration
 from gracekit.exits import ExitCode, Verdict
 from gracekit.process import Point
 from gracekit.rpc.methods import Method
+from gracekit.runs.why import TABLE
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, INTAKE_SIGNALS, STOP_SIGNALS
 from gracekit.testing import InMemoryService, TaskState
 from gracekit.tracker.task import Interruption, Reason
@@ -53,10 +54,17 @@ def test_every_signal_that_is_watched_has_a_row():
 
 def test_the_exit_codes_are_those_of_the_code():
     """Each once, and none that there is not."""
-    codes, verdicts = tables(section(PAGE.text, "Exit codes"))
+    (codes,) = tables(section(PAGE.text, "Exit codes"))
 
     assert sorted(int(row[0]) for row in codes) == sorted(map(int, ExitCode))
-    assert [row[0] for row in verdicts] == [verdict.value for verdict in Verdict]
+
+
+def test_the_words_for_the_end_of_a_run_are_those_of_the_code():
+    """What was left, with the verdict of JSON, and why it stopped: in the order of the table."""
+    left, whys = tables(section(PAGE.text, "Why a run stopped"))
+
+    assert [row[:2] for row in left] == [[one.left, one.value] for one in Verdict]
+    assert [row[0] for row in whys] == [row.word for row in TABLE]
 
 
 def test_the_steps_are_numbered_and_their_settings_have_these_defaults():

@@ -20,7 +20,8 @@ from gracekit.runs.heart import Heart
 from gracekit.runs.run import gone, list_runs
 from gracekit.store.location import StoreLocation
 from gracekit.store.state import StoreState
-from gracekit.testing.ports import Died, owned_by
+from gracekit.testing.loop import owned_by
+from gracekit.testing.ports import Died
 from tests.simulation.operators import NAME, Operator
 from tests.simulation.truth import violate
 

@@ -19,8 +19,9 @@ from gracekit.runs.runs_sql import BEAT_ON
 from gracekit.runs.watch import READS_IN_DEAD
 from gracekit.store.batch import Row
 from gracekit.store.engine import Aside
+from gracekit.testing.loop import owned_by
 from gracekit.testing.machine import Life as PlayedLife
-from gracekit.testing.ports import PlayedAside, VirtualClock, owned_by
+from gracekit.testing.ports import PlayedAside, VirtualClock
 from tests.simulation.threads import sleep
 from tests.simulation.truth import Violation
 

@@ -51,7 +51,8 @@ _SCHEME: Final = re.compile(
     r"(sqlite|amqps?|rabbit|memory|postgresql):?|postgres:"
 )  # `postgres` is an extra
 # The table of them, and the client of brokers, which reads the rest of its URLs.
-_KNOWS_SCHEMES: Final = ("config/urls.py", "rpc/amqp/")
+# The last one: a controller of the kernel is called `memory`.
+_KNOWS_SCHEMES: Final = ("config/urls.py", "rpc/amqp/", "keeper.py")
 
 
 def texts() -> dict[str, str]:

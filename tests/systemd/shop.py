@@ -95,3 +95,9 @@ async def block(ctx: Context, s: float) -> None:
     begin(ctx)
     if ctx.attempt == 1:
         time.sleep(s)
+
+
+@svc.ops
+async def stop(ctx: Context, reason: str) -> None:
+    """Stop this process from inside."""
+    ctx.request_stop(reason)

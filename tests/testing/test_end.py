@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gracekit.testing.loop import VirtualLoop
-from gracekit.testing.ports import PlayedProcess, VirtualClock, owned_by
+from gracekit.testing.loop import VirtualLoop, owned_by
+from gracekit.testing.ports import PlayedProcess, VirtualClock
 from tests.testing.virtual import virtual
 
 

@@ -48,6 +48,13 @@ CREATE TABLE run (
     gone_at DOUBLE PRECISION,
     gone_by TEXT COLLATE "C",
     gone_reason TEXT COLLATE "C",
+    invocation TEXT COLLATE "C",
+    oom_at_start TEXT COLLATE "C",
+    host_stop BIGINT,
+    rebooted BIGINT,
+    oom_rise BIGINT,
+    kernel TEXT COLLATE "C",
+    crash TEXT COLLATE "C",
     methods TEXT COLLATE "C" NOT NULL,
     kinds TEXT COLLATE "C" NOT NULL,
     UNIQUE (service, instance, generation)
@@ -55,6 +62,16 @@ CREATE TABLE run (
 CREATE INDEX run_open ON run (service) WHERE adopted_at IS NULL;
 CREATE INDEX run_ended ON run (coalesce(ended_at, adopted_at)) WHERE adopted_at IS NOT NULL;
 CREATE INDEX run_of_instance ON run (instance, coalesce(ended_at, adopted_at));
+
+CREATE TABLE wish (
+    service TEXT COLLATE "C" NOT NULL,
+    instance TEXT COLLATE "C" NOT NULL,
+    source TEXT COLLATE "C" NOT NULL,
+    wished_by TEXT COLLATE "C" NOT NULL,
+    reason TEXT COLLATE "C" NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (service, instance)
+);
 
 CREATE TABLE beat (
     run_id TEXT COLLATE "C" PRIMARY KEY,

@@ -37,6 +37,14 @@ CREATE TABLE run (
     gone_at      REAL,                       -- it was declared dead, by an operator or by a run that saw no beat
     gone_by      TEXT,
     gone_reason  TEXT,
+    -- Evidence of why it stopped; each column is written once, by whoever knows.
+    invocation   TEXT,                       -- by itself: systemd's id of this start
+    oom_at_start TEXT,                       -- by itself: kills for memory in its cgroup, and the file that counts them
+    host_stop    INTEGER,                    -- by itself: 1: the host was shut down when a signal stopped it
+    rebooted     INTEGER,                    -- by a later run of its host: 1: that found another boot
+    oom_rise     INTEGER,                    -- by its adopter: kills for memory since its start
+    kernel       TEXT,                       -- by its parent or systemd: how the process ended, as JSON
+    crash        TEXT,                       -- by faulthandler: what crashed, and where
     -- JSON list of what it serves, so that siblings leave to it what only it can serve.
     methods      TEXT NOT NULL,
     -- JSON list of the kinds whose resources it settles. Two services that settle one kind would
@@ -48,6 +56,17 @@ CREATE INDEX run_open ON run (service) WHERE adopted_at IS NULL;
 -- Of ended runs, listings read the last ones to end: of all instances, or of one.
 CREATE INDEX run_ended ON run (coalesce(ended_at, adopted_at)) WHERE adopted_at IS NOT NULL;
 CREATE INDEX run_of_instance ON run (instance, coalesce(ended_at, adopted_at));
+
+-- Instances that are to stay down: a stop from inside or an operator said so.
+CREATE TABLE wish (
+    service      TEXT NOT NULL,
+    instance     TEXT NOT NULL,
+    source       TEXT NOT NULL,              -- user | admin
+    wished_by    TEXT NOT NULL,
+    reason       TEXT NOT NULL,
+    at           REAL NOT NULL,
+    PRIMARY KEY (service, instance)
+);
 
 -- A run may act while it has a row here. In a store that hosts share, it changes the number every
 -- few seconds, and others watch that. Whoever declares it dead removes the row.
