@@ -106,6 +106,7 @@ class Service:
         task_api: bool = False,
         queues: ServiceQueues = "all",
         context_keys: Sequence[str] = (),
+        scope: Callable[[], str] | None = None,
         **unknown: Never,
     ) -> None:
         _check_arguments(unknown, defaults)
@@ -120,6 +121,7 @@ class Service:
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
         self.queues = queues
+        self.scope = scope
         self.context_keys = checked_context_keys(context_keys)
         self.defaults = MappingProxyType(dict(defaults))
         self.version = version
@@ -221,6 +223,7 @@ class Service:
         statuses: Iterable[str] | None = None,
         stuck_after: str | float = "10m",
         max_wait: str | float = "10m",
+        every: str | float | None = None,
     ) -> ResourceKind:
         """Declare a kind of resources; those stuck in a transient status are found and settled.
 
@@ -231,13 +234,20 @@ class Service:
             stuck_after: A pass settles a resource that has had its status for this duration. The
                 first pass after a start uses `startup_reconciliation_wait_seconds` instead.
             max_wait: Duration after which a probe is no longer asked again. Also the timeout of a
-                delete.
+                delete or act.
+            every: Duration between two passes over this kind, for what must be noticed sooner than
+                once in `reconciliation_interval`.
 
         Raises:
             DeclarationError: the declaration cannot work; the message says why.
         """
         kind = ResourceKind(
-            name, after=after, statuses=statuses, stuck_after=stuck_after, max_wait=max_wait
+            name,
+            after=after,
+            statuses=statuses,
+            stuck_after=stuck_after,
+            max_wait=max_wait,
+            every=every,
         )
         self.kinds.add(kind)
         return kind

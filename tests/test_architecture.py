@@ -211,6 +211,7 @@ TABLES: Final = {
     "outbox": ("journal", "listings testing"),
     "beat": ("runs", "leases"),
     "wish": ("runs", ""),
+    "pause": ("journal", ""),
     "gone_host": ("runs", "journal"),
     "lease": ("leases", "journal listings"),
     "epoch": ("leases store", "journal doctor"),  # a backup is marked as a copy

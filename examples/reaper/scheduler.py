@@ -59,7 +59,7 @@ async def build(ctx: Context, vm: str, memory_mb: int) -> str:
 
 
 @build.errored
-async def not_built(ctx: Context, vm: str, memory_mb: int, reason: str) -> None:  # noqa: ARG001
+async def not_built(ctx: Context, vm: str, memory_mb: int, reason: str) -> None:
     """Tell the user: the resolver gave up, or nobody made room until the deadline."""
     cloud.fail(vm, reason)
 
@@ -75,13 +75,13 @@ async def delete(ctx: Context, vm: str) -> None:
 
 
 @svc.rpc(resource="vm", on_interrupt="retry")
-async def reclaim(ctx: Context, vm: str) -> int:  # noqa: ARG001
+async def reclaim(ctx: Context, vm: str) -> int:
     """Delete a preemptible machine; returns the MiB that this has freed."""
     return cloud.delete(vm, only_preemptible=True)
 
 
 @svc.ops
-async def survey(ctx: Context) -> dict[str, Any]:  # noqa: ARG001
+async def survey(ctx: Context) -> dict[str, Any]:
     """How much room there is, and which machines could make more, the oldest first."""
     machines = cloud.machines()
     return {

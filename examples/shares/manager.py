@@ -300,7 +300,7 @@ async def create_share(ctx: Context, share: str, size: int) -> str:
 
 
 @create_share.probe
-async def is_share_created(ctx: Context, share: str, size: int) -> Done | Fail | Retry | Wait:  # noqa: ARG001
+async def is_share_created(ctx: Context, share: str, size: int) -> Done | Fail | Retry | Wait:
     """Asked after a crash. Unlike a rule, a task goes on: what is not there is made."""
     there = await driver.get_share_status(share)
     if there is None:

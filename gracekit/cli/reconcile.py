@@ -10,16 +10,27 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import DETACHED, ERROR, tell
-from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
+from gracekit.cli.options import (
+    CommonOptions,
+    common,
+    living_instance_argument,
+    need_duration,
+    who,
+    why_option,
+)
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, ending
+from gracekit.cli.task_orders import open_writing
 from gracekit.cli.text import LONGEST_WHY, json_text, plural, safe, table
 from gracekit.clock import age_s
-from gracekit.config.values import duration
+from gracekit.config.values import duration, parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
+from gracekit.journal.findings_sql import PAUSE
 from gracekit.listings.store_view import RunAnswer, label
+from gracekit.process import Point
 from gracekit.runs.run import Run
+from gracekit.store.batch import Batch
 
 WAITING: Final = 3
 """Exit status where something is to be asked again, or the pass was cut short."""
@@ -41,6 +52,12 @@ MOST_UNTOUCHED: Final = 20
 @click.option("--dry-run", is_flag=True, help="Only find, and say what would be done.")
 @click.option("--kind", metavar="KIND", help="Settle resources of this kind alone.")
 @click.option("--resource", metavar="KIND:ID", help="Settle this one alone.")
+@click.option(
+    "--pause",
+    metavar="DURATION",
+    callback=need_duration,
+    help="Make no pass; let all runs of the service begin none unasked for so long. 0s ends that.",
+)
 @why_option
 @common
 def reconcile(
@@ -51,6 +68,7 @@ def reconcile(
     dry_run: bool,
     kind: str | None,
     resource: str | None,
+    pause: str | None,
     reason: str,
 ) -> None:
     """Settle resources in a transient status that nobody works on, by the rules of the service.
@@ -77,10 +95,21 @@ def reconcile(
          With --dry-run only the last one counts.
     0    done, also if resources were left, or there was none.
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with this character
+    if pause is not None:
+        if dry_run or kind or resource:
+            raise click.UsageError("--pause makes no pass: leave out the other options")
+        asyncio.run(_pause(options, name, parse_duration(pause), reason))
+        return
     if kind and resource:
         raise click.UsageError("give --kind or --resource, not both")
     asked: dict[str, Any] = {"dry_run": dry_run, "kind": kind, "resource": resource}
     asked |= {"reason": reason} if reason else {}
+    _make(options, name, asked)
+
+
+def _make(options: CommonOptions, name: str | None, asked: Mapping[str, Any]) -> None:
+    """Make the pass, show what it has done, and exit with its status."""
+    dry_run, resource = asked["dry_run"], asked["resource"]
     with StoreRecords(options.settings) as records:
         (run,) = asyncio.run(find(records, options, name, everyone=None))
         watch = _Watch(records, run, asked, as_json=options.as_json)
@@ -103,6 +132,20 @@ def reconcile(
     click.get_current_context().exit(
         status_of(report, dry_run=dry_run, of_one=resource is not None)
     )
+
+
+async def _pause(options: CommonOptions, name: str | None, for_s: float, reason: str) -> None:
+    """Put a pause on record: passes that somebody asks for, and `ctx.settle`, go on."""
+    with StoreRecords(options.settings) as records:
+        (run,) = await find(records, options, name, everyone=None)
+        async with open_writing(options.settings) as engine:
+            batch = Batch(Point.FINDING)
+            batch.add(PAUSE, run.service, engine.wall() + for_s, who(), reason)
+            await engine.commit(batch)
+    facts = {"service": run.service, "paused_s": for_s}
+    words = f"{run.service} begins no pass unasked for {duration(for_s)}"
+    words = words if for_s else f"{run.service} makes passes as ever"
+    click.echo(json_text(facts) if options.as_json else safe(words))
 
 
 class _Watch:

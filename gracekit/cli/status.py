@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
@@ -28,17 +28,8 @@ from gracekit.phase import ServiceState
 NAMED_HOLDS: Final = 5
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = (
-    "INSTANCE",
-    "ADMIN",
-    "SRC",
-    "OPER",
-    "PHASE",
-    "UP",
-    "IN-FLIGHT",
-    "OPS",
-    "LONGEST",
-    "DRAIN",
-)
+    "INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN", "ADMIN", "SRC", "OPER",
+)  # fmt: skip
 
 
 @click.command()
@@ -104,6 +95,7 @@ def _text(report: StatusReport, limit: int) -> str:
     parts += [_notifications(report.notifications)] if report.notifications.unsent else []
     parts += [_resources(one, report.resources) for one in report.resources]
     now = time.time()
+    parts += [paint(_paused(one, now), "yellow") for one in report.pauses]
     parts += [
         paint(safe(f"{seen}; {remedy}", longest=LONGEST_WHY), "red")
         for one in report.resources
@@ -135,6 +127,13 @@ def _resources(one: ResourceStatus, beside: Sequence[ResourceStatus]) -> str:
     ago = duration(age_s(now, one.last_pass["finished_at"]))
     did = counts((name, int(one.last_pass[name])) for name in ("settled", "failed"))
     return f"{words}, last pass {ago} ago: {did or '0 settled'}"
+
+
+def _paused(one: Mapping[str, Any], now: float) -> str:
+    """`resources of compute: no pass is begun unasked for 58m, said uid 0: storage is moved`."""
+    left, reason = duration(max(0.0, one["until"] - now)), one["reason"]
+    words = f"resources of {one['service']}: no pass is begun unasked for {left}, said {one['by']}"
+    return safe(words + (f": {reason}" if reason else ""), longest=LONGEST_WHY)
 
 
 def _queues(entries: Sequence[RunStatus]) -> list[str]:
@@ -244,8 +243,8 @@ def _coloured(text: str) -> str:
     marked = []
     for line in lines:
         words = line.split()
-        is_gone, is_on_its_way = "gone" in words[4:5], words[4] in _ON_ITS_WAY
-        is_doubtful = words[4:6] == ["not", "proven"]
+        is_gone, is_on_its_way = "gone" in words[1:2], words[1] in _ON_ITS_WAY
+        is_doubtful = words[1:3] == ["not", "proven"]
         colour = "red" if is_gone or is_doubtful else "yellow" if is_on_its_way else None
         marked.append(paint(line, colour) if colour else line)  # type: ignore[arg-type]
     return "\n".join((header, *marked))
@@ -253,8 +252,7 @@ def _coloured(text: str) -> str:
 
 def _row(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
     wish = ("up", "-") if entry.wish is None else ("down", entry.wish.source)
-    name, *cells = _cells(entry, services=services)
-    return (name, *wish, entry.oper, *cells)
+    return (*_cells(entry, services=services), *wish, entry.oper)
 
 
 def _cells(entry: RunStatus, *, services: bool) -> tuple[str, ...]:

@@ -115,10 +115,15 @@ class AtWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingRows:
-    """The findings of one host."""
+    """The findings of one host, or of one scope of it.
+
+    Attributes:
+        host: Name of the host, or `host/scope`.
+    """
 
     def __init__(self, journal: Journal, *, host: str) -> None:
         self._journal = journal
+        self.host = host
         self._where = (journal.service, host)
 
     # -- reads --------------------------------------------------------------------------
@@ -155,6 +160,11 @@ class FindingRows:
         ):
             return UnaskedPass(float(began_at or 0), float(finished_at or 0), bool(found_only))
         return None
+
+    async def paused_s(self) -> float:
+        """Seconds for which no pass begins that nobody asks for; 0 for none."""
+        rows = await self._journal.engine.query(sql.PAUSED, self._journal.service)
+        return max((float(until or 0) - self._journal.clock.wall() for (until,) in rows), default=0)
 
     async def at_work(self, kind: str, name: str) -> AtWork | None:
         """The oldest open task that acts on the resource; None if there is none."""

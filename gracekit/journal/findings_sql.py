@@ -71,9 +71,19 @@ NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner 
 SWEEP: Final = """
 DELETE FROM finding WHERE service = ? AND host = ? AND kind = ? AND owner IS NULL AND seen_at < ?
 RETURNING name, status, rule"""
-FORGET_HOST: Final = "DELETE FROM finding WHERE host = ? RETURNING id"
-FORGET_PASSES: Final = "DELETE FROM resource_pass WHERE host = ?"
-FORGET_BROKEN_OF_HOST: Final = "DELETE FROM broken_kind WHERE host = ?"
+_OF_HOST: Final = "(host = ?1 OR host LIKE ?1 || '/%')"  # with its scopes
+FORGET_HOST: Final = f"DELETE FROM finding WHERE {_OF_HOST} RETURNING id"
+FORGET_PASSES: Final = f"DELETE FROM resource_pass WHERE {_OF_HOST}"
+FORGET_BROKEN_OF_HOST: Final = f"DELETE FROM broken_kind WHERE {_OF_HOST}"
+
+# -- pauses ---------------------------------------------------------------------------------
+
+PAUSE: Final = """
+INSERT INTO pause (service, until, paused_by, reason) VALUES (?, ?, ?, ?)
+ON CONFLICT (service) DO UPDATE SET until = excluded.until, paused_by = excluded.paused_by,
+    reason = excluded.reason"""
+PAUSED: Final = "SELECT until FROM pause WHERE service = ?"
+PAUSES: Final = "SELECT service, until, paused_by, reason FROM pause WHERE until > ?"
 
 # -- adoption, the clock ----------------------------------------------------------------
 

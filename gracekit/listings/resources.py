@@ -11,6 +11,7 @@ import msgspec
 
 from gracekit.clock import age_s
 from gracekit.config.values import duration
+from gracekit.journal.findings_sql import PAUSES
 from gracekit.listings import listings_sql as sql
 from gracekit.store.engine import Queries
 
@@ -54,6 +55,13 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
                 f"{one['kind']}:{one['id']} (1 of {one['number']}) {of} has no rule: no such kind",
                 "`gracekit reconcile` drops what is on record of them; or declare the kind again",
             )
+
+
+async def list_pauses(engine: Queries, now: float) -> list[dict[str, Any]]:
+    """The services that begin no pass unasked: `service`, `until`, `by` and `reason`."""
+    names = ("service", "until", "by", "reason")
+    rows = await engine.query(PAUSES, now)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 async def list_resources(engine: Queries) -> list[ResourceStatus]:

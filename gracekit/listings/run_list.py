@@ -15,7 +15,7 @@ from gracekit.listings.parked_list import (
     count_parked,
     count_unsent,
 )
-from gracekit.listings.resources import ResourceStatus, list_resources
+from gracekit.listings.resources import ResourceStatus, list_pauses, list_resources
 from gracekit.listings.store_view import (
     NO_REPORT,
     Accounts,
@@ -126,6 +126,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
         ownerless: Numbers of transient rows without an owner, by state; without parked tasks.
         accounts: From the last count; None if the first count has not ended yet.
         resources: The resources that wait to be settled, and the last passes.
+        pauses: Services whose resources are not looked at unasked, and until when.
         pending: The parked tasks of each service that has some.
         notifications: The notifications that are not sent yet.
     """
@@ -137,6 +138,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     ownerless: UnfinishedCounts
     accounts: Accounts | None
     resources: Sequence[ResourceStatus]
+    pauses: Sequence[Mapping[str, Any]]
     pending: Sequence[PendingStatus]
     notifications: UnsentNotifications
 
@@ -150,6 +152,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             "ownerless": dict(self.ownerless),
             "accounts": self.accounts and self.accounts.as_json(),
             "resources": msgspec.to_builtins(self.resources),
+            "pauses": list(self.pauses),
             "pending": msgspec.to_builtins(self.pending),
             "notifications": msgspec.to_builtins(self.notifications),
         }
@@ -210,6 +213,7 @@ async def look(
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
         resources=await list_resources(view.engine),
+        pauses=await list_pauses(view.engine, view.clock.wall()),
         pending=await count_parked(view),
         notifications=await count_unsent(view),
     )

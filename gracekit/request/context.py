@@ -24,6 +24,7 @@ from gracekit.leases.leases import Guard, RunLeases
 from gracekit.phase import Phase
 from gracekit.process import SafePoints
 from gracekit.request.parked_tasks import ParkedTasks
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.steps import Steps
 from gracekit.request.tracked import TrackedBlock, TrackedCall
 from gracekit.rpc.argument_paths import need_resource_id
@@ -63,6 +64,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     loop: asyncio.AbstractEventLoop
     parked_tasks: ParkedTasks
     request_stop: Callable[[str, str], None]
+    trigger: RecoveryTrigger
     host: str
     parks: bool
     safe_points: SafePoints | None = None
@@ -347,6 +349,26 @@ class Context(Mapping[str, Any]):
         return await self._services.parked_tasks.cancel_of(
             kind, resource_id, order, source="handler"
         )
+
+    async def settle(self, kind: str, *, within: str | float = "20s") -> Sequence[Any]:
+        """Clean up what occupies room that this task needs, by the rules with `before_use`.
+
+        It does not wait for a pass, and works also while passes are paused or a drain waits for
+        this task. Rules that are under way in this process are waited for. A failure of a rule is
+        in its result and raises nothing.
+
+        Args:
+            kind: Name of a declared kind.
+            within: Return after so long; rules that act then go on.
+
+        Returns:
+            What became of each resource: `resource`, `status`, `outcome`, `written`, `reason`.
+
+        Raises:
+            InvalidArgumentsError: the service has no such kind.
+        """
+        own = self._task.resource or ("", "")
+        return await self._services.trigger.settle(kind, parse_duration(within), own)
 
     def request_stop(self, reason: str) -> None:
         """Stop this process, by a drain, as the user of the request wishes it.

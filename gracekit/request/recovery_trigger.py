@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 
 class RecoveryTrigger:
@@ -16,7 +18,11 @@ class RecoveryTrigger:
     Attributes:
         is_paused: Whether a drain is under way: recovery may start nothing more.
         looks_around: Whether the next pass must list rows, because some may have come or gone.
+        settle: Follows the rules with `before_use` of a kind, for so many seconds, but not for the
+            caller's own resource; returns what became of the resources. Set by recovery.
     """
+
+    settle: Callable[[str, float, tuple[str, str]], Awaitable[Sequence[Any]]]
 
     def __init__(self) -> None:
         self.is_paused = False

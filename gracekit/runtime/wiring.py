@@ -286,6 +286,7 @@ def _services(
         clock=ground.clock,
         loop=asyncio.get_running_loop(),
         parked_tasks=parked_tasks,
+        trigger=trigger,
         request_stop=lambda by, reason: ground.stops.ask(
             source="user", by=by, reason=reason, stays_down=True
         ),
@@ -317,6 +318,12 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
     }
 
 
+def _scoped(ground: Ground) -> str:
+    """The host, or what of it the service finds its resources for."""
+    host, scope = ground.settings.host, ground.service.scope
+    return host if scope is None else f"{host}/{scope()}"
+
+
 def _reconciler(
     ground: Ground,
     records: Records,
@@ -340,7 +347,7 @@ def _reconciler(
         suspects=requests.suspects,
         methods=ground.service.methods,
         gates=requests.gates,
-        findings=FindingRows(records.journal, host=settings.host),
+        findings=FindingRows(records.journal, host=_scoped(ground)),
         pending=records.pending,
         notifications=records.notifications,
         outbox=requests.outbox,

@@ -55,7 +55,8 @@ def test_a_living_run_is_shown_in_its_own_words(directory):
         tasks, listed = gracekit(directory, "tasks"), gracekit(directory, "tasks", "--json").json
 
     lines = [line.split() for line in status.out.splitlines()]
-    assert lines[0] == ["INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN"]
+    columns = ["INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN"]
+    assert lines[0] == [*columns, "ADMIN", "SRC", "OPER"]
     assert lines[1][:2] + lines[1][3:7] == ["api-1", "serving", "1", "idle", "work", "vm:vm-1"]
     assert "accepted 1 = 0 terminal + 1 transient (1 running) + 0 removed: balanced" in status.out
     assert (seen["runs"][0]["answers"], seen["accounts"]["balanced"]) == (True, True)

@@ -63,6 +63,7 @@ class Acting:
         self._may_begin = may_begin
         self._unended = unended
         self._owed: set[Resource] = set()  # this run may own their rows, though no rule acts
+        self._under_way: dict[Resource, asyncio.Future[None]] = {}  # done when the rule has ended
         # Waits of suspects that have not begun; in a fixed order, for simulations.
         self._waits: dict[asyncio.Timeout, None] = {}
 
@@ -89,6 +90,18 @@ class Acting:
 
     async def settle(self, case: Case) -> Result:
         """Settle one resource, unless a task or rule works on it; returns what became of it."""
+        if case.for_use and (joined := self._under_way.get(case.resource)) is not None:
+            await asyncio.wait({joined})
+            return self._left(case, "another pass has just settled it")
+        joined = self._under_way[case.resource] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._settle_in_turn(case)
+        finally:
+            joined.set_result(None)
+            if self._under_way.get(case.resource) is joined:
+                del self._under_way[case.resource]
+
+    async def _settle_in_turn(self, case: Case) -> Result:
         plain = case.may_keep_thread
         if (why := await self._unended.wait_for_place(case.resource, plain=plain)) is not None:
             return self._left(case, why)
@@ -115,11 +128,11 @@ class Acting:
         row = ("finding", 0 if known is None else known.id)
         who = object()
         try:
-            alone = await self._enter(who, row, about)
+            alone = await self._enter(who, row, about, for_use=case.for_use)
         except TimeoutError:
             return self._left(case, NO_REQUESTS)
         try:
-            if not self._may_begin():
+            if not (case.for_use or self._may_begin()):
                 return self._left(case, NO_REQUESTS)
             guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
             crashes = known.crashes if known and guilty else 0
@@ -127,13 +140,15 @@ class Acting:
         finally:
             self._suspects.leave(who)
 
-    async def _enter(self, who: object, row: SuspectRow, about: Suspicion | None) -> bool:
+    async def _enter(
+        self, who: object, row: SuspectRow, about: Suspicion | None, *, for_use: bool
+    ) -> bool:
         """Wait until the rule may begin; returns whether it is alone.
 
         Raises:
             TimeoutError: `let_go_of_waiting` has ended the wait.
         """
-        if not self._may_begin():
+        if not (for_use or self._may_begin()):
             raise TimeoutError
         async with asyncio.timeout(None) as wait:
             self._waits[wait] = None
@@ -238,6 +253,7 @@ def _named(case: Case) -> str:
 
 PROBE_RETURNS: Final = "it returns Settled, Absent, Broken or Wait"
 DELETE_RETURNS: Final = "a delete returns nothing, when the resource is gone"
+ACT_RETURNS: Final = "an act returns nothing when it is done, else Settled, Absent, Broken or Wait"
 
 
 class RuleAnswers:
@@ -264,7 +280,7 @@ class RuleAnswers:
             return await self._ends.write(begun, rule.failed)
         if (moved := await self._look_again(begun)) is not None:
             return moved
-        return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
+        return await (self._probe if rule.how is How.PROBE else self._do)(begun)
 
     async def _look_again(self, begun: Begun) -> Result | None:
         """Read the resource again, now that its lease is held; None if it is as it was found."""
@@ -297,16 +313,20 @@ class RuleAnswers:
             on_overdue=on_overdue,
         )
 
-    async def _delete(self, begun: Begun) -> Result:
+    async def _do(self, begun: Begun) -> Result:
+        """Call a delete or an act."""
         on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
         end = await self._call(begun, begun.case.kind.max_wait_s, "max_wait", on_overdue)
         if not end.has_begun:
             return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.fault:
             return await self._ends.fail(begun, end.fault)
-        if end.value is not None:  # perhaps it means that the delete goes on
-            return await self._wrong(begun, f"returned {_short(end.value)}: {DELETE_RETURNS}")
-        return await self._ends.write(begun, begun.case.rule.done)
+        if end.value is None:
+            return await self._ends.write(begun, begun.case.rule.done)
+        if begun.case.rule.how is How.ACT:
+            return await self._take_answer(begun, end.value)
+        # Perhaps it means that the delete goes on.
+        return await self._wrong(begun, f"returned {_short(end.value)}: {DELETE_RETURNS}")
 
     async def _probe(self, begun: Begun) -> Result:
         end = await self._call(begun, self._settings.probe_timeout_s, "probe_timeout")
@@ -333,7 +353,8 @@ class RuleAnswers:
             case Wait(seconds=seconds):
                 return await self._ends.wait(begun, seconds, f"{begun.case.rule.name} said Wait")
             case _:
-                return await self._wrong(begun, f"answered {_short(answer)}: {PROBE_RETURNS}")
+                may = ACT_RETURNS if begun.case.rule.how is How.ACT else PROBE_RETURNS
+                return await self._wrong(begun, f"answered {_short(answer)}: {may}")
 
     async def _wrong(self, begun: Begun, said: str) -> Result:
         """Treat a wrong return value; *said* names it, and what the function may return."""

@@ -34,6 +34,10 @@ class PassRequest(msgspec.Struct, frozen=True, kw_only=True):
         resource: Settle this resource only.
         at_least_s: Seconds for which a resource must have had its status.
         had_first: Kinds that have had their first pass; for them `stuck_after` counts instead.
+        before_use: Follow only rules that have `before_use`, or only the others; None for all,
+            in this order.
+        but: A resource that is not settled: the caller's own.
+        within_s: Wait so long for the queues, at most; None to wait until they were read.
     """
 
     by_hand: bool = False
@@ -42,11 +46,14 @@ class PassRequest(msgspec.Struct, frozen=True, kw_only=True):
     resource: Resource | None = None
     at_least_s: float = 0.0
     had_first: frozenset[str] = frozenset()
+    before_use: bool | None = None
+    but: Resource | None = None
+    within_s: float | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it settles everything."""
-        return not self.dry_run and self.is_of_all
+        """Whether it settles everything, or the last of it."""
+        return not self.dry_run and self.is_of_all and not self.before_use
 
     @property
     def is_of_all(self) -> bool:
@@ -112,11 +119,16 @@ class Judging:
             state.failed.add(found.id)
         if found.status not in kind.rules and found.status in kind.end_statuses:
             return None  # `find` returns it only for the resources that need it
+        rule = kind.rules.get(found.status)
+        if rule is not None and self._request.before_use not in {None, rule.before_use}:
+            self._note_unsettled(kind, found)
+            return None
         only = self._request.resource
         is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
+        is_asked = is_asked and (kind.name, found.id) != self._request.but
         needs = [(need, self.states[need[0]]) for need in found.needs if need[0] in self.states]
         dependency = next((need for need, state in needs if need[1] in state.failed), None)
-        if (rule := kind.rules.get(found.status)) is not None and rule.needs_failed == "call":
+        if rule is not None and rule.needs_failed == "call":
             dependency = None
         at_once = self._request.by_hand or dependency is not None
         reason = self._wrong_need(kind, found)
@@ -139,6 +151,7 @@ class Judging:
             finding=known,
             dependency=dependency,
             at_once=at_once,
+            for_use=self._request.but is not None,
         )
 
     def _note_unsettled(self, kind: ResourceKind, found: Found) -> None:
@@ -170,6 +183,8 @@ class Judging:
             at_least_s = kind.stuck_after_s
             if since is None:
                 since = self._began_at if known is None else known.first_seen
+        if self._report.is_unread and (since is None or since >= self._began_at):
+            return "it is younger than the wait for the queues, which were not read to the end"
         if since is None:
             return None
         if max(0.0, self._began_at - since) >= at_least_s:
@@ -216,6 +231,8 @@ class Judging:
         elif rule.how is How.DELETE:
             would = f"delete again ({rule.name}), else {rule.failed}"
             written = rule.done
+        elif rule.how is How.ACT:
+            would, written = f"call {rule.name}, else {rule.failed}", rule.done
         else:
             would, written = f"ask {rule.name}, else {rule.failed}", ""
         return Result(

@@ -32,6 +32,7 @@ class How(enum.Enum):
 
     PROBE = "probe"  # the backend is asked for the truth
     DELETE = "delete"  # the resource is deleted again
+    ACT = "act"  # something is done, and its answer written
     MARK = "mark"  # the failed status is written; no backend is asked
     LEAVE = "leave"  # nothing is done: the application itself goes on with it
 
@@ -88,6 +89,8 @@ class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
         failed: Status to write if the truth is bad or cannot be known, or the delete has failed.
         why: Why it is left, for LEAVE.
         needs_failed: Whether *failed* is written without a call if a needed resource has failed.
+        before_use: Whether it frees what others need, so that it ends first in each pass, and
+            `Context.settle` calls it.
     """
 
     how: How
@@ -96,6 +99,7 @@ class StatusRule(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     why: str = ""
     needs_failed: NeedsFailed = "fail"
+    before_use: bool = False
 
     @property
     def name(self) -> str:
@@ -159,6 +163,7 @@ FindT = TypeVar("FindT", bound=Callable[..., Awaitable[Iterable[Found]] | Iterab
 WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])
 ProbeT = TypeVar("ProbeT", bound=Callable[..., Awaitable[TruthAnswer] | TruthAnswer])
 DeleteT = TypeVar("DeleteT", bound=Callable[..., Awaitable[None] | None])
+ActT = TypeVar("ActT", bound=Callable[..., Awaitable[TruthAnswer | None] | TruthAnswer | None])
 
 FIND: Final = "ctx, *, after, limit"
 WRITE: Final = "ctx, found, status, facts"
@@ -174,7 +179,9 @@ class ResourceKind:
         statuses: Its transient statuses; None if they were not given.
         stuck_after_s: Seconds for which a resource must have had its status, but not in the first
             pass of a run.
-        max_wait_s: Seconds after which a probe is no longer asked again; timeout of a delete.
+        max_wait_s: Seconds after which a probe is no longer asked again; timeout of a delete or
+            act.
+        every_s: Seconds between two passes over this kind; None for those of all kinds only.
     """
 
     def __init__(
@@ -185,6 +192,7 @@ class ResourceKind:
         statuses: Iterable[str] | None = None,
         stuck_after: str | float = "10m",
         max_wait: str | float = "10m",
+        every: str | float | None = None,
     ) -> None:
         """See `Service.kind`."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -200,8 +208,11 @@ class ResourceKind:
         try:
             self.stuck_after_s = parse_duration(stuck_after)
             self.max_wait_s = parse_duration(max_wait)
+            self.every_s = None if every is None else parse_duration(every)
         except ConfigError as error:
             raise DeclarationError(f"kind {name}: {error}") from None
+        if self.every_s == 0:
+            raise DeclarationError(f"kind {name}: every={every!r} is no time between two passes")
         if not self.max_wait_s:
             raise DeclarationError(f"kind {name}: max_wait={max_wait!r} leaves no time to ask")
         self._hooks: dict[str, KindHook] = {}
@@ -235,7 +246,9 @@ class ResourceKind:
         self._add_hook("write", function, WRITE)
         return function
 
-    def probe(self, *statuses: str, failed: str = "") -> Callable[[ProbeT], ProbeT]:
+    def probe(
+        self, *statuses: str, failed: str = "", before_use: bool = False
+    ) -> Callable[[ProbeT], ProbeT]:
         """Settle resources in *statuses* by a function that asks the backend for the truth.
 
         It gets the resource as found, and returns `Settled`, `Absent`, `Broken` or `Wait`.
@@ -244,6 +257,7 @@ class ResourceKind:
             statuses: Statuses that this rule settles.
             failed: Status to write if the answer is `Absent` or `Broken`, if the function raises
                 NotImplementedError, or if the truth is not known after `max_wait`.
+            before_use: Whether it frees what others need, see `Context.settle`.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
@@ -252,13 +266,49 @@ class ResourceKind:
 
         def register(function: ProbeT) -> ProbeT:
             hook = KindHook(function, f"the probe of kind {self.name},", "ctx, found")
-            self._add_rules(statuses, StatusRule(how=How.PROBE, hook=hook, failed=failed))
+            rule = StatusRule(how=How.PROBE, hook=hook, failed=failed, before_use=before_use)
+            self._add_rules(statuses, rule)
+            return function
+
+        return register
+
+    def act(
+        self, *statuses: str, done: str = "", failed: str = "", before_use: bool = False
+    ) -> Callable[[ActT], ActT]:
+        """Settle resources in *statuses* by a function that does something about them.
+
+        It gets the resource as found. It must be safe to call again: its process may die in it. It
+        returns None when it is done; `Settled` for another status, with facts; `Wait` to be called
+        again; `Absent` or `Broken` if it has failed.
+
+        Args:
+            statuses: Statuses that this rule settles.
+            done: Status to write if the function has returned None.
+            failed: Status to write if it has failed or raised, or is not done after `max_wait`.
+            before_use: Whether it frees what others need, see `Context.settle`.
+
+        Raises:
+            DeclarationError: it cannot work; the message says why.
+        """
+        self._check_called("act", statuses, {"done": done, "failed": failed})
+
+        def register(function: ActT) -> ActT:
+            hook = KindHook(function, f"the act of kind {self.name},", "ctx, found")
+            rule = StatusRule(
+                how=How.ACT, hook=hook, done=done, failed=failed, before_use=before_use
+            )
+            self._add_rules(statuses, rule)
             return function
 
         return register
 
     def delete(
-        self, *statuses: str, done: str = "", failed: str = "", needs_failed: NeedsFailed = "fail"
+        self,
+        *statuses: str,
+        done: str = "",
+        failed: str = "",
+        needs_failed: NeedsFailed = "fail",
+        before_use: bool = False,
     ) -> Callable[[DeleteT], DeleteT]:
         """Settle resources in *statuses* by a function that deletes them, again or at last.
 
@@ -270,6 +320,7 @@ class ResourceKind:
             failed: Status to write if it raises, or has not returned after `max_wait`.
             needs_failed: What to do if a resource that it `needs` has failed: "fail" writes
                 *failed* without a call; "call" deletes nevertheless.
+            before_use: Whether it frees what others need, see `Context.settle`.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
@@ -283,7 +334,12 @@ class ResourceKind:
         def register(function: DeleteT) -> DeleteT:
             hook = KindHook(function, f"the delete of kind {self.name},", "ctx, found")
             rule = StatusRule(
-                how=How.DELETE, hook=hook, done=done, failed=failed, needs_failed=needs_failed
+                how=How.DELETE,
+                hook=hook,
+                done=done,
+                failed=failed,
+                needs_failed=needs_failed,
+                before_use=before_use,
             )
             self._add_rules(statuses, rule)
             return function

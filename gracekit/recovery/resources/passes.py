@@ -9,6 +9,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
+import msgspec
+
 from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.journal.findings import FindingRow, FindingRows, PassRecord, Sighting
@@ -52,6 +54,7 @@ class ResourcePass:
         *,
         at_once: int,
         may_begin: Callable[[], bool],
+        began_at: float | None = None,
     ) -> None:
         self._kinds = kinds
         self._reader = reader
@@ -63,15 +66,43 @@ class ResourcePass:
         self._at_once = at_once
         self._may_begin = may_begin
         self._readers: list[asyncio.Task[None]] = []
+        self._others: ResourcePass | None = None
         self.report = report
-        self.began_at = clock.wall()
-        self._ahead_s = self.began_at - clock.loop()
+        self.began_at = clock.wall() if began_at is None else began_at
+        self._ahead_s = clock.wall() - clock.loop()
         self._judging = Judging(
             kinds, request, self.report, acting, reader, clock, began_at=self.began_at
         )
 
     async def run(self) -> PassReport:
         """Make the pass; returns its report when nothing is left to do."""
+        rules = [rule for kind in self._kinds for rule in kind.rules.values()]
+        if self.request.before_use is None and any(rule.before_use for rule in rules):
+            return await self._run_in_turn()
+        return await self._run()
+
+    async def _run_in_turn(self) -> PassReport:
+        """First what frees things that others need, then the others."""
+        for first in (True, False):
+            self._others = one = ResourcePass(
+                self._kinds,
+                self._reader,
+                self._acting,
+                self._findings,
+                msgspec.structs.replace(self.request, before_use=first),
+                self.report,
+                self._telemetry,
+                self._clock,
+                at_once=self._at_once,
+                may_begin=self._may_begin,
+                began_at=self.began_at,
+            )
+            await one.run()
+            if self.report.interrupted:
+                break
+        return self.report
+
+    async def _run(self) -> PassReport:
         if self.request.by_hand and self.request.is_of_all:
             await self._drop_undeclared()
         self._readers = [asyncio.create_task(self._settle_kind(kind)) for kind in self._chosen()]
@@ -105,6 +136,8 @@ class ResourcePass:
         self.report.interrupted = True
         for reader in self._readers:
             reader.cancel()
+        if self._others is not None:
+            self._others.interrupt()
 
     def _chosen(self) -> list[ResourceKind]:
         """The kinds to settle, and those that come before them, which are only read."""

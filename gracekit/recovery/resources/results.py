@@ -88,6 +88,7 @@ class PassReport(msgspec.Struct, kw_only=True):
         interrupted: Whether a drain, a quiet or a stop has ended it early.
         waits_for_pass: Whether it waits for another pass that is under way.
         waits_for: Requests in the queues that must be read before it begins; 0 for none.
+        is_unread: Whether it has begun before they were all read.
         tasks: Unfinished tasks that were settled before it, because an operator has asked; in a
             dry run, those that would be.
     """
@@ -100,6 +101,7 @@ class PassReport(msgspec.Struct, kw_only=True):
     interrupted: bool = False
     waits_for_pass: bool = False
     waits_for: int = 0
+    is_unread: bool = False
     tasks: int = 0
 
     def add(self, result: Result) -> None:

@@ -47,6 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         finding: Its row; None if it has none.
         dependency: A resource that it needs and that has a failed status; None if there is none.
         at_once: Whether to follow a waiting rule before it is due.
+        for_use: Whether a handler waits for it, so that it may begin in a drain, too.
     """
 
     kind: ResourceKind
@@ -55,6 +56,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     finding: FindingRow | None
     dependency: Resource | None = None
     at_once: bool = False
+    for_use: bool = False
 
     @property
     def rule(self) -> StatusRule:
@@ -73,9 +75,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_keep_thread(self) -> bool:
-        """Whether its delete or `write` is a plain function, which keeps a thread if it hangs."""
-        delete = self.rule.hook if self.rule.how is How.DELETE else None
-        return self.kind.hook("write").is_plain or (delete is not None and delete.is_plain)
+        """Whether its delete, act or `write` is a plain function, which keeps a thread if it
+        hangs.
+        """
+        done = self.rule.hook if self.rule.how in {How.DELETE, How.ACT} else None
+        return self.kind.hook("write").is_plain or (done is not None and done.is_plain)
 
 
 class Begun(NamedTuple):

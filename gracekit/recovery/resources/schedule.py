@@ -9,29 +9,34 @@ as failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
 from gracekit import backoff
 from gracekit.clock import Clock
-from gracekit.errors import GracekitError, StoreError
+from gracekit.config.values import did_you_mean
+from gracekit.errors import GracekitError, InvalidArgumentsError, StoreError
 from gracekit.journal.findings import FindingRows, UnaskedPass
-from gracekit.leases.leases import Guard
+from gracekit.leases.leases import Guard, Resource
 from gracekit.phase import ServiceState
 from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.passes import AskingAgain, ResourcePass
 from gracekit.recovery.resources.reading import Reader
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result
 from gracekit.recovery.resources.rule_calls import KindCalls, UnendedRules
 from gracekit.recovery.shared import Shared
+from gracekit.rpc.failures import words_of
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Queue
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
+PAUSED_S: Final = 30.0
+"""During a pause its row is read so often, as an operator may end it."""
 LEASE_KIND: Final = "gracekit reconciliation"
 """Kind of the lease for a pass; no kind of an application can have a name with a blank."""
 
@@ -68,7 +73,7 @@ class Resources:
         self._one_pass = asyncio.Lock()
         self._running: ResourcePass | None = None
         self._foreseeing: set[ResourcePass] = set()  # dry runs
-        self._lease = (LEASE_KIND, f"{shared.journal.service}@{shared.settings.host}")
+        self._lease = (LEASE_KIND, f"{shared.journal.service}@{findings.host}")
         self._ready_at: float | None = None  # wall time at which it first took requests
         self._known: UnaskedPass | None = None  # the last pass since then that was judged
         self._next_at = 0.0  # loop time of the next pass
@@ -76,6 +81,9 @@ class Resources:
         self._may_ask_again = False  # set once the requests of before the start were read
         self._read: frozenset[str] = frozenset()  # kinds that have had their first pass
         self._is_looking = False
+        self._kind_at: dict[str, float] = {}  # loop time of the next pass over one kind
+        self._for_use: dict[asyncio.Task[Any], ResourcePass] = {}
+        shared.trigger.settle = self.settle
 
     def may_begin(self) -> bool:
         """Whether the service takes requests, and no drain has begun."""
@@ -89,9 +97,9 @@ class Resources:
             one.interrupt()
 
     @property
-    def tasks(self) -> list[asyncio.Task[Result]]:
+    def tasks(self) -> list[asyncio.Task[Any]]:
         """Tasks of rules that have not ended and for which no pass waits any longer."""
-        return self._unended.tasks
+        return [*self._unended.tasks, *self._for_use]
 
     def follow_clock(self, by_s: float) -> None:
         """Adjust a time of this object after the wall clock was set by so many seconds."""
@@ -103,7 +111,9 @@ class Resources:
         if not self._kinds or not self.may_begin() or self._is_looking:
             return None
         self._note_ready()
-        due_at = min(self._next_at, self._again.due_at) if self._asks_again() else self._next_at
+        due_at = self._next_at
+        if self._asks_again():
+            due_at = min(due_at, self._again.due_at, *self._kind_at.values())
         return max(0.0, due_at - self._clock.loop())
 
     # -- looks --------------------------------------------------------------------------
@@ -120,8 +130,15 @@ class Resources:
             self._trigger.go_on()  # the reconciler must compute anew when something is due
 
     async def _do_due(self) -> None:
+        if (paused_s := await self._findings.paused_s()) > 0:
+            self._next_at = self._again.due_at = self._clock.loop() + min(paused_s, PAUSED_S)
+            self._kind_at = dict.fromkeys(self._kind_at, self._next_at)
+            return
         if self._clock.loop() >= self._next_at:
             await self._look_at_pass()
+        for name, due_at in list(self._kind_at.items()):
+            if self._asks_again() and self._clock.loop() >= due_at:
+                await self._look_at_kind(self._kinds[name])
         if self._asks_again() and self._clock.loop() >= self._again.due_at:
             async with self._one_pass:
                 await self._again.ask_due()
@@ -139,6 +156,9 @@ class Resources:
             self._ready_at = self._clock.wall()
             wait_s = self._settings.startup_reconciliation_wait_seconds
             self._next_at = self._clock.loop() + wait_s
+            for kind in self._kinds:
+                if kind.every_s is not None:
+                    self._kind_at[kind.name] = self._next_at + kind.every_s
 
     async def _look_at_pass(self) -> None:
         """Make the pass that is due, unless another run of the host has made it."""
@@ -172,6 +192,52 @@ class Resources:
         else:
             self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
             self._next_at = self._clock.loop() + (every_s or float("inf"))
+
+    async def _look_at_kind(self, kind: ResourceKind) -> None:
+        """Make a pass over one kind whose resources are to be looked at more often."""
+        assert kind.every_s is not None
+        request = PassRequest(
+            kind=kind.name,
+            at_least_s=self._settings.startup_reconciliation_wait_seconds,
+            had_first=self._read,
+            within_s=kind.every_s,
+        )
+        await self._make(request, PassReport(keeps=False))
+        self._kind_at[kind.name] = self._clock.loop() + kind.every_s
+
+    async def settle(self, kind: str, within_s: float, but: Resource) -> list[Result]:
+        """Follow the rules of *kind* that have `before_use`, for a handler that needs the room.
+
+        Args:
+            kind: Name of a declared kind.
+            within_s: Return after so many seconds; rules that act then go on.
+            but: The caller's own resource, which is left alone.
+
+        Returns:
+            What became of the resources so far.
+
+        Raises:
+            InvalidArgumentsError: there is no such kind.
+        """
+        if kind not in self._kinds:
+            raise InvalidArgumentsError(
+                f"no kind {kind!r} is declared"
+                f"{did_you_mean(kind, [one.name for one in self._kinds])}"
+            )
+        request = PassRequest(by_hand=True, kind=kind, before_use=True, but=but)
+        report = PassReport(keeps=True)
+        one = self._new_pass(request, report, may_begin=lambda: True)
+        running = asyncio.create_task(one.run(), name="gracekit-settle")
+        self._for_use[running] = one
+        running.add_done_callback(self._end_for_use)
+        await asyncio.wait({running}, timeout=within_s)
+        one.interrupt()
+        return list(report.results)
+
+    def _end_for_use(self, running: asyncio.Task[Any]) -> None:
+        del self._for_use[running]
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self._telemetry.emit("store.error", what="resources", error=words_of(error))
 
     def _is_news(self, last: UnaskedPass) -> bool:
         """Whether *last* is new to this run, and serves instead of the pass that is due.
@@ -211,7 +277,13 @@ class Resources:
                 "ask again when it has finished"
             )
 
-    def _new_pass(self, request: PassRequest, report: PassReport) -> ResourcePass:
+    def _new_pass(
+        self,
+        request: PassRequest,
+        report: PassReport,
+        *,
+        may_begin: Callable[[], bool] | None = None,
+    ) -> ResourcePass:
         return ResourcePass(
             self._kinds,
             self._reader,
@@ -222,7 +294,7 @@ class Resources:
             self._telemetry,
             self._clock,
             at_once=self._settings.reconcile_at_once,
-            may_begin=self.may_begin,
+            may_begin=may_begin or self.may_begin,
         )
 
     # -- a pass -------------------------------------------------------------------------
@@ -261,7 +333,11 @@ class Resources:
         events = PassEvents(one, self._telemetry, self._clock)
         telling = asyncio.create_task(events.tell_progress(self._settings.progress_every_s))
         try:
-            if self.may_begin() and await self._queues.wait_for(report) and self.may_begin():
+            if (
+                self.may_begin()
+                and await self._queues.wait_for(report, within_s=request.within_s)
+                and self.may_begin()
+            ):
                 self._may_ask_again = True
                 self._running = one
                 await one.run()
@@ -270,7 +346,8 @@ class Resources:
         finally:
             telling.cancel()
             self._running = None
-        if not report.interrupted and (request.is_whole or not request.by_hand):
+        is_by_dry_run = request.by_hand and request.dry_run
+        if not report.interrupted and request.is_of_all and not is_by_dry_run:
             settles = self._settings.startup_reconciliation_enabled
             record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
@@ -296,12 +373,18 @@ class QueueWait:
         self._report = PassReport(keeps=False)
         self._waiting: asyncio.Task[None] | None = None
 
-    async def wait_for(self, report: PassReport) -> bool:
-        """Wait, and show the number of requests in *report*; false if `pause` ended the wait."""
+    async def wait_for(self, report: PassReport, *, within_s: float | None = None) -> bool:
+        """Wait, and show the number of requests in *report*; false if `pause` ended the wait.
+
+        After *within_s* the wait ends, and the report says that they were not all read.
+        """
         self._report = report
         task = self._waiting = asyncio.create_task(self.wait_read())
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=within_s)
+            if not task.done():
+                report.is_unread = True
+                return True
         finally:
             task.cancel()
             self._waiting = None

@@ -267,6 +267,13 @@ CREATE TABLE finding (
 CREATE INDEX finding_owner ON finding (owner) WHERE owner IS NOT NULL;
 CREATE INDEX finding_check ON finding (next_check) WHERE next_check IS NOT NULL;
 
+CREATE TABLE pause (
+    service TEXT COLLATE "C" PRIMARY KEY,
+    until DOUBLE PRECISION NOT NULL,
+    paused_by TEXT COLLATE "C" NOT NULL,
+    reason TEXT COLLATE "C" NOT NULL
+);
+
 CREATE TABLE resource_pass (
     service TEXT COLLATE "C" NOT NULL,
     host TEXT COLLATE "C" NOT NULL,

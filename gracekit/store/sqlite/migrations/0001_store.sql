@@ -302,6 +302,14 @@ CREATE INDEX finding_owner ON finding (owner) WHERE owner IS NOT NULL;
 CREATE INDEX finding_check ON finding (next_check) WHERE next_check IS NOT NULL;
 
 -- The last pass over all resources of a host.
+-- Until then, no pass over resources of the service begins that nobody asks for.
+CREATE TABLE pause (
+    service     TEXT PRIMARY KEY,
+    until       REAL NOT NULL,
+    paused_by   TEXT NOT NULL,
+    reason      TEXT NOT NULL
+);
+
 CREATE TABLE resource_pass (
     service     TEXT NOT NULL,
     host        TEXT NOT NULL,
