@@ -188,7 +188,7 @@ def with_end(run: Run, directory: Path | None, *, boot_id: str = "") -> Run:
         more["kernel"] = read_end(directory, run.identity, run.invocation)
     if directory is not None and run.crash is None:
         more["crash"] = read_crash(directory / crash_name(run.run_id))
-    if boot_id and run.rebooted is None and run.ended_at is None:
+    if boot_id and run.rebooted is None and run.ended_at is None and run.adopted_at is None:
         more["rebooted"] = run.identity.boot_id != boot_id
     return msgspec.structs.replace(run, **more)
 

@@ -80,10 +80,14 @@ ON CONFLICT DO NOTHING"""
 MAY_ACT: Final = "SELECT 1 FROM beat WHERE run_id = ?"
 END_BEAT: Final = "DELETE FROM beat WHERE run_id = ?"
 STANDING: Final = "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?"
-# Of all earlier runs of that host that have recorded no end.
+# Of earlier runs of that host that have recorded no end, and whose death nobody had proven before:
+# no sibling, and no start in the same boot.
 REBOOTED: Final = """
 UPDATE run SET rebooted = 1
-WHERE host = ? AND boot_id <> ? AND ended_at IS NULL AND rebooted IS NULL"""
+WHERE host = ? AND boot_id <> ? AND ended_at IS NULL AND rebooted IS NULL
+    AND (adopted_at IS NULL OR gone_at IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM run AS later WHERE later.host = run.host
+        AND later.boot_id = run.boot_id AND later.started_at > run.beat_at)"""
 SHOW: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
 STOP_INTENT: Final = """
 UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, phase = 'draining'

@@ -14,7 +14,7 @@ async def test_a_boot_of_the_host_charges_no_task_with_a_crash(
     crashes, whys = [], []
     service = await site.start(test_boot_id="one").serving()
     await client.prepare(request_id="k").cast(served.retried, key="k", vm="v", s=600)
-    for starts, boot_id in enumerate(("two", "two"), 1):
+    for starts, boot_id in enumerate(("two", "two", "three"), 1):
         await site.effect("start", "k", times=starts)
         service.kill()
         service = await site.start(test_boot_id=boot_id).serving()
@@ -22,5 +22,7 @@ async def test_a_boot_of_the_host_charges_no_task_with_a_crash(
         crashes.append(site.task("k")["crashes"])
         whys += [word for word in service.log.split() if word.startswith("why=")]
 
-    assert crashes == [0, 1]
-    assert whys == ["why=host_reboot", "why=died"]
+    assert crashes == [0, 1, 1]
+    assert whys == ["why=host_reboot", "why=died", "why=host_reboot"]
+    rows = site.rows("SELECT rebooted FROM run ORDER BY started_at")
+    assert [row["rebooted"] for row in rows] == [1, None, 1, None]  # a later boot says nothing
