@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from gracekit.process import private
 
 BY_SYSTEMD: Final = "exit-systemd-{invocation}.json"
 STARTS: Final = "failed-starts.jsonl"
+OLD_S: Final = 86400.0
 LONGEST_STARTS: Final = 65536
 """Bytes."""
 _FATAL: Final = re.compile(rb"^Fatal Python error: (.+)$", re.MULTILINE)
@@ -83,6 +85,13 @@ def late_records(directory: Path) -> Iterator[tuple[Path, EndRecord]]:
     for file in sorted(directory.glob("exit-*.json")):
         if (found := _read(file)) is not None:
             yield file, found
+
+
+def is_old(file: Path) -> bool:
+    """Whether it was written more than a day ago."""
+    with contextlib.suppress(OSError):
+        return time.time() - file.stat().st_mtime > OLD_S
+    return False
 
 
 def _read(file: Path) -> EndRecord | None:

@@ -22,6 +22,7 @@ from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.end_records import (
     invocation,
+    is_old,
     late_records,
     oom_mark,
     oom_rise,
@@ -403,7 +404,9 @@ class Members:
         directory = self._lock_directory
         for file, kernel in [] if directory is None else late_records(directory):
             of = (kernel.boot_id, kernel.pid, kernel.start_ticks, kernel.invocation)
-            for run in map(run_of, await self._engine.query(sql.OF_PROCESS, *of)):
+            if not (runs := await self._engine.query(sql.OF_PROCESS, *of)) and is_old(file):
+                file.unlink(missing_ok=True)  # of a start that never had a run
+            for run in map(run_of, runs):
                 if run.kernel is None:
                     batch = Batch(Point.ADOPT)
                     batch.add(sql.KERNEL, msgspec.json.encode(kernel).decode(), run.run_id)

@@ -331,3 +331,19 @@ def test_systemd_s_word_is_taken(directory: Path, variables: dict[str, str], cod
     gracekit(directory, "exits", "record", "--systemd", INVOCATION_ID="abc", **variables)
 
     assert [one["why"] for one in exits(directory)] == [code]
+
+
+def test_a_record_that_belongs_to_no_run_is_removed_after_a_day(directory: Path):
+    """As of starts that failed before they had a run; a young one may be early."""
+    with Running(directory):
+        pass
+    runs = directory / "gracekit-store.db-runs"
+    for name, age_s in (("young", 3600), ("old", 90_000)):
+        file = runs / f"exit-systemd-{name}.json"
+        file.write_text('{"how": "exited", "status": 78, "by": "systemd", "invocation": "x"}')
+        os.utime(file, (time.time() - age_s,) * 2)
+    with Running(directory) as run:
+        run.wait_line("run.classified")
+        until(lambda: not (runs / "exit-systemd-old.json").exists())
+
+    assert (runs / "exit-systemd-young.json").exists()
