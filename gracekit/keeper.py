@@ -22,7 +22,8 @@ LISTED: Final = "exit-{pid}-{start_ticks}.json"
 """Name of a record in a directory of records."""
 _NOT_STARTED: Final = 126
 _FROM_KERNEL: Final = 0x80
-"""`si_code` of what a terminal sends: the child, of the same foreground group, gets it as well."""
+"""`si_code` of what a terminal sends."""
+_IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _JOB_CONTROL: Final = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 _STOPS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
@@ -35,17 +36,22 @@ def keep(place: Path, command: list[str]) -> NoReturn:
     A *place* that is a directory gets a record of its own for each process.
     """
     heeded = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
-    if os.isatty(sys.stdin.fileno()):
+    if os.isatty(0):
         heeded -= _JOB_CONTROL  # Ctrl-Z stops both, as a shell expects
     # Blocked here alone: the child begins with the mask of before.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would reap the child
     os.environ.pop("WATCHDOG_PID", None)  # systemd's watchdog is fed by the child
     counter = oom_counter()
     oom_before = oom_kills(counter)
     try:
-        child = os.posix_spawnp(command[0], command, os.environ, setsigmask=before)
-    except OSError as error:
-        sys.stderr.write(f"Error: {command[0]} cannot be run: {error.strerror}\n")
+        if not place.is_dir():
+            place.unlink(missing_ok=True)  # of an earlier process
+        child = os.posix_spawnp(
+            command[0], command, os.environ, setsigmask=before, setsigdef=_IGNORED_BY_PYTHON
+        )
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"Error: {command[0]} cannot be run: {error}\n")
         sys.exit(_NOT_STARTED)
     record: dict[str, Any] = {
         "pid": child,
@@ -55,9 +61,11 @@ def keep(place: Path, command: list[str]) -> NoReturn:
     }
     while (end := _end_of(child)) is None:
         info = signal.sigwaitinfo(heeded)
-        if info.si_signo != signal.SIGCHLD and info.si_code != _FROM_KERNEL:
-            if info.si_signo in _STOPS and record["sender"] is None:
-                record["sender"] = _name_of(info)
+        if info.si_signo == signal.SIGCHLD or _child_has_it(child, info):
+            continue
+        if info.si_signo in _STOPS and info.si_code != _FROM_KERNEL and record["sender"] is None:
+            record["sender"] = _name_of(info)
+        with contextlib.suppress(ProcessLookupError):
             os.kill(child, info.si_signo)
     record |= {"how": _HOW[end.si_code], "status": end.si_status, "at": time.time()}
     record |= {"oom_kills": max(0, oom_kills(counter) - oom_before), "by": "its parent"}
@@ -67,6 +75,14 @@ def keep(place: Path, command: list[str]) -> NoReturn:
         sys.stderr.write(f"Error: {place} cannot be written: {error.strerror}\n")
     os.waitpid(child, 0)
     _end_as(end.si_code, end.si_status)
+
+
+def _child_has_it(child: int, info: Any) -> bool:
+    """Whether a terminal has sent it, which sends a signal to all of its foreground group; but that
+    it was closed, only to the leader of its session.
+    """
+    is_leader = info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid()
+    return info.si_code == _FROM_KERNEL and os.getpgid(child) == os.getpgrp() and not is_leader
 
 
 def _end_of(child: int) -> Any:
@@ -97,11 +113,15 @@ def write(file: Path, record: dict[str, Any]) -> None:
         OSError: it could not be written.
     """
     half = file.with_name(f".{file.name}.{os.getpid()}")
-    with half.open("w") as text:
-        json.dump(record, text)
-        text.flush()
-        os.fsync(text.fileno())
-    half.replace(file)
+    try:
+        with open(half, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as text:
+            json.dump(record, text)
+            text.flush()
+            os.fsync(text.fileno())
+        half.replace(file)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

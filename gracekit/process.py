@@ -366,6 +366,8 @@ class Process:
         elif not faulthandler.is_enabled():
             self._crash_file = open(file, "wb", opener=private)  # noqa: SIM115 - kept open
             faulthandler.enable(self._crash_file, all_threads=False)
+            # Its crash would be taken for ours. A hook cannot be removed, and need not be.
+            os.register_at_fork(after_in_child=faulthandler.disable)
 
     async def host_is_stopping(self) -> bool:
         """Whether the machine is being shut down; asks systemd, if there is one."""

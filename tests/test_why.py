@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from gracekit.exits import Verdict
 from gracekit.life import Identity
-from gracekit.runs.end_records import EndRecord, read_crash
+from gracekit.runs.end_records import EndRecord, late_records, read_crash, read_end
 from gracekit.runs.run import WATCHED, Run
 from gracekit.runs.why import TABLE, explain, why
 
@@ -51,9 +53,11 @@ EVIDENCE: list[tuple[str, dict[str, Any]]] = [
     ("fenced", {"kernel": kernel("exited", 70), **SILENT}),
     ("crash_signal", {"kernel": SEGV, **SILENT}),  # on another host, whose word came later
     ("oom", {"kernel": kernel("killed", signal.SIGKILL, oom_kills=1), **SILENT}),
-    ("oom", {"kernel": KILLED, "oom_rise": 2}),
-    ("oom", {"oom_rise": 1}),  # without a parent
-    ("crash_signal", {"kernel": SEGV, "oom_rise": 1}),  # the kernel killed a child, not this one
+    ("oom", {"kernel": kernel("killed", signal.SIGKILL, oom_kills=2)}),
+    # The kernel killed a child for memory, and not this one.
+    ("crash_signal", {"kernel": kernel("dumped", signal.SIGSEGV, oom_kills=1)}),
+    ("crash_exit", {"kernel": kernel("exited", 1, oom_kills=1)}),
+    ("killed", {"kernel": KILLED, "crash": "Segmentation fault in a child"}),
     ("crash_signal", {"kernel": kernel("killed", signal.SIGABRT)}),
     ("crash_signal", {"crash": "Segmentation fault in copy (copier.py:3)"}),
     ("early_signal", {"kernel": kernel("killed", signal.SIGTERM)}),
@@ -63,7 +67,7 @@ EVIDENCE: list[tuple[str, dict[str, Any]]] = [
     ("crash_exit", {"kernel": kernel("exited", 0)}),
     ("died", {}),
     ("died", REPLACED),
-    ("died", {"oom_rise": 0, "host_stop": True}),  # missing evidence is never a user's stop
+    ("died", {"host_stop": True}),  # missing evidence is never a user's stop
 ]
 
 
@@ -84,6 +88,8 @@ def test_an_explanation_says_of_each_row_before_why_it_does_not_fit():
     assert lines[0] == "not operator_stop: an operator asked for it; nobody is on record"
     assert lines[-2].startswith("not oom: ")
     assert lines[-1].endswith("killed by SIGSEGV, and left a core, says its parent")
+    (*_, crash) = explain(run(crash="Segmentation fault in copy (copier.py:3)"))
+    assert crash.endswith(": Segmentation fault in copy (copier.py:3)")
 
 
 @pytest.mark.parametrize(
@@ -108,3 +114,36 @@ def test_a_file_without_a_crash_is_no_evidence(tmp_path: Path, text: bytes):
 
     assert read_crash(tmp_path / "crash") is None
     assert read_crash(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"null", b'{"how": 1}', b"{" * 100_000, b"\xff", None, "link", "pipe"],
+)
+def test_what_is_no_record_is_no_evidence(tmp_path: Path, content: bytes | str | None):
+    """Others may put anything into the directory; a pipe must not be waited for."""
+    identity = Identity(boot_id="boot", pid_ns=1, pid=7, start_ticks=9)
+    file = tmp_path / "exit-7-9.json"
+    match content:
+        case None:
+            file.mkdir()
+        case "link":
+            file.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(file)
+        case bytes():
+            file.write_bytes(content)
+
+    assert read_end(tmp_path, identity, None) is None
+    assert list(late_records(tmp_path)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"pid": 8}, {"start_ticks": 8}, {"boot_id": "b"}, {}])
+def test_a_record_is_taken_only_if_all_that_it_says_fits(tmp_path: Path, wrong: dict[str, Any]):
+    """A pid is used again, and a file can be renamed."""
+    identity = Identity(boot_id="boot", pid_ns=1, pid=7, start_ticks=9)
+    about = {"pid": 7, "start_ticks": 9, "boot_id": "boot"} | wrong
+    record = {"how": "exited", "status": 3, "by": "its parent", **about}
+    (tmp_path / "exit-7-9.json").write_text(json.dumps(record))
+
+    assert (read_end(tmp_path, identity, None) is None) is bool(wrong)

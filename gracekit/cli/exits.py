@@ -121,8 +121,8 @@ def _reason(run: Run) -> str | None:
         return f"gone, said {run.gone_by}: {run.gone_reason}"
     report = run.report or {}
     reason = run.stop_reason or report.get("failure")
-    if run.stop_source in {"operator", "rollout"}:
-        reason = f"{reason}, by {run.stop_by}"
+    if run.stop_source in {"operator", "rollout", "user"}:
+        reason = f"{reason or 'asked'}, by {run.stop_by}"
     if run.kernel is not None and run.kernel.sender is not None:
         reason = f"{reason or 'signal'}, sent by {run.kernel.sender}"
     if reason is None:

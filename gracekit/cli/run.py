@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +26,9 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.urls import absolute
-from gracekit.errors import ConfigError, DeclarationError
+from gracekit.errors import ConfigError, DeclarationError, GracekitError
 from gracekit.exits import ExitCode, explained
+from gracekit.runs.end_records import FailedStart, note_start
 from gracekit.runtime.process_life import run_service
 from gracekit.store.files import make_directory
 from gracekit.store.location import StoreLocation
@@ -83,16 +85,38 @@ def run(
         settings = load(flags, os.environ, found, defaults=service.defaults)
     except (ConfigError, DeclarationError) as error:
         tell(explained(error))
+        _note_failed(target, flags, error, ExitCode.CONFIG)
         ctx.exit(ExitCode.CONFIG)
     except Exception as failure:  # noqa: BLE001 - the application's own, shown with its traceback
         raised, when = what_failed(failure)
         trace = "".join(traceback.format_exception(raised.with_traceback(_from_app(raised))))
         tell(f"{target}: the module raised {type(raised).__name__} {when}:", trace)
-        ctx.exit(ExitCode.CONFIG if isinstance(raised, ImportError) else ExitCode.INTERNAL)
+        code = ExitCode.CONFIG if isinstance(raised, ImportError) else ExitCode.INTERNAL
+        _note_failed(target, flags, raised, code)
+        ctx.exit(code)
     read = partial(load_again, flags, os.environ, file, service.defaults)
     live = LiveSettings(settings, read=read, file=file)
     live.on_change(_change_log)
     ctx.exit(run_service(service, live))
+
+
+def _note_failed(
+    target: str, flags: Mapping[str, Any], error: BaseException, code: ExitCode
+) -> None:
+    """Let `gracekit exits` show a start that failed before its settings and service were known."""
+    names = ("store_url", "run_directory", "host", "instance")
+    env = {name: os.environ[name] for name in map(variable_name, names) if name in os.environ}
+    with contextlib.suppress(GracekitError):  # these may be what is wrong
+        settings = load({name: flags.get(name) for name in names}, env)
+        start = FailedStart(
+            service=target,
+            instance=settings.instance,
+            at=time.time(),
+            code=int(code),
+            reason=(str(error) or type(error).__name__)[:500],
+            run_id="",
+        )
+        note_start(StoreLocation(settings).run_directory, start)
 
 
 def _keep_evidence(location: StoreLocation) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Final
@@ -46,13 +47,12 @@ def service() -> None:
 @click.option(
     "--instance",
     metavar="NAME",
-    required=True,
     envvar="GRACEKIT_INSTANCE",
     help="The instance.  [env: GRACEKIT_INSTANCE]",
 )
 @store_option
 @config_option
-def wanted(*, name: str, instance: str, store_url: str | None, config: Path | None) -> None:
+def wanted(*, name: str, instance: str | None, store_url: str | None, config: Path | None) -> None:
     """Ask whether an instance is to be up, as ExecCondition of systemd.
 
     Exit status: 1 if it is to stay down; 0 else, also if the store cannot be
@@ -61,14 +61,14 @@ def wanted(*, name: str, instance: str, store_url: str | None, config: Path | No
     try:
         settings = load({"store_url": store_url}, os.environ, config)
         with StoreRecords(settings) as records:
-            wish = asyncio.run(list_wishes(records.engine)).get((name, instance))
+            wish = asyncio.run(list_wishes(records.engine)).get((name, instance or ""))
     except GracekitError as error:
         tell(f"{name}@{instance} may start, as its wish cannot be read: {error}", prefix="")
         return
     if wish is not None:
         tell(
-            f"{name}@{instance} is {safe(wish, longest=LONGEST_WHY)}; `gracekit service start "
-            f"{name} --instance {instance}` undoes that",
+            f"{name}@{instance} is {safe(wish, longest=LONGEST_WHY)}; `{start_again(wish)}` undoes "
+            "that",
             prefix="",
         )
         click.get_current_context().exit(IS_DOWN)
@@ -80,7 +80,7 @@ def wanted(*, name: str, instance: str, store_url: str | None, config: Path | No
 def start(options: CommonOptions, /, *, name: str) -> None:
     """Let an instance be up again, and print how its platform starts it."""
     instance = _instance(options)
-    asyncio.run(_commit(options, unwish(name, instance)))
+    asyncio.run(_commit(options, name, unwish(name, instance)))
     _answer(options, name, instance, "may be up", "systemctl start")
 
 
@@ -95,8 +95,13 @@ def stop(options: CommonOptions, /, *, name: str, reason: str) -> None:
         service=name, instance=instance, source="admin", by=who(), reason=reason, at=time.time()
     )
     add_wish(batch, wish)
-    asyncio.run(_commit(options, batch))
+    asyncio.run(_commit(options, name, batch))
     _answer(options, name, instance, "is to stay down", "systemctl stop")
+
+
+def start_again(wish: Wish) -> str:
+    """The command that ends *wish*."""
+    return shlex.join(("gracekit", "service", "start", wish.service, "--instance", wish.instance))
 
 
 def _instance(options: CommonOptions) -> str:
@@ -105,8 +110,9 @@ def _instance(options: CommonOptions) -> str:
     return instance
 
 
-async def _commit(options: CommonOptions, batch: Batch) -> None:
-    with StoreRecords(options.settings):  # there is a store
+async def _commit(options: CommonOptions, name: str, batch: Batch) -> None:
+    with StoreRecords(options.settings) as records:
+        await records.need_service(name)
         async with open_writing(options.settings) as engine:
             await engine.commit(batch)
 

@@ -14,6 +14,7 @@ from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt, since_end
+from gracekit.cli.service import start_again
 from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
@@ -199,8 +200,8 @@ def _wished(entry: RunStatus) -> list[str]:
         by = f"{safe(run.stop_by)}: {safe(run.stop_reason, longest=LONGEST_WHY)}"
         return [f"{run.instance} should be up, but was stopped from inside by {by}"]
     but = ", but it runs" if entry.judgement.is_alive else ""
-    undo = f"gracekit service start {run.service} --instance {run.instance}"
-    return [f"{run.instance} is {safe(wish, longest=LONGEST_WHY)}{but}; `{undo}` undoes that"]
+    told = safe(wish, longest=LONGEST_WHY)
+    return [f"{run.instance} is {told}{but}; `{safe(start_again(wish))}` undoes that"]
 
 
 def _held(entry: RunStatus) -> list[str]:

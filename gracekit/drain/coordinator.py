@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
@@ -83,6 +85,12 @@ class ShutdownCoordinator:
         """
         if self._request is None:
             self._request = request
+        elif request.stays_down and not self._request.stays_down:
+            # The drain goes on as it was asked for; only the wish is new.
+            self._request = msgspec.structs.replace(self._request, stays_down=True)
+            keep = partial(self._parts.record.keep_down, request.by, request.reason)
+            background.start(keep, "gracekit-wish", telemetry=self._telemetry, clock=self._clock)
+            return True
         elif request.final and not self._request.final:
             self._make_final(self._request, request)
         elif self._resumed:

@@ -200,8 +200,10 @@ class StoreView:
             name: INSTANCE or SERVICE@INSTANCE; None for all.
             limit: How many at most.
         """
-        adopted = await pages.list_last_ended(self.engine, name, limit=limit)
-        found = {run.run_id: run for run in (*dead, *adopted)}
+        adopted = await self._with_evidence_of(
+            await pages.list_last_ended(self.engine, name, limit=limit)
+        )
+        found = {run.run_id: run for run in (*dead, *adopted.values())}
         return sorted(found.values(), key=seen_to_end_at, reverse=True)[:limit]
 
     async def _with_evidence_of(self, runs: Iterable[Run]) -> dict[str, Run]:

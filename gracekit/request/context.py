@@ -17,7 +17,7 @@ import msgspec
 from gracekit.callables import is_async, name_of
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
-from gracekit.errors import DeclarationError, LeaseHeld, StoreError
+from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, RunLeases
@@ -378,7 +378,12 @@ class Context(Mapping[str, Any]):
 
         Args:
             reason: Why, for the record.
+
+        Raises:
+            InvalidArgumentsError: *reason* is no text.
         """
+        if not isinstance(reason, str):
+            raise InvalidArgumentsError(f"a reason is text, and not {reason!r}")
         user = self._caller.get("user_id")
         who = f"user {user}" if user else f"method {self._task.method}"
         ask = self._services.request_stop

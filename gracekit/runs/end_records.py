@@ -7,9 +7,11 @@ the row, once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from gracekit.keeper import LISTED, oom_counter, oom_kills
+from gracekit.keeper import LISTED
 from gracekit.life import Identity
 from gracekit.process import private
 
@@ -69,9 +71,16 @@ def read_end(directory: Path, identity: Identity, invocation: str | None) -> End
     """The record about that process in *directory*; None if there is none, or none of this boot."""
     for name in end_names(identity, invocation):
         found = _read(directory / name)
-        if found is not None and found.boot_id in {None, identity.boot_id}:
+        if found is not None and _is_about(found, identity, invocation):
             return found
     return None
+
+
+def _is_about(found: EndRecord, identity: Identity, invocation: str | None) -> bool:
+    """Whether all that the record says of the process fits."""
+    known = (identity.boot_id, identity.pid, identity.start_ticks, invocation)
+    said = (found.boot_id, found.pid, found.start_ticks, found.invocation)
+    return all(word in {None, fact} for word, fact in zip(said, known, strict=True))
 
 
 def end_names(identity: Identity, invocation: str | None) -> list[str]:
@@ -96,14 +105,27 @@ def is_old(file: Path) -> bool:
 
 def _read(file: Path) -> EndRecord | None:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(file.read_bytes(), type=EndRecord)
+        return msgspec.json.decode(_bytes_of(file), type=EndRecord)
     return None
+
+
+def _bytes_of(file: Path) -> bytes:
+    """The beginning of a regular file; others may put anything else into the directory.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as opened:  # noqa: PTH123 - a descriptor
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        return opened.read(2 * LONGEST_STARTS)
 
 
 def read_crash(file: Path) -> str | None:
     """`Segmentation fault in copy (copier.py:12)`, of what faulthandler wrote; None if nothing."""
     with contextlib.suppress(OSError):
-        text = file.read_bytes()
+        text = _bytes_of(file)
         if (fatal := _FATAL.search(text)) is not None:
             crash = fatal[1].decode(errors="replace")
             if (frame := _FRAME.search(text, fatal.end())) is not None:
@@ -111,20 +133,6 @@ def read_crash(file: Path) -> str | None:
                 crash += f" in {function} ({Path(path).name}:{line})"
             return crash[:200]
     return None
-
-
-def oom_mark() -> str | None:
-    """How often the kernel has killed for memory in the cgroup of this process, and who counts."""
-    counter = oom_counter()
-    return None if counter is None else f"{oom_kills(counter)} {counter}"
-
-
-def oom_rise(mark: str | None) -> int | None:
-    """How often since *mark* was made, on this machine; None if nobody counts there any more."""
-    number, _, counter = (mark or "").partition(" ")
-    if not Path(counter).is_file():
-        return None
-    return max(0, oom_kills(Path(counter)) - int(number))
 
 
 def invocation(env: Mapping[str, str] = os.environ) -> str | None:
@@ -180,7 +188,7 @@ def read_starts(directory: Path, instance: str | None = None) -> list[FailedStar
     """Those of this host, oldest first; of one instance, or of all."""
     found = list[FailedStart]()
     with contextlib.suppress(OSError):
-        for line in (directory / STARTS).read_bytes().splitlines():
+        for line in _bytes_of(directory / STARTS).splitlines():
             with contextlib.suppress(msgspec.MsgspecError):
                 found.append(msgspec.json.decode(line, type=FailedStart))
     return [one for one in found if instance in {None, one.instance}]

@@ -24,8 +24,6 @@ from gracekit.runs.end_records import (
     invocation,
     is_old,
     late_records,
-    oom_mark,
-    oom_rise,
 )
 from gracekit.runs.heart import Heart
 from gracekit.runs.names import crash_name, door_name, lock_name
@@ -121,7 +119,7 @@ class Members:
             str(seat.lock_path),
             None if seat.lock_file is None else str(seat.lock_file),
             *(topic, ops_topic, transport, methods, kinds, now, schema),
-            *(invocation(), oom_mark()),
+            invocation(),
             expect=1,
         )
         since = 0.0 if heart is None else heart.arm()
@@ -382,14 +380,12 @@ class Members:
         """
         verdict = classify(evidence)
         kernel = None if run.kernel is None else msgspec.json.encode(run.kernel).decode()
-        is_here = run.identity.boot_id == self._process.identify().boot_id
         batch.add(
             sql.ADOPT,
             self._clock.wall(),
             self.run_id,
             verdict.value,
             evidence.exit_code,
-            oom_rise(run.oom_at_start) if is_here else None,
             kernel,
             run.crash,
             run.run_id,
@@ -409,9 +405,11 @@ class Members:
             for run in map(run_of, runs):
                 if run.kernel is None:
                     batch = Batch(Point.ADOPT)
-                    batch.add(sql.KERNEL, msgspec.json.encode(kernel).decode(), run.run_id)
-                    await self._engine.commit(batch)
-                    explained.append(msgspec.structs.replace(run, kernel=kernel))
+                    text = msgspec.json.encode(kernel).decode()
+                    batch.add(sql.KERNEL, text, run.run_id, expect=1)
+                    with contextlib.suppress(ConflictError):  # a sibling was quicker
+                        await self._engine.commit(batch)
+                        explained.append(msgspec.structs.replace(run, kernel=kernel))
                 file.unlink(missing_ok=True)
         return explained
 

@@ -11,13 +11,14 @@ from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.errors import AlreadyRunningError, ConflictError, DependencyError, StoreError
-from gracekit.process import ForkGuard, Process
+from gracekit.process import ForkGuard, Point, Process
 from gracekit.runs.heart import Heart
 from gracekit.runs.members import Members
 from gracekit.runs.names import crash_name
 from gracekit.runs.run import WATCHED, Run, declared
 from gracekit.runs.seat import Seat, take_seat
 from gracekit.runs.wishes import Wish, add_wish
+from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
@@ -248,19 +249,32 @@ class OwnRecord:
     ) -> None:
         """Record a stop-intent, and with *stays_down* the wish that this instance stays down."""
         batch = self._members.stop_intent(source=source, by=by, reason=reason)
-        if stays_down and self._keeps_wishes:
-            service, instance, at = self._seat.service, self._seat.instance, self._engine.wall()
-            add_wish(
-                batch,
-                Wish(
-                    service=service, instance=instance, source="user", by=by, reason=reason, at=at
-                ),
-            )
+        if stays_down:
+            self._add_wish(batch, by, reason)
         if source == "signal" and await self._process.host_is_stopping():
             self._members.add_host_stop(batch)
         self._seat.taken.note_stop()  # in case that the commit fails or comes too late
         await self._engine.commit(batch)
         self._seat.taken.clear_note()
+
+    async def keep_down(self, by: str, reason: str) -> None:
+        """Record the wish that this instance stays down, whoever has asked for the stop."""
+        batch = Batch(Point.STOP_INTENT)
+        self._add_wish(batch, by, reason)
+        if batch.statements:
+            await self._engine.commit(batch)
+
+    def _add_wish(self, batch: Batch, by: str, reason: str) -> None:
+        if self._keeps_wishes:
+            wish = Wish(
+                service=self._seat.service,
+                instance=self._seat.instance,
+                source="user",
+                by=by,
+                reason=reason,
+                at=self._engine.wall(),
+            )
+            add_wish(batch, wish)
 
     def intend_stop_from_thread(self, *, by: str, timeout_s: float) -> None:
         """As `intend_stop`, for a signal; called in a thread, as the loop may be blocked."""

@@ -42,10 +42,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         verdict: How it ended; None until another run has judged that.
         gone_by: Who said that it is gone: an operator, or a run that saw no beat; None: nobody.
         invocation: systemd's id of its start; None outside of a unit.
-        oom_at_start: Kills for memory in its cgroup when it began, and the file that counts them.
         host_stop: Whether the host was shut down when a signal stopped it.
         rebooted: Whether its host was booted since, if nothing of its end is on record.
-        oom_rise: Kills for memory in its cgroup from its start until it was adopted.
         kernel: How its process ended, if its parent or systemd has recorded that.
         crash: What crashed and where, if faulthandler has written that.
     """
@@ -76,10 +74,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gone_by: str | None
     gone_reason: str | None
     invocation: str | None
-    oom_at_start: str | None
     host_stop: bool | None
     rebooted: bool | None
-    oom_rise: int | None
     kernel: EndRecord | None
     crash: str | None
 
@@ -93,10 +89,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_lacked_memory(self) -> bool:
         """Whether the kernel has killed it for memory, as far as anybody knows."""
-        if self.kernel is None:
-            return self.exit_code is None and bool(self.oom_rise)
-        was_killed = self.kernel.how != "exited" and self.kernel.status == signal.SIGKILL
-        return was_killed and bool(self.kernel.oom_kills or self.oom_rise)
+        if self.kernel is None or self.kernel.how == "exited":
+            return False
+        return self.kernel.status == signal.SIGKILL and self.kernel.oom_kills > 0
 
     @property
     def evidence(self) -> ExitEvidence:

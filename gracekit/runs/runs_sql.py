@@ -8,7 +8,7 @@ COLUMNS: Final = (
     "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
     "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
     "stop_at, stop_source, stop_by, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
-    "gone_by, gone_reason, invocation, oom_at_start, host_stop, rebooted, oom_rise, kernel, crash"
+    "gone_by, gone_reason, invocation, host_stop, rebooted, kernel, crash"
 )
 _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"
 
@@ -68,10 +68,10 @@ WHERE adopted_at IS NOT NULL AND coalesce(ended_at, beat_at) > ?"""
 JOIN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
     pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods, kinds,
-    started_at, beat_at, schema, invocation, oom_at_start)
+    started_at, beat_at, schema, invocation)
 VALUES (?1, ?2, ?3, ?4, 1 + coalesce(
     (SELECT max(generation) FROM run WHERE service = ?2 AND instance = ?4), 0),
-    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19, ?20, ?21)
+    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19, ?20)
 RETURNING generation"""
 # None if the instance has a living run already.
 JOIN_BEAT: Final = """
@@ -114,7 +114,7 @@ ENDED_BADLY: Final = f"{_RUNS} service = ? AND adopted_at >= ? AND verdict <> ?"
 # the lock file alone, because the store could not record the end.
 ADOPT: Final = """
 UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ?, exit_code = coalesce(exit_code, ?),
-    oom_rise = ?, kernel = ?, crash = ?
+    kernel = ?, crash = ?
 WHERE run_id = ? AND adopted_at IS NULL"""
 # What was learnt of a process after its run was adopted.
 OF_PROCESS: Final = f"""

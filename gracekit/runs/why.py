@@ -45,8 +45,8 @@ def _code(run: Run) -> str:
 
 def _kernel(run: Run) -> str:
     if run.kernel is None:
-        return "nobody has recorded how the process ended"
-    oom = ", and its cgroup lacked memory" if run.has_lacked_memory else ""
+        return run.crash or "nobody has recorded how the process ended"
+    oom = ", and its cgroup lacked memory" if run.kernel.oom_kills else ""
     return f"{run.kernel}{oom}"
 
 
@@ -118,12 +118,14 @@ TABLE: Final = (
     WhyRow(
         "crash_signal",
         "a signal that a crash raises",
-        lambda run: run.crash is not None or _was_killed(run, *_CRASHES),
+        lambda run: (
+            _was_killed(run, *_CRASHES) if run.kernel is not None else run.crash is not None
+        ),
         _kernel,
     ),
     WhyRow(
         "early_signal",
-        "a signal that ends a process which does not handle it",
+        "a signal that it did not handle",
         lambda run: run.kernel is not None and run.kernel.how == "killed" and not _killed(run),
         _kernel,
     ),

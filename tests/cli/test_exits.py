@@ -18,7 +18,7 @@ from tests.cli.kit import Running, Started, gracekit, write_service
 pytestmark = pytest.mark.process
 
 SERVICE = """
-import ctypes, os, signal
+import asyncio, ctypes, os, signal
 from gracekit import Context, Service
 
 svc = Service("compute")
@@ -35,9 +35,27 @@ async def end(ctx: Context, how: str) -> str:
             ctypes.string_at(0)
         case "exit":
             os._exit(3)
+        case "fork":
+            if os.fork() == 0:
+                ctypes.string_at(0)
+            os.wait()
         case _:
             os.kill(os.getpid(), int(how))
     return how
+
+
+go_on = asyncio.Event()
+
+
+@svc.rpc
+async def wait(ctx: Context) -> None:
+    print("waits", flush=True)
+    await go_on.wait()
+
+
+@svc.ops
+async def go(ctx: Context) -> None:
+    go_on.set()
 
 
 @svc.ops(on_interrupt="error")
@@ -207,6 +225,48 @@ def test_looking_changes_nothing(directory: Path):
     assert after == before
 
 
+def test_the_crash_of_a_forked_child_is_not_ours(directory: Path):
+    """It inherits where a crash is written."""
+    with Running(directory) as run:
+        gracekit(directory, "call", "compute", "end", "how=fork", "--ops")
+        run.kill()
+
+    assert [one["why"] for one in exits(directory)] == ["died"]
+
+
+@pytest.mark.parametrize(
+    ("target", "variables"),
+    [("compute", {"GRACEKIT_DRAIN_TIMEOUT": "soon"}), ("no_module", {}), ("broken", {})],
+)
+def test_a_start_is_listed_that_failed_before_its_settings_were_known(
+    directory: Path, target: str, variables: dict[str, str]
+):
+    """Once there is a run directory."""
+    (directory / "broken.py").write_text("raise RuntimeError('out of order')")
+    with Running(directory) as run:
+        run.kill()
+    failed = gracekit(directory, "run", target, **variables)
+
+    (one,) = gracekit(directory, "exits", "--json").json["failed_starts"]
+    assert one["code"] == failed.code
+    assert one["why"] == ("failed" if target == "broken" else "config")
+
+
+def test_a_wish_in_a_drain_is_kept_and_the_drain_goes_on_as_it_was_asked_for(directory: Path):
+    """WHY is still who has asked for the stop."""
+    with named(directory) as run:
+        gracekit(directory, "cast", "compute", "wait")
+        run.wait_line("waits")
+        run.process.terminate()
+        run.wait_line("drain.started")
+        gracekit(directory, "cast", "compute", "end", "how=user", "--ops")
+        until(lambda: wanted(directory))
+        gracekit(directory, "call", "compute", "go", "--ops")
+        assert run.wait() == 0
+
+    assert [one["why"] for one in exits(directory)] == ["signal_stop"]
+
+
 # -- a wish that stays --------------------------------------------------------------------
 
 
@@ -303,9 +363,18 @@ def test_a_wish_that_cannot_be_read_keeps_nothing_down(directory: Path):
     assert "compute@one may start, as its wish cannot be read" in answer.err
 
 
-def test_a_wish_is_about_one_instance(directory: Path):
-    """So the command needs its name."""
+def test_a_wish_is_about_one_instance_of_a_service_on_record(directory: Path):
+    """So a command needs the names; a misspelt one is no success. A start asks without one, too."""
+    with Running(directory) as run:
+        run.kill()
+    misspelt = gracekit(
+        directory, "service", "stop", "compute2", "--instance", "a", "--reason", "moved"
+    )
+    unnamed = gracekit(directory, "service", "wanted", "compute", GRACEKIT_INSTANCE="")
     answer = gracekit(directory, "service", "start", "compute")
+
+    assert "no run of service 'compute2' is on record" in misspelt.err
+    assert unnamed.code == 0
 
     assert answer.code == 2
     assert "name the instance: --instance NAME" in answer.err
@@ -335,15 +404,14 @@ def test_systemd_s_word_is_taken(directory: Path, variables: dict[str, str], cod
 
 def test_a_record_that_belongs_to_no_run_is_removed_after_a_day(directory: Path):
     """As of starts that failed before they had a run; a young one may be early."""
-    with Running(directory):
-        pass
+    with Running(directory) as run:
+        run.kill()
     runs = directory / "gracekit-store.db-runs"
     for name, age_s in (("young", 3600), ("old", 90_000)):
         file = runs / f"exit-systemd-{name}.json"
         file.write_text('{"how": "exited", "status": 78, "by": "systemd", "invocation": "x"}')
         os.utime(file, (time.time() - age_s,) * 2)
-    with Running(directory) as run:
-        run.wait_line("run.classified")
+    with Running(directory):
         until(lambda: not (runs / "exit-systemd-old.json").exists())
 
     assert (runs / "exit-systemd-young.json").exists()

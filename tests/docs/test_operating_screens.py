@@ -152,7 +152,8 @@ def test_a_suspended_run_is_shown_and_ignores_what_it_was_ordered_meanwhile(tmp_
         log = run.rest()
 
     assert "serving?" in status
-    assert status.endswith("does not answer")
+    assert status.split("  ")[-1] == "R"
+    assert "  does not answer  " in status
     for words, screen in ((NOT_LISTED, tasks.err), ("its process says nothing:", shown)):
         assert f"`{words}`" in " ".join(PAGE.text.split())
         assert words in screen

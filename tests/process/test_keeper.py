@@ -84,11 +84,71 @@ def test_a_directory_gets_a_record_for_each_process(tmp_path: Path):
     assert {one["status"] for one in found} == {1, 2}
 
 
-def test_a_command_that_cannot_run_is_said(tmp_path: Path):
-    answer = gracekit(tmp_path, "keep", "--record", "record", "--", "no-such-program")
+@pytest.mark.parametrize("name", ["no-such-program", ""])
+def test_a_command_that_cannot_run_is_said(tmp_path: Path, name: str):
+    """And an earlier record is gone: it would be taken for that of this command."""
+    (tmp_path / "record").write_text("{}")
+    answer = gracekit(tmp_path, "keep", "--record", "record", "--", name)
 
     assert (answer.code, answer.out) == (126, "")
-    assert "no-such-program cannot be run: No such file" in answer.err
+    assert f"{name} cannot be run: " in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_child_handles_signals_as_it_would_without_a_parent(tmp_path: Path):
+    """Python ignores some, and its children would inherit that."""
+    look = ("sh", "-c", "grep -E 'SigIgn|SigBlk' /proc/self/status")
+    plain = subprocess.run(look, capture_output=True, text=True, check=True).stdout
+    kept = gracekit(tmp_path, "keep", "--record", "record", "--", *look).out
+    of_libc = 0b11 << 31  # which starting a program by glibc ignores, and each program resets
+
+    def read(text: str) -> list[int]:
+        return [int(line.split()[1], 16) & ~of_libc for line in text.splitlines()]
+
+    assert read(kept) == read(plain)
+
+
+def test_a_parent_that_ignores_the_end_of_children_changes_nothing(tmp_path: Path):
+    """An exec keeps what is ignored, and the kernel would then reap the child itself."""
+    deaf = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    deaf += "os.execv(sys.argv[1], sys.argv[1:])"
+    words = [*GRACEKIT, "keep", "--record", "record", "--", "sh", "-c", "exit 4"]
+    done = subprocess.run(
+        [sys.executable, "-c", deaf, *words],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=WAIT_S,
+        check=False,
+    )
+
+    assert done.returncode == 4
+    assert record(tmp_path)["status"] == 4
+
+
+def test_a_terminal_that_is_closed_reaches_the_child(tmp_path: Path):
+    """The kernel tells only the leader of the session, which is the parent."""
+    script = (
+        "import signal, sys, time; signal.signal(signal.SIGHUP, lambda *_: sys.exit(8));"
+        "open('at work', 'w'); time.sleep(600)"
+    )
+    master, slave = pty.openpty()
+    words = [*GRACEKIT, "keep", "--record", "record", "--", sys.executable, "-c", script]
+    with subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *words], cwd=tmp_path, env=environment(), stdin=slave
+    ):
+        os.close(slave)
+        until((tmp_path / "at work").exists)
+        os.close(master)
+
+    assert (record(tmp_path)["how"], record(tmp_path)["status"]) == ("exited", 8)
+
+
+def test_a_record_that_cannot_be_written_leaves_no_half(tmp_path: Path):
+    """The command ends as it ended; what is wrong is said."""
+    answer = gracekit(tmp_path, "keep", "--record", "gone/record", "--", "sh", "-c", "exit 5")
+
+    assert answer.code == 5
+    assert "gone/record cannot be written" in answer.err
 
 
 def test_a_signal_is_passed_on_and_its_sender_is_on_record(tmp_path: Path):

@@ -39,10 +39,8 @@ CREATE TABLE run (
     gone_reason  TEXT,
     -- Evidence of why it stopped; each column is written once, by whoever knows.
     invocation   TEXT,                       -- by itself: systemd's id of this start
-    oom_at_start TEXT,                       -- by itself: kills for memory in its cgroup, and the file that counts them
     host_stop    INTEGER,                    -- by itself: 1: the host was shut down when a signal stopped it
     rebooted     INTEGER,                    -- by a later run of its host: 1: that found another boot
-    oom_rise     INTEGER,                    -- by its adopter: kills for memory since its start
     kernel       TEXT,                       -- by its parent or systemd: how the process ended, as JSON
     crash        TEXT,                       -- by faulthandler: what crashed, and where
     -- JSON list of what it serves, so that siblings leave to it what only it can serve.
