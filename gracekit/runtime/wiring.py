@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from gracekit.admin.api import AdminApi
+from gracekit.callables import name_of
 from gracekit.control.accounts import AccountsCount
 from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
@@ -26,6 +29,7 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.drain.bounded import Drained
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import DrainReport
+from gracekit.errors import DeclarationError
 from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
 from gracekit.journal.findings import FindingRows
@@ -62,6 +66,8 @@ from gracekit.runtime.built import Ground, Records, Requests, Wired
 from gracekit.runtime.start_order import in_order
 from gracekit.tracker.task import History, Lane
 from gracekit.version import VERSION
+
+SCOPE: Final = re.compile(r"[\w.:-]{1,100}")
 
 
 def wire(ground: Ground) -> Wired:
@@ -321,7 +327,15 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
 def _scoped(ground: Ground) -> str:
     """The host, or what of it the service finds its resources for."""
     host, scope = ground.settings.host, ground.service.scope
-    return host if scope is None else f"{host}/{scope()}"
+    if scope is None:
+        return host
+    name: object = scope()
+    if not isinstance(name, str) or not SCOPE.fullmatch(name):
+        raise DeclarationError(
+            f"scope={name_of(scope)} returned {name!r}: it names a part of the host by letters, "
+            "digits, '_', '-', '.' and ':'"
+        )
+    return f"{host}/{name}"
 
 
 def _reconciler(

@@ -357,3 +357,12 @@ async def test_two_backends_of_one_host_have_a_pass_each(world: World):
     ]
     hosts = {row["host"] for row in world.rows("SELECT host FROM resource_pass")}
     assert {host.partition("/")[2] for host in hosts} == {"rack-1", "rack-2"}
+
+
+@pytest.mark.parametrize("name", ["", "rack/1", None, "x" * 101])
+async def test_a_scope_that_is_no_name_is_refused_at_the_start(world: World, name: Any):
+    svc = Service("compute", scope=lambda: name)
+    Vms(world, svc)
+
+    with pytest.raises(DeclarationError, match="it names a part of the host by letters"):
+        await world.start(svc)
