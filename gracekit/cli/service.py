@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import Final
@@ -67,8 +66,7 @@ def wanted(*, name: str, instance: str | None, store_url: str | None, config: Pa
         return
     if wish is not None:
         tell(
-            f"{name}@{instance} is {safe(wish, longest=LONGEST_WHY)}; `{start_again(wish)}` undoes "
-            "that",
+            f"{name}@{instance} is {safe(wish, longest=LONGEST_WHY)}; `{wish.undo}` undoes that",
             prefix="",
         )
         click.get_current_context().exit(IS_DOWN)
@@ -97,11 +95,6 @@ def stop(options: CommonOptions, /, *, name: str, reason: str) -> None:
     add_wish(batch, wish)
     asyncio.run(_commit(options, name, batch))
     _answer(options, name, instance, "is to stay down", "systemctl stop")
-
-
-def start_again(wish: Wish) -> str:
-    """The command that ends *wish*."""
-    return shlex.join(("gracekit", "service", "start", wish.service, "--instance", wish.instance))
 
 
 def _instance(options: CommonOptions) -> str:

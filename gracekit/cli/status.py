@@ -14,7 +14,6 @@ from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt, since_end
-from gracekit.cli.service import start_again
 from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
@@ -201,7 +200,7 @@ def _wished(entry: RunStatus) -> list[str]:
         return [f"{run.instance} should be up, but was stopped from inside by {by}"]
     but = ", but it runs" if entry.judgement.is_alive else ""
     told = safe(wish, longest=LONGEST_WHY)
-    return [f"{run.instance} is {told}{but}; `{safe(start_again(wish))}` undoes that"]
+    return [f"{run.instance} is {told}{but}; `{safe(wish.undo)}` undoes that"]
 
 
 def _held(entry: RunStatus) -> list[str]:

@@ -7,6 +7,7 @@ is started by hand does not obey it.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, Final, Literal
 
 import msgspec
@@ -42,6 +43,12 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """`down by user 7: out of licences`."""
         return f"down by {self.by}" + (f": {self.reason}" if self.reason else "")
+
+    @property
+    def undo(self) -> str:
+        """The command that ends it."""
+        words = ("gracekit", "service", "start", self.service, "--instance", self.instance)
+        return shlex.join(words)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
