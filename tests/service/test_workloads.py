@@ -248,7 +248,7 @@ async def test_it_joins_a_rule_that_is_under_way(world: World, svc: Service):
     await asyncio.gather(*(client.call("create", vm=f"new-{n}") for n in range(3)))
 
     assert len(vms.cleaned) == 1
-    assert all(took >= 5 for _, took in seen)
+    assert all(took >= 5 and ended == {"dead": "settled"} for ended, took in seen)
 
 
 async def test_its_own_resource_and_held_ones_are_left_alone(world: World, svc: Service):

@@ -63,7 +63,9 @@ class Acting:
         self._may_begin = may_begin
         self._unended = unended
         self._owed: set[Resource] = set()  # this run may own their rows, though no rule acts
-        self._under_way: dict[Resource, asyncio.Future[None]] = {}  # done when the rule has ended
+        self._under_way: dict[
+            Resource, asyncio.Future[Result | None]
+        ] = {}  # done when the rule has ended
         # Waits of suspects that have not begun; in a fixed order, for simulations.
         self._waits: dict[asyncio.Timeout, None] = {}
 
@@ -92,12 +94,14 @@ class Acting:
         """Settle one resource, unless a task or rule works on it; returns what became of it."""
         if case.for_use and (joined := self._under_way.get(case.resource)) is not None:
             await asyncio.wait({joined})
-            return self._left(case, "another pass has just settled it")
+            return joined.result() or self._left(case, "the pass that settled it was cut off")
+        result: Result | None = None
         joined = self._under_way[case.resource] = asyncio.get_running_loop().create_future()
         try:
-            return await self._settle_in_turn(case)
+            result = await self._settle_in_turn(case)
+            return result
         finally:
-            joined.set_result(None)
+            joined.set_result(result)
             if self._under_way.get(case.resource) is joined:
                 del self._under_way[case.resource]
 
