@@ -118,7 +118,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         found = {}
         for field, (_, value, origin) in zip(SETTINGS, self.settings.describe(), strict=True):
-            is_set = value != "unset" and origin not in {"default", "service"}
+            is_unset = getattr(self.settings, field) is None
+            is_set = not is_unset and origin not in {"default", "service"}
             if is_set and field not in _OWN_LINE and (with_file or not _is_file(origin)):
                 found[variable_name(field)] = value
         return found

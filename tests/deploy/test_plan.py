@@ -10,7 +10,7 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gracekit.admin.access import Access, Asking, Need, RefusedError
@@ -475,6 +475,7 @@ def test_no_word_of_a_container_becomes_a_line():
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
+@example("unset")
 def test_doctor_reads_back_what_a_unit_says(value):
     """Blanks, quotes, backslashes, dollars and percent signs arrive unchanged."""
     variables, _ = _environment(parse_unit(unit_of(plan(reply_queues=value))))
