@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from gracekit.callables import check, check_call, name_of, shown_name
+from gracekit.callables import check, check_call, is_async, name_of, shown_name
 from gracekit.config.choices import ServiceQueues, choices_of
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
@@ -120,6 +120,11 @@ class Service:
             check_exceptions(exceptions or {})
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
+        given: object = scope
+        if given is not None and (not callable(given) or is_async(given)):
+            raise DeclarationError(
+                f"scope={scope!r} is a plain function that returns a name: scope=lambda: 'rack-1'"
+            )
         self.queues = queues
         self.scope = scope
         self.context_keys = checked_context_keys(context_keys)

@@ -21,14 +21,17 @@ from gracekit.cli.options import (
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, ending
-from gracekit.cli.task_orders import open_writing
+from gracekit.cli.task_orders import OPERATOR, open_writing
 from gracekit.cli.text import LONGEST_WHY, json_text, plural, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import duration, parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.journal.findings_sql import PAUSE
+from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.listings.store_view import RunAnswer, label
 from gracekit.process import Point
+from gracekit.runs.members import LEASE_MEMBERS
+from gracekit.runs.pages import list_services
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 
@@ -137,14 +140,23 @@ def _make(options: CommonOptions, name: str | None, asked: Mapping[str, Any]) ->
 async def _pause(options: CommonOptions, name: str | None, for_s: float, reason: str) -> None:
     """Put a pause on record: passes that somebody asks for, and `ctx.settle`, go on."""
     with StoreRecords(options.settings) as records:
-        (run,) = await find(records, options, name, everyone=None)
+        known = await list_services(records.engine, name or options.instance)
+        services = [one for one in known if one != LEASE_MEMBERS]
+        if len(services) != 1:
+            raise click.UsageError(
+                f"the store has {', '.join(services) or 'no service'}: name an instance of the one"
+            )
+        service, batch = services[0], Batch(Point.FINDING)
         async with open_writing(options.settings) as engine:
-            batch = Batch(Point.FINDING)
-            batch.add(PAUSE, run.service, engine.wall() + for_s, who(), reason)
+            now = engine.wall()
+            batch.add(PAUSE, service, now + for_s, who(), reason)
+            batch.add(COUNT, "operator_pause", 1)
+            detail = f"{who()}: for {duration(for_s)}{': ' * bool(reason)}{reason}"[:1000]
+            batch.add(NOTE, now, OPERATOR, "operator_pause", service, None, detail)
             await engine.commit(batch)
-    facts = {"service": run.service, "paused_s": for_s}
-    words = f"{run.service} begins no pass unasked for {duration(for_s)}"
-    words = words if for_s else f"{run.service} makes passes as ever"
+    facts = {"service": service, "paused_s": for_s}
+    words = f"{service} begins no pass unasked for {duration(for_s)}"
+    words = words if for_s else f"{service} makes passes as ever"
     click.echo(json_text(facts) if options.as_json else safe(words))
 
 

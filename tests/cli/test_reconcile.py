@@ -523,3 +523,23 @@ def test_a_dry_run_that_is_cut_short_says_so(tmp_path: Path):
     assert code == 3
     assert "the pass was cut short" in said
     assert "0 would be settled, 0 left; nothing was changed" in said
+
+
+def test_passes_are_paused_for_all_runs_also_before_one_lives(tmp_path: Path):
+    """It is told by `status` and on record; another pause takes its place, and 0s ends it."""
+    write_service(tmp_path)
+    with Running(tmp_path) as run:
+        run.kill()
+    paused = gracekit(tmp_path, "reconcile", "--pause", "1h", "--reason", "storage is moved")
+    shown = gracekit(tmp_path, "status")
+    (pause,) = gracekit(tmp_path, "status", "--json").json["pauses"]
+    ended = gracekit(tmp_path, "reconcile", "--pause", "0s", "--json")
+    wrong = gracekit(tmp_path, "reconcile", "--pause", "1h", "--dry-run")
+    notes = gracekit(tmp_path, "incidents", "--what", "operator_pause", "--json").json
+
+    assert (paused.code, ended.code, wrong.code) == (0, 0, 2)
+    assert paused.out == "compute begins no pass unasked for 1h00m\n"
+    assert "resources of compute: no pass is begun unasked for " in shown.out
+    assert pause["reason"] == "storage is moved"
+    assert gracekit(tmp_path, "status", "--json").json["pauses"] == []
+    assert [one["request_id"] for one in notes["incidents"]] == ["compute", "compute"]

@@ -152,6 +152,49 @@ async def test_such_a_pass_waits_for_the_queue_at_most_one_interval(world: World
     assert took["old"] < took["young"] < 260
 
 
+@pytest.mark.parametrize("kind", ["vm", "share"])
+async def test_a_slow_rule_does_not_hide_a_crash(world: World, svc: Service, kind: str):
+    """Of the same kind, or of one that a pass over all kinds has begun."""
+    vms, shares = Vms(world, svc, every="10s", stuck_after="0s"), Shares(world, svc)
+    vms.starts = lambda name: asyncio.sleep(500 if name == "slow" else 0)
+    shares.deletes = lambda _id, _n: asyncio.sleep(500)
+    if kind == "vm":
+        vms.add("slow", status="up/crashed")
+    else:
+        shares.add("slow", status="deleting")
+    life = await world.start(svc)
+    await asyncio.sleep(60)
+    began = now()
+    vms.add("new", status="up/crashed", age_s=0)
+    await asyncio.sleep(600)
+
+    assert dict(vms.started)["new"] - began < 40
+    assert {*vms.statuses().values(), *shares.statuses().values()} <= {"up/running", "deleted"}
+    assert life.told("resource.stuck") == []
+
+
+async def test_a_backlog_does_not_hide_a_crash(world: World, svc: Service):
+    """After a restart into it, and while the pass over all kinds is due."""
+    vms, doors = Vms(world, svc, every="10s", stuck_after="0s"), Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, name: str) -> None:
+        await doors.pass_(name)
+
+    await world.start(svc, max_running=1, max_accepted=1)
+    client = await world.client(svc)
+    for n in range(5):
+        await client.cast(work, name=str(n))
+    for name in ("early", "late"):
+        vms.add(name, status="up/crashed", age_s=0)
+        await asyncio.sleep(800)
+    began = dict(vms.started)
+    doors.open(*map(str, range(5)))
+
+    assert began["early"] < 60
+    assert began["late"] - 800 < 60
+
+
 def test_a_kind_is_not_looked_at_all_the_time(svc: Service):
     with pytest.raises(DeclarationError, match=r"every='0s' is no time between two passes"):
         svc.kind("vm", every="0s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -39,6 +40,8 @@ class Acting:
     Args:
         may_begin: Whether the service takes requests; during a drain or quiet no rule begins.
         unended: Keeps rules that do not end, so that their passes go on.
+        patience_s: After so many seconds a pass that nobody has asked for goes on without a rule
+            that acts; None to wait for its limit.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Acting:
         findings: FindingRows,
         may_begin: Callable[[], bool],
         unended: UnendedRules,
+        patience_s: float | None,
     ) -> None:
         self._journal = shared.journal
         self._leases = shared.leases
@@ -62,6 +66,7 @@ class Acting:
         self._findings = findings
         self._may_begin = may_begin
         self._unended = unended
+        self._patience_s = patience_s
         self._owed: set[Resource] = set()  # this run may own their rows, though no rule acts
         self._under_way: dict[
             Resource, asyncio.Future[Result | None]
@@ -110,7 +115,16 @@ class Acting:
         if (why := await self._unended.wait_for_place(case.resource, plain=plain)) is not None:
             return self._left(case, why)
         settle = partial(self._settle, case)
-        return await self._unended.wait_for(case.resource, settle, plain=plain)
+        patience = None
+        if self._patience_s is not None and not (case.at_once or case.for_use):
+            why = f"{case.rule.name} has not ended yet, and the pass goes on"
+            patience = (
+                self._patience_s,
+                dataclasses.replace(
+                    self._left(case, why), outcome=ResourceOutcome.WAITING, rule=case.rule.name
+                ),
+            )
+        return await self._unended.wait_for(case.resource, settle, plain=plain, patience=patience)
 
     async def _settle(self, case: Case, overdue: InterimResult) -> Result:
         if not self._lines.enter_nowait(case.resource):

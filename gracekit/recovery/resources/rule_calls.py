@@ -169,8 +169,12 @@ class UnendedRules:
         settle: Callable[[InterimResult], Coroutine[Any, Any, Result]],
         *,
         plain: bool,
+        patience: tuple[float, Result] | None = None,
     ) -> Result:
-        """Settle *resource* in a task of its own, and wait until that ends or is overdue."""
+        """Settle *resource* in a task of its own, and wait until that ends or is overdue.
+
+        *patience* is after how many seconds not to wait any longer, and what is returned then.
+        """
         began = self._clock.loop()
         overdue: InterimResult = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(settle(overdue))
@@ -178,7 +182,8 @@ class UnendedRules:
             self._plain += 1
             task.add_done_callback(self._leave_place)
         try:
-            await asyncio.wait({task, overdue}, return_when=asyncio.FIRST_COMPLETED)
+            most_s = None if patience is None else patience[0]
+            await asyncio.wait({task, overdue}, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -188,7 +193,9 @@ class UnendedRules:
         self._unended[resource] = _Unended(task, began)
         task.add_done_callback(partial(self._note_end, resource))
         self._tell_waiting()
-        return overdue.result()
+        if overdue.done() or patience is None:
+            return overdue.result()
+        return patience[1]
 
     def _leave_place(self, _: asyncio.Task[Result]) -> None:
         self._plain -= 1

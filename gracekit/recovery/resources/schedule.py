@@ -35,7 +35,9 @@ from gracekit.rpc.transport import Queue
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
-PAUSED_S: Final = 30.0
+UNREAD_S: Final = 60.0
+"""A pass over all kinds that has given way to one with `every` is tried again after that."""
+PAUSED_S: Final = 5.0
 """During a pause its row is read so often, as an operator may end it."""
 LEASE_KIND: Final = "gracekit reconciliation"
 """Kind of the lease for a pass; no kind of an application can have a name with a blank."""
@@ -65,7 +67,12 @@ class Resources:
         self._calls = KindCalls(calls, shared.telemetry, shared.clock)
         self._reader = Reader(shared, self._calls)
         self._unended = UnendedRules(shared, on_end=self._ask_again_soon)
-        self._acting = Acting(shared, self._calls, findings, self.may_begin, self._unended)
+        # A kind that is looked at often must not wait for slow rules, nor for a full queue.
+        often_s = [kind.every_s for kind in kinds if kind.every_s is not None]
+        self._patience_s = min(often_s, default=None)
+        self._acting = Acting(
+            shared, self._calls, findings, self.may_begin, self._unended, self._patience_s
+        )
         self._queues = QueueWait(shared, servers.values())
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
@@ -111,9 +118,9 @@ class Resources:
         if not self._kinds or not self.may_begin() or self._is_looking:
             return None
         self._note_ready()
-        due_at = self._next_at
+        due_at = min([self._next_at, *self._kind_at.values()])
         if self._asks_again():
-            due_at = min(due_at, self._again.due_at, *self._kind_at.values())
+            due_at = min(due_at, self._again.due_at)
         return max(0.0, due_at - self._clock.loop())
 
     # -- looks --------------------------------------------------------------------------
@@ -137,7 +144,7 @@ class Resources:
         if self._clock.loop() >= self._next_at:
             await self._look_at_pass()
         for name, due_at in list(self._kind_at.items()):
-            if self._asks_again() and self._clock.loop() >= due_at:
+            if self._clock.loop() >= due_at:
                 await self._look_at_kind(self._kinds[name])
         if self._asks_again() and self._clock.loop() >= self._again.due_at:
             async with self._one_pass:
@@ -156,7 +163,7 @@ class Resources:
             self._ready_at = self._clock.wall()
             wait_s = self._settings.startup_reconciliation_wait_seconds
             self._next_at = self._clock.loop() + wait_s
-            for kind in self._kinds:
+            for kind in self._kinds if self._settings.startup_reconciliation_enabled else ():
                 if kind.every_s is not None:
                     self._kind_at[kind.name] = self._next_at + kind.every_s
 
@@ -180,9 +187,12 @@ class Resources:
             had_first=self._read,
             # If recovery settles nothing by itself, a dry run counts what waits, for listings.
             dry_run=not self._settings.startup_reconciliation_enabled,
+            within_s=self._patience_s,
         )
         report = PassReport(keeps=False)
         if not await self._make(request, report) or report.interrupted:
+            if report.is_unread:
+                self._next_at = self._clock.loop() + UNREAD_S
             return
         self._read |= {kind.name for kind in self._kinds} - report.broken.keys()
         if report.broken:
@@ -219,10 +229,11 @@ class Resources:
         Raises:
             InvalidArgumentsError: there is no such kind.
         """
-        if kind not in self._kinds:
+        kind = getattr(kind, "name", kind)  # a kind itself is meant, too
+        if not isinstance(kind, str) or kind not in self._kinds:
             raise InvalidArgumentsError(
                 f"no kind {kind!r} is declared"
-                f"{did_you_mean(kind, [one.name for one in self._kinds])}"
+                f"{did_you_mean(str(kind), [one.name for one in self._kinds])}"
             )
         request = PassRequest(by_hand=True, kind=kind, before_use=True, but=but)
         report = PassReport(keeps=True)
@@ -337,6 +348,7 @@ class Resources:
                 self.may_begin()
                 and await self._queues.wait_for(report, within_s=request.within_s)
                 and self.may_begin()
+                and not (report.is_unread and request.is_of_all)  # it is tried again soon
             ):
                 self._may_ask_again = True
                 self._running = one
