@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gracekit import Absent, Broken, Context, DeclarationError, Found, Service, 
 from gracekit.errors import InvalidArgumentsError
 from gracekit.journal.findings_sql import PAUSE
 from gracekit.process import Point
+from gracekit.recovery.resources.schedule import Resources
 from gracekit.store.batch import Batch
 from tests.service.kit import Doors, Life, World, now
 from tests.service.shares import Shares, first_pass, settle
@@ -378,6 +380,55 @@ async def test_a_kind_that_there_is_not_is_said_with_the_nearest(world: World, s
     await (await world.client(svc)).call("create")
 
     assert said == ["no kind 'vms' is declared; did you mean vm?"]
+
+
+async def create_at_random(world: World, svc: Service, dice: Random) -> Vms:
+    """Creates that hold vms, dead vms, and slow rules, on lanes that are full; then all ends."""
+    vms, seen, at_work = Vms(world, svc), list[Any](), set[str]()
+    creates(svc, seen, within="5s")
+
+    async def clean_slowly(name: str) -> None:
+        assert name not in at_work, f"{name} is acted on twice at a time"
+        at_work.add(name)
+        await asyncio.sleep(dice.choice([0, dice.uniform(0, 30)]))
+        at_work.discard(name)
+
+    vms.cleans = clean_slowly
+    places = dice.randint(1, 4)
+    life = await world.start(svc, max_running=places, max_accepted=places)
+    client = await world.client(svc)
+    for n in range(40):
+        vms.add(f"vm-{n % 12}", status="up/stopped", age_s=0)
+        await client.cast("create", vm=f"vm-{dice.randrange(12)}")
+        await asyncio.sleep(dice.choice([0, dice.uniform(0, 3)]))
+    while len(seen) < 40:
+        await asyncio.sleep(1)
+    await asyncio.sleep(60)  # what acts has ended
+    await settle(life)
+    assert max(took for _, took in seen) <= 5.01, "a create has waited for longer than it said"
+    assert set(vms.statuses().values()) == {"down/clean"}
+    return vms
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_at_random_no_create_waits_for_ever(world: World, svc: Service, seed: int):
+    """Whatever holds what: each returns in time, each dead vm is cleaned, none twice at a time."""
+    vms = await create_at_random(world, svc, Random(seed))
+
+    assert {name for name, _ in vms.cleaned} == {f"vm-{n}" for n in range(12)}
+
+
+async def test_a_create_that_waits_for_ever_would_be_found(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    settle_within = Resources.settle
+
+    async def settle_for_ever(self: Resources, kind: str, _: float, but: Any) -> Any:
+        return await settle_within(self, kind, 1e6, but)
+
+    monkeypatch.setattr(Resources, "settle", settle_for_ever)
+    with pytest.raises(AssertionError, match="waited for longer than it said"):
+        await create_at_random(world, svc, Random(0))
 
 
 # -- scope --------------------------------------------------------------------------------
