@@ -197,6 +197,22 @@ async def test_a_backlog_does_not_hide_a_crash(world: World, svc: Service):
     assert began["late"] - 800 < 60
 
 
+@pytest.mark.parametrize("every", ["500ms", "1s", "3s"])
+async def test_a_short_interval_is_longer_than_the_looks_at_an_empty_queue(
+    world: World, svc: Service, every: str
+):
+    """Otherwise no pass would count as one that has read the queues; also without a `since`."""
+    vms = Vms(world, svc, every=every, stuck_after="0s")
+    life = await world.start(svc)
+    await asyncio.sleep(30)
+    vms.add("new", status="up/crashed", age_s=None)
+    began = now()
+    await asyncio.sleep(30)
+
+    assert dict(vms.started)["new"] - began < 15
+    assert life.told("reconciliation.finished")[0]["interrupted"] is False
+
+
 def test_a_kind_is_not_looked_at_all_the_time(svc: Service):
     with pytest.raises(DeclarationError, match=r"every='0s' is no time between two passes"):
         svc.kind("vm", every="0s")

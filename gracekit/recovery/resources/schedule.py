@@ -212,7 +212,9 @@ class Resources:
             had_first=self._read,
             within_s=kind.every_s,
         )
-        await self._make(request, PassReport(keeps=False))
+        report = PassReport(keeps=False)
+        if await self._make(request, report) and not (report.interrupted or report.broken):
+            self._read |= {kind.name}
         self._kind_at[kind.name] = self._clock.loop() + kind.every_s
 
     async def settle(self, kind: str, within_s: float, but: Resource) -> list[Result]:
@@ -369,6 +371,8 @@ class Resources:
 
 
 LOOK_S: Final = 1.0
+SHORTEST_S: Final = 5.0
+"""The looks at a queue that is empty take 2 s."""
 LOOKS: Final = 2
 """A queue must be found empty so many times in a row: a delivery on its way is neither in the queue
 nor here, and RabbitMQ reports 0 messages for a quorum queue without a leader."""
@@ -392,8 +396,9 @@ class QueueWait:
         """
         self._report = report
         task = self._waiting = asyncio.create_task(self.wait_read())
+        most_s = None if within_s is None else max(within_s, SHORTEST_S) + await self._siblings_s()
         try:
-            await asyncio.wait({task}, timeout=within_s)
+            await asyncio.wait({task}, timeout=most_s)
             if not task.done():
                 report.is_unread = True
                 return True
