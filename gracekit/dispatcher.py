@@ -80,7 +80,7 @@ class Dispatcher:
         self._parking = parking
         self._telemetry = telemetry
         self._gates = gates
-        self._heartbeats = heartbeats = Heartbeats(answers, services.clock, telemetry)
+        self.heartbeats = heartbeats = Heartbeats(answers, services.clock, telemetry)
         self._events = events = TaskEvents(telemetry, services.phase, services.clock)
         self.unfinished, self.leases = Unfinished(), services.leases
         self._duplicates = Duplicates(
@@ -248,14 +248,17 @@ class Dispatcher:
 
     async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
         """Send heartbeats again to callers that asked for them and waited through a restart."""
+        self.heartbeats.end(row_id)
         try:
             for address in await self._journal.monitored(row_id):
-                self._heartbeats.begin(job.task, address, at_once=True)
+                self.heartbeats.begin(job.task, address, at_once=True)
         except StoreError as error:
             self._telemetry.emit("store.error", what="heartbeats", error=str(error))
 
     async def _live(self, job: Job) -> None:
-        """From acceptance to the reply: turn, begin, run, finish, reply."""
+        """From acceptance to the reply: turn, begin, run, finish, reply; later if it is delayed."""
+        if job.is_delayed:
+            return
         if not job.task.running and not await self._begin_in_turn(job):
             return
         if job.gate.is_shut:
@@ -288,11 +291,13 @@ class Dispatcher:
         """Dedupe and accept in a group commit, which also records the start if a slot is free."""
         job.gate.entering[job] = None
         # Before the commit, which may take longer than the caller waits without a heartbeat.
-        self._heartbeats.begin(job.task, job.reply)
-        at_once = self._scheduler.enter_nowait(job)
+        self.heartbeats.begin(job.task, job.reply)
+        at_once = not job.is_delayed and self._scheduler.enter_nowait(job)
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
                 case Admission.DONE:
+                    if job.is_delayed:
+                        self._custody.note_due(job)
                     job.request = None  # its row has all of it now
                     if at_once:
                         self._attempts.mark_running(job)
@@ -315,7 +320,7 @@ class Dispatcher:
         return False
 
     async def _refuse(self, job: Job) -> bool:
-        self._heartbeats.begin(job.task, job.reply)
+        self.heartbeats.begin(job.task, job.reply)
         wrong = await self._arrivals.read_early(job, self._events)
         if error := wrong or await self._waits.refusal(job):
             await self._arrivals.refuse(job, "arguments" if wrong else "lease_held", error)
@@ -376,7 +381,9 @@ class Dispatcher:
     async def _finish(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Commit outcome, release of the lease and due replies together; then send the replies."""
         self._scheduler.leave_slots(job)
-        outcome, addresses = await self._parking.end(job, outcome, end.requested)
+        outcome, addresses = await self._parking.end(job, outcome, end)
+        if outcome.state is TaskState.ACCEPTED:
+            self.heartbeats.hand_on(job.task)
         self._journal.forget_cursor(job.task)
         self._end_turn(job)
         if job.refused:
@@ -392,7 +399,7 @@ class Dispatcher:
 
     async def _reply(self, job: Job, address: Address, outcome: Outcome) -> None:
         row_id = job.task.row_id or 0
-        self._heartbeats.end(job.task)
+        self.heartbeats.end(job.task)
         if job.answered and address == job.reply:
             self._journal.forget_reply(row_id, address, sent=True)
         else:
@@ -406,11 +413,12 @@ class Dispatcher:
 
     async def _hand_over(self, job: Job, cut: Interruption, *, rests: bool = False) -> None:
         """Record a started, unfinished task for recovery; its handler does not run any more."""
-        recorded = await self._custody.hand_over(job, cut)
+        pause_s = backoff.NO_THREAD.after(job.task.attempt) if rests and job.gate.is_open else 0.0
+        recorded = await self._custody.hand_over(job, cut, rest_s=pause_s)
         self._note_handed_over(job, recorded=recorded)
         job.in_doubt = True  # recovery looks for its row, here or at the next start
         if rests:
-            await self._scheduler.rest(job)
+            await self._scheduler.rest(job, pause_s)
         self._end_turn(job)
         self._events.cut(job, cut)
 
@@ -427,7 +435,7 @@ class Dispatcher:
 
     async def _hand_over_stuck(self, job: Job) -> None:
         job.stuck = True
-        self._heartbeats.end(job.task)
+        self.heartbeats.end(job.task)
         try:
             if job.task.journaled:
                 await self._custody.hand_over(job, Interruption.UNCLEAN, returned=False)
@@ -448,7 +456,7 @@ class Dispatcher:
                 job.task.handler.cancel()
 
     def _untrack(self, job: Job) -> None:
-        self._heartbeats.end(job.task)
+        self.heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
         if job.claimed_ahead:
             job.begin_claimed()

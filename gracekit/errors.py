@@ -1,9 +1,9 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
-Each class's docstring says what happened and what to do; docs/errors.md is made of them. Eight
-classes are named for a state in which nothing has failed: `Draining`, `Gone`,
-`LeaseExists`, `LeaseHeld`, `NoCapacity`, `NoSuchLease`, `Parked` and `Undeliverable`. Callers
-expect them. All other names end in `Error`.
+Each class's docstring says what happened and what to do; docs/errors.md is made of them. Nine
+classes are named for a state in which nothing has failed, or for what is asked for: `Draining`,
+`Gone`, `LeaseExists`, `LeaseHeld`, `NoCapacity`, `NoSuchLease`, `Parked`, `TryAgain` and
+`Undeliverable`. Callers expect them. All other names end in `Error`.
 """
 
 from __future__ import annotations
@@ -292,6 +292,13 @@ class HeartbeatTimeoutError(CallTimeoutError):
     """
 
 
+class NoAnswerError(RpcError, TimeoutError):
+    """No server of the service has answered a question, so nothing is known, and nothing was sent.
+
+    It may be down, or busy. Ask again, or start it.
+    """
+
+
 class MethodTimeoutError(RpcError, TimeoutError):
     """The method took longer than its `timeout=`; its handler was cancelled.
 
@@ -346,6 +353,22 @@ class NoCapacity(RpcError):  # noqa: N818 - named for a state
     ) -> None:
         super().__init__(message)
         self.requested: dict[str, typing.Any] = checked_request(requested)
+
+
+class TryAgain(RpcError):  # noqa: N818 - named for what is asked for
+    """A handler raises this if its attempt has failed and the task is to be tried again later.
+
+    It counts in the method's `retries`; if none is left, the task has FAILED with this error. A
+    TryAgain of a service that the handler has called does nothing of the kind.
+
+    Args:
+        reason: Why, in a sentence.
+        after: Seconds (or "30s") until the next attempt; None for the method's `backoff`.
+    """
+
+    def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
 
 
 def checked_request(requested: object) -> dict[str, typing.Any]:

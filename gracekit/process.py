@@ -80,6 +80,7 @@ class Point(enum.Enum):
     JOIN = "join"
     STOP_INTENT = "stop_intent"
     WITHDRAW_STOP = "withdraw_stop"
+    TRY_LATER = "try_later"  # ends the lease in the same commit
     PARK = "park"  # ends the lease in the same commit, and writes the notifications
     HAND_OVER = "hand_over"  # a safe point returns its lease in the same commit
     NOT_STARTED = "not_started"

@@ -479,6 +479,7 @@ NO_ERRORS: Final = {
     "NoCapacity",
     "NoSuchLease",
     "Parked",
+    "TryAgain",
     "Undeliverable",
 }
 

@@ -81,6 +81,8 @@ NOT_MEASURED: Final = {
     ("lane.self_blocked", "running"): "a gauge: gracekit_tasks_running",
     ("task.apart", "crashes"): "of one task",
     ("task.apart", "for_s"): "of one task",
+    ("task.retried", "again_s"): "the pause before the next try",
+    ("task.retried", "ran_s"): "of one attempt",
     ("task.failed", "ran_s"): "its task.finished has it too",
     ("job.finished", "ran_s"): "of one run of a job, for who reads its line",
     ("broker.silent", "waited_s"): "a bound of gracekit's own",

@@ -269,7 +269,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Sending a request": (
         *("RpcError", "Undeliverable", "UnconfirmedError", "VersionCapError"),
-        *("CallTimeoutError", "HeartbeatTimeoutError", "Draining"),
+        *("CallTimeoutError", "HeartbeatTimeoutError", "Draining", "NoAnswerError"),
     ),
     "A request that is refused": (
         *("BadMessageError", "MessageTooLargeError", "InvalidArgumentsError"),
@@ -278,7 +278,7 @@ ERROR_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A task that did not succeed": (
         *("RemoteError", "MethodTimeoutError", "TaskInterruptedError", "TaskCancelledError"),
-        "LeaseHeld",
+        *("LeaseHeld", "TryAgain"),
     ),
     "Tasks that wait for capacity": (
         *("NoCapacity", "Parked", "Gone", "StaleVersionError", "UnknownTaskError"),

@@ -25,6 +25,7 @@ _LONGEST_DETAIL: Final = 120
 KINDS: Final = (
     "adopted",
     "duplicate",
+    "failed_attempt",
     "handed_over",
     "hook_failed",
     "hook_given_up",
@@ -43,6 +44,7 @@ KINDS: Final = (
     "operator_end_hold",
     "operator_host_gone",
     "operator_force_lease",
+    "operator_pause",
     "resource_kind_broken",
     *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
 )

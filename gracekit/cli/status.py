@@ -90,6 +90,10 @@ def _text(report: StatusReport, limit: int) -> str:
     if report.ownerless:
         left = counts(report.ownerless.items())
         parts.append(f"without owner: {left}; {_who_settles(report.entries)}")
+    if report.not_due is not None:
+        number, next_at = report.not_due
+        when = duration(max(0.0, next_at - time.time()))
+        parts.append(f"not due yet: {number} accepted, the next in {when}")
     parts += _queues(report.entries)
     parts += [_pending(one, report.pending) for one in report.pending]
     parts += [_notifications(report.notifications)] if report.notifications.unsent else []

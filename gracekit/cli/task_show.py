@@ -96,7 +96,8 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
     yield "policy", _said("", columns["on_interrupt"])
     yield "owner", record.owner or ("nobody" if columns["finished_at"] is None else "")
     if columns["attempts"] is not None:
-        yield "attempts", f"{columns['attempts']}, crashes without progress {columns['crashes']}"
+        budgets = f"failures {columns['failures']}, crashes without progress {columns['crashes']}"
+        yield "attempts", f"{columns['attempts']}, {budgets}"
         kept = (f"{name} {size} bytes" for name, size in record.kept.items() if size is not None)
         yield "kept", ", ".join(kept) or "neither arguments, context nor result"
     if columns["cursor"] is not None:
@@ -108,7 +109,10 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
 
 
 def _waits(columns: Mapping[str, Any]) -> str:
-    """`for capacity, in 55m, version 1: memory_mb=8192`, of a parked task."""
+    """`for capacity, in 55m, version 1: memory_mb=8192`, of a parked task, or when it is due."""
+    if columns["state"] == TaskState.ACCEPTED.value and columns["due_at"] is not None:
+        which = "its next try" if columns["attempts"] else "its time"
+        return f"for {which}, {deadline_words(columns['due_at'] - time.time())}"
     if columns["state"] != TaskState.PENDING.value:
         return ""
     left_s = (columns["pending_deadline"] or 0.0) - time.time()

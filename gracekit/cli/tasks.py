@@ -231,6 +231,8 @@ def _reason(entry: ListedTask) -> str:
     reason, detail = columns["reason"] or "", str(columns["detail"] or "")
     # The sentence on record begins with the task and its reason, which are other columns here.
     detail = detail.partition(f" ERRORED({reason}): ")[2] or detail
+    if columns["due_at"] is not None and entry.is_transient:
+        reason, detail = f"waits for {entry.waits_for}", str(columns["detail"] or "")
     words = ": ".join(filter(None, (reason, detail)))
     words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)

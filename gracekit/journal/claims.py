@@ -23,6 +23,8 @@ from gracekit.tracker.task import Lane, TaskState
 
 LONGEST_WAIT_S: Final = 120.0
 """After a crash, rows with crashes wait at most so long for the settle time of others."""
+RIPE_AT_ONCE: Final = 500
+"""So many tasks whose time has come are let begin in one commit."""
 MOST_COUNTED: Final = 1_000_000_000
 """A limit that is never reached, for a statement that must have one."""
 
@@ -145,6 +147,30 @@ class Claims:
         lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
         return (state.value, self._journal.service, *self._targets, *lanes, now, now, *without)
 
+    async def ripen(self) -> bool:
+        """Let accepted tasks begin whose time has come, as far as this run may claim them.
+
+        Returns:
+            Whether there were tasks that had to wait.
+        """
+        journal, now = self._journal, self._journal.clock.wall()
+        next_due = await self.next_due()
+        if next_due is not None and next_due <= now:
+            batch = Batch(Point.CLAIM, durable=False)
+            batch.add(sql.RIPEN, journal.service, *self._targets, now, RIPE_AT_ONCE)
+            await journal.commit(batch)
+        return next_due is not None
+
+    async def next_due(self) -> float | None:
+        """Wall time at which the next accepted task may begin that must wait; None without one."""
+        rows = await self._journal.engine.query(sql.NEXT_DUE, self._journal.service, *self._targets)
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    async def waiting_callers(self) -> list[tuple[int, Address]]:
+        """(row id, address) of callers of accepted tasks without an owner that want heartbeats."""
+        rows = await self._journal.engine.query(sql.WAITING_CALLERS, self._journal.service)
+        return [(int(row[0] or 0), address_of(row[1:])) for row in rows]
+
     async def next_look(self, without: Collection[int] = ()) -> float | None:
         """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.
 
@@ -179,8 +205,10 @@ class Claims:
         )
         return [(int(row[0] or 0), (str(row[1]), str(row[2]))) for row in rows]
 
-    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
+    def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
         """After the wall clock was set by *by_s*, adjust waits and when they began.
+
+        *ahead_s* is wall time minus loop time now.
 
         If it was set back (below 0), the next check is moved back by as much. If it was set
         forward, the next check has come nearer, and is left so; what counts towards `max_wait`
@@ -190,6 +218,8 @@ class Claims:
         batch.add(
             sql.FOLLOW_CLOCK, back_s, now, self._journal.service, self._journal.run_id, forward_s
         )
+        least_s, most_s = sorted((ahead_s - by_s, ahead_s))
+        batch.add(sql.FOLLOW_DUE, ahead_s, self._journal.service, least_s, most_s)
 
     def add_run_again(self, batch: Batch, row: TaskRow) -> None:
         """Make a HANDED_OVER row of this run ACCEPTED again, to be run from its cursor."""

@@ -103,18 +103,39 @@ INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?, '', 'restored', request_id, method, 'parked in an older store: it may have run since'
 FROM task WHERE {IS_OPEN} AND state = 'pending'"""
 CUT_RESTORED: Final = f"""
-UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
-WHERE {_RESTORED}"""
+UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, due_at = NULL,
+    not_before = ? + settle_s WHERE {_RESTORED}"""
 
 # -- claims ---------------------------------------------------------------------------
 
+# What may not begin yet has no owner, and `due_at`. No statement that claims rows sees it, until
+# RIPEN removes a time that has come.
+_DUE: Final = f"""
+FROM task WHERE owner IS NULL AND state = 'accepted' AND {IS_OPEN} AND service = ?
+    AND target IN ('', ?, ?)"""
+NEXT_DUE: Final = f"SELECT min(due_at) {_DUE} AND due_at IS NOT NULL"
+RIPEN: Final = f"""
+UPDATE task SET due_at = NULL WHERE id IN (SELECT id {_DUE} AND due_at <= ? ORDER BY due_at LIMIT ?)
+    AND owner IS NULL AND state = 'accepted'"""
+# ?1 is wall time minus loop time now, ?3 and ?4 the lesser and the greater of before and now. Each
+# run does this; `due_ahead_s` shows how far a sibling has shifted the row already.
+FOLLOW_DUE: Final = f"""
+UPDATE task SET due_at = due_at + ?1 - due_ahead_s, due_ahead_s = ?1
+WHERE owner IS NULL AND state = 'accepted' AND {IS_OPEN} AND due_at IS NOT NULL AND service = ?2
+    AND abs(due_ahead_s - ?1) >= 1 AND due_ahead_s BETWEEN ?3 - 1 AND ?4 + 1"""
+# Callers of accepted tasks that no run has, who asked for heartbeats and still wait.
+WAITING_CALLERS: Final = f"""
+SELECT task.id, reply.queue, msg_id, reply.expires_at, monitor_s, knows_pending
+FROM reply JOIN task ON task.id = reply.row_id
+WHERE monitor_s IS NOT NULL AND task.owner IS NULL AND task.state = 'accepted' AND {IS_OPEN}
+    AND service = ?"""
 # An `error` row is ended without asking its backend, so it need not wait for its settle time. A row
 # with an order is not claimed: the order ends it.
 CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
     AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?) AND ordered IS NULL
-    AND id NOT IN (0{{others}})
+    AND due_at IS NULL AND id NOT IN (0{{others}})
 ORDER BY id LIMIT ?"""
 COUNT_CLAIMABLE: Final = f"SELECT count(*) FROM ({CLAIMABLE}) AS claimable"
 CLAIM: Final = f"""
@@ -136,7 +157,8 @@ UPDATE task SET probing = 1, alone = ? WHERE id = ? AND owner = ? AND state = 'h
 DISOWN: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
     alone = 0 WHERE id = ? AND owner = ? AND state = 'running'"""
-TAKE_OVER: Final = "UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND state = ?"
+TAKE_OVER: Final = """
+UPDATE task SET owner = ?, due_at = NULL WHERE id = ? AND owner IS NULL AND state = ?"""
 POSTPONE: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
@@ -167,7 +189,7 @@ WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
 # One statement, so that all counts are of the same moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)
-        AND state <> 'pending' AND (owner IS NULL OR owner IN ({{owners}})))
+        AND state <> 'pending' AND due_at IS NULL AND (owner IS NULL OR owner IN ({{owners}})))
     + (SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ? AND target = ?
         AND lapses_at > ? AND (owner IS NULL OR owner IN ({{owners}})))
     + (SELECT count(*) FROM task WHERE errored_due = 1 AND service = ?

@@ -30,13 +30,15 @@ _SAME: Final = ", ".join(
         ("crashes", "0"),
     )
 )
+# A task between two tries still works on its resource; one that was sent with a delay does not yet.
+_WORKS: Final = f"task.{IS_OPEN} AND (due_at IS NULL OR attempts > 0)"
 # A rule begins only if no open task acts on the resource, and no other rule. Its lease is taken in
 # the same commit, so no request can begin in between. After another status the counts start anew.
 BEGIN: Final = f"""
 INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, rule, owner,
     settle_s, alone, ahead_s)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11, ?13 FROM epoch WHERE NOT EXISTS (
-    SELECT 1 FROM task WHERE task.resource_kind = ?3 AND task.resource_id = ?4 AND task.{IS_OPEN})
+    SELECT 1 FROM task WHERE task.resource_kind = ?3 AND task.resource_id = ?4 AND {_WORKS})
 ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
     status = excluded.status, seen_at = excluded.seen_at,
     ahead_s = excluded.ahead_s, page = excluded.page,
@@ -128,4 +130,4 @@ INSERT INTO broken_kind (service, host, kind, why, since) VALUES (?, ?, ?, ?, ?)
 AT_WORK: Final = f"""
 SELECT task.request_id, task.method, task.state, run.instance FROM task
 LEFT JOIN run ON run.run_id = task.owner
-WHERE task.resource_kind = ? AND task.resource_id = ? AND task.{IS_OPEN} ORDER BY task.id LIMIT 1"""
+WHERE task.resource_kind = ? AND task.resource_id = ? AND {_WORKS} ORDER BY task.id LIMIT 1"""

@@ -44,6 +44,7 @@ class OrderTarget(RowOfTask, frozen=True, kw_only=True):
         errored_due: Whether it has ended and its errored hook is still to be called, or to return.
         calling: Whether its errored hook was called and has not returned.
         ordered: The order that its run carries out, as JSON; None for none.
+        due_at: Wall time before which it does not begin; a retry lets it begin now.
         has_arguments: Whether its arguments are still on record.
         owes_replies: Whether a caller is still to be answered, or may not have got the answer.
     """
@@ -61,6 +62,7 @@ class OrderTarget(RowOfTask, frozen=True, kw_only=True):
     errored_due: bool
     calling: bool
     ordered: str | None
+    due_at: float | None
     has_arguments: bool
     owes_replies: bool
 
@@ -145,6 +147,8 @@ async def targets_pending(
 def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) -> str | None:
     """As `refusal`, for a row; *state* replaces that of the row if its owner is dead."""
     state = state or target.state
+    if verb is Verb.RETRY and state is TaskState.ACCEPTED and target.due_at is not None:
+        return None
     why = refusal(target, verb, state, target.reason, target.detail)
     if why is None and state in RETRIED:
         why = _not_again(target)
@@ -312,6 +316,10 @@ def add_order(
     owner, state = target.owner, target.state
     if state in RETRIED:  # the owner of an ended row does nothing with it, so it may be taken
         batch.add(sql.RUN_AGAIN, target.id, state.value, target.finished_at, expect=1)
+        incident.add(batch)
+        return
+    if outcome is None and state is TaskState.ACCEPTED:
+        batch.add(sql.BEGIN_NOW, target.id, state.value, expect=1)
         incident.add(batch)
         return
     if dead and state is TaskState.RUNNING:

@@ -10,7 +10,7 @@ NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
     "errored_due", "calling", "parkings", "pending_deadline", "lane", "ordered", "ops_kind",
-    "ops_id", "shown_context",
+    "ops_id", "shown_context", "due_at",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""
@@ -52,9 +52,13 @@ REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE row_id = ?"
 # probe is running in a living run is not retried: the probe's answer decides.
 RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
-    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, ordered = NULL
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, ordered = NULL,
+    failures = 0
 WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
     AND (owner IS NULL OR probing = 0)"""
+BEGIN_NOW: Final = """
+UPDATE task SET due_at = NULL, crashes = 0, alone = 0, failures = 0
+WHERE id = ? AND state = ? AND due_at IS NOT NULL"""
 # Its replies were sent, its hook was called, its lease is free. So the row is open again as if just
 # accepted, but keeps its cursor, its attempts and, until the next end, its last failure. It has no
 # expiry any more, as its caller was answered.
@@ -62,7 +66,8 @@ RUN_AGAIN: Final = f"""
 UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
     result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
-    hook_crashes = 0, pending_deadline = NULL, ordered = NULL
+    hook_crashes = 0, pending_deadline = NULL, ordered = NULL, due_at = NULL,
+    failures = 0
 WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND {HAS_CONTENT}
     AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.row_id = task.id)"""
 # It was not called since the row was read, here or by a run that has adopted the row.

@@ -46,7 +46,8 @@ SHOWN_COLUMNS: Final = ", ".join(SHOWN).replace("resource_kind, resource_id", SH
 _SHOWN: Final = f"SELECT {SHOWN_COLUMNS} FROM task WHERE"
 # Uses the index of open rows, which has those of one owner and state in the order of their ids.
 SHOWN_PAGE: Final = f"""
-{_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
+{_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND due_at IS NULL AND id > ?
+ORDER BY id LIMIT ?"""
 SHOWN_ONE: Final = f"""
 SELECT {SHOWN_COLUMNS}, CASE WHEN state = 'failed' THEN failure END FROM task
 WHERE request_id = ? AND recipient = '' AND service = ?"""

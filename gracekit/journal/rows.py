@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.clock import Clock
 from gracekit.config.choices import OnInterrupt, need_choice
 from gracekit.errors import StoreError
 from gracekit.journal.tasks_sql import COLUMNS, CONTENT_COLUMNS
@@ -83,6 +84,25 @@ def address_of(columns: Row) -> Address:
     )
 
 
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """When an accepted task may begin.
+
+    Attributes:
+        at: Wall time.
+        ahead_s: Wall time minus loop time now, for a pause, which ends as if the clock had not been
+            set meanwhile; None for a moment, which stands.
+    """
+
+    at: float
+    ahead_s: float | None = None
+
+    @classmethod
+    def after(cls, seconds: float, clock: Clock) -> Due:
+        """The end of a pause that begins now."""
+        wall = clock.wall()
+        return cls(at=wall + seconds, ahead_s=wall - clock.loop())
+
+
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """What the journal keeps of a request.
 
@@ -96,6 +116,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         shown_context: As of a `TrackedTask`.
         reply: Where the answer goes; None for casts and fanouts.
         expires_at: Wall time until which its caller waits; None if unknown.
+        due: Before which it may not begin; None for at once.
     """
 
     request_id: str
@@ -114,6 +135,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     resource: tuple[str, str] | None
     reply: Address | None
     expires_at: float | None
+    due: Due | None = None
     ops_resource: tuple[str, str] | None = None
     shown_context: Mapping[str, str] | None = None
     caller_hash: str = ""
@@ -147,13 +169,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: SUCCEEDED, FAILED or CANCELLED; ERRORED if recovery ends it; PENDING if the task was
-            parked, which ends its attempt and not the task.
+            parked, ACCEPTED if it is tried again: both end its attempt and not the task.
         result: JSON text; None if there is a failure.
         failure: JSON text of a Failure; None if there is a result. A success has a failure if its
             result cannot be sent.
         reason: Why the state is ERRORED, CANCELLED or PENDING; else None.
         detail: A sentence about it.
         parking: For PENDING: the answer to callers that know the state.
+        again_s: For ACCEPTED: seconds until the task is tried again.
     """
 
     state: TaskState
@@ -162,6 +185,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     detail: str | None = None
     parking: Parking | None = None
+    again_s: float = 0.0
 
 
 class RowOfTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +271,8 @@ class TaskRow(RowOfTask, frozen=True, kw_only=True):
     hook_crashes: int
     caller_hash: str
     ordered: Order | None
+    due_at: float | None
+    failures: int
 
 
 def task_row(columns: Row) -> TaskRow:

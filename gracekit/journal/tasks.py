@@ -17,6 +17,7 @@ from gracekit.clock import Clock
 from gracekit.journal.rows import (
     Acceptance,
     Address,
+    Due,
     Outcome,
     TaskRow,
     address_of,
@@ -54,6 +55,7 @@ from gracekit.journal.tasks_sql import (
     REPLY_DONE,
     STILL_DUE,
     TOKEN,
+    TRY_LATER,
     WAITS,
 )
 from gracekit.process import Point
@@ -186,7 +188,7 @@ class Journal:
             request.settle_s,
             kind,
             resource_id,
-            self.run_id,
+            None if request.due else self.run_id,
             now,
             request.expires_at,
             request.caller_hash,
@@ -195,6 +197,7 @@ class Journal:
             now if begin else None,
             *(request.ops_resource or (None, None)),
             _text_of(request.shown_context),
+            *((request.due.at, request.due.ahead_s) if request.due else (None, None)),
         )
         batch.add(ACCEPT_CONTENT, to_json(request.args), to_json(request.context), of=index)
         if request.reply is not None:
@@ -383,12 +386,13 @@ class Journal:
         cut: Interruption,
         *,
         settle_s: float = 0.0,
+        rest_s: float = 0.0,
         returned: bool = True,
         charged: bool = False,
     ) -> None:
         """Record a started, unfinished task for recovery.
 
-        If its handler has *returned*, the row is released: at once if gracekit cut it; after
+        If its handler has *returned*, the row is released: after *rest_s* if gracekit cut it; after
         *settle_s*, and with a crash counted, if something else did (UNCLEAN), because its last
         request to a backend may still be under way. If the handler has not returned, this run
         keeps the row until it is proven dead. *charged* counts a crash at which the task was
@@ -402,7 +406,7 @@ class Journal:
             cut.value,
             None if returned else self.run_id,
             _text_of(task.cursor),
-            now + settle_s if unclean else None,
+            now + (settle_s if unclean else rest_s) if unclean or rest_s else None,
             task.row_id,
             self.run_id,
             now,
@@ -412,6 +416,19 @@ class Journal:
         )
         batch.add_up(COUNT, "handed_over", 1)
         self.add_note(batch, "handed_over", task.request_id, task.method, cut.value)
+        self._dirty.pop(task.row_id or 0, None)
+
+    def add_try_later(self, batch: Batch, task: TrackedTask, failed: Outcome, due: Due) -> None:
+        """Let a running task, whose attempt has failed, be tried again once it is due."""
+        batch.add(
+            TRY_LATER,
+            *(due.at, due.ahead_s, failed.failure, failed.detail, _text_of(task.cursor)),
+            *(task.row_id, self.run_id),
+            expect=1,
+        )
+        batch.add_up(COUNT, "tried_again", 1)
+        words = f"attempt {task.attempt}: {failed.detail}"
+        self.add_note(batch, "failed_attempt", task.request_id, task.method, words)
         self._dirty.pop(task.row_id or 0, None)
 
     def add_not_started(self, batch: Batch, task: TrackedTask) -> None:

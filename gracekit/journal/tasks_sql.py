@@ -20,7 +20,7 @@ COLUMNS: Final = (
     "accepted_at", "started_at", "finished_at", "expires_at", "next_check", "waiting_since",
     "result", "failure", "errored_due", "alone", "hook_crashes", "caller_hash", "service",
     "parkings", "pending_deadline", "ordered", "ops_kind", "ops_id",
-    "shown_context",
+    "shown_context", "due_at", "failures",
 )  # fmt: skip
 CONTENT_COLUMNS: Final = ("args", "context")
 _CONTENT_OF: Final = "FROM content WHERE content.row_id = task.id"
@@ -38,8 +38,8 @@ ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, resource_kind, resource_id, owner, accepted_at,
     expires_at, caller_hash, state, attempts, started_at, ops_kind, ops_id,
-    shown_context, crashes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+    shown_context, due_at, due_ahead_s, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 ACCEPT_CONTENT: Final = "INSERT INTO content (row_id, args, context) VALUES (?, ?, ?)"
 ACCEPT_REPLY: Final = """
@@ -88,6 +88,13 @@ UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?
     alone = CASE WHEN ?9 = 1 OR (?8 = 1 AND alone = 1) THEN 2 WHEN ?8 = 1 THEN 0 ELSE alone END,
     cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
+# The attempt has failed and ended, so no crash is counted, and none is forgotten. A task with an
+# order is not tried again: the order ends it.
+TRY_LATER: Final = """
+UPDATE task SET state = 'accepted', owner = NULL, due_at = ?1, due_ahead_s = ?2,
+    failures = failures + 1, failure = ?3, detail = ?4, cursor = coalesce(?5, cursor),
+    alone = CASE WHEN alone = 1 THEN 0 ELSE alone END
+WHERE id = ?6 AND owner = ?7 AND state = 'running' AND ordered IS NULL"""
 NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
 )

@@ -14,7 +14,7 @@ TASK_NAMES: Final = (
     "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
     "started_at", "finished_at", "not_before", "next_check", "alone", "ordered", "parkings",
-    "parked_at", "pending_deadline", "ops_kind", "ops_id", "shown_context",
+    "parked_at", "pending_deadline", "ops_kind", "ops_id", "shown_context", "due_at", "failures",
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
@@ -46,7 +46,7 @@ ROW_NAMES: Final = (
     "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
     "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure", "ordered",
     "parkings", "parked_at", "pending_deadline", "requested", "ops_kind", "ops_id",
-    "shown_context",
+    "shown_context", "due_at", "failures",
 )  # fmt: skip
 KEPT_NAMES: Final = ("args", "context", "result")
 ROW: Final = f"""
@@ -121,7 +121,10 @@ OWNED: Final = f"{IS_OPEN} AND owner IS NOT NULL"
 OWNERLESS: Final = f"{IS_OPEN} AND owner IS NULL AND state IN ({_NOT_PARKED})"
 UNFINISHED: Final = f"""
 SELECT owner, state, count(*) FROM task WHERE {OWNED} GROUP BY owner, state UNION ALL
-SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
+SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} AND due_at IS NULL GROUP BY state"""
+NOT_DUE: Final = f"""
+SELECT count(*), min(due_at) FROM task
+WHERE {IS_OPEN} AND owner IS NULL AND state = 'accepted' AND due_at IS NOT NULL"""
 # One statement, so that tallies and rows are from the same moment. The rows that are in neither of
 # two small indexes are those that succeeded. In a query of its own, a count of all rows adds up the
 # numbers that the pages of an index have, and does not step through them.
@@ -163,7 +166,7 @@ UNFINISHED_OF_SERVICE: Final = f"""
 SELECT state, count(*), min(since) FROM (
     SELECT state, coalesce(parked_at, accepted_at) AS since FROM task
     WHERE {OWNED} AND service = ?1 AND state <> 'pending' UNION ALL
-    SELECT state, coalesce(parked_at, accepted_at) FROM task
+    SELECT state, CASE WHEN due_at IS NULL THEN coalesce(parked_at, accepted_at) END FROM task
     WHERE {OWNERLESS} AND service = ?1) AS unfinished
 GROUP BY state UNION ALL
 SELECT 'pending', count(*), NULL FROM task WHERE state = 'pending' AND service = ?1"""

@@ -123,7 +123,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             those with unfinished tasks.
         more: Whether more instances ended lately than the limit.
         exits: The last runs that ended, newest first.
-        ownerless: Numbers of transient rows without an owner, by state; without parked tasks.
+        ownerless: Numbers of transient rows without an owner, by state; without parked tasks, and
+            without those that may not begin yet.
+        not_due: The number of those, and the wall time at which the next one may; None for none.
         accounts: From the last count; None if the first count has not ended yet.
         resources: The resources that wait to be settled, and the last passes.
         pauses: Services whose resources are not looked at unasked, and until when.
@@ -136,6 +138,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
     exits: Sequence[Run]
     ownerless: UnfinishedCounts
+    not_due: tuple[int, float] | None
     accounts: Accounts | None
     resources: Sequence[ResourceStatus]
     pauses: Sequence[Mapping[str, Any]]
@@ -150,6 +153,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             "more": self.more,
             "last_exits": [exit_as_json(run) for run in self.exits],
             "ownerless": dict(self.ownerless),
+            "not_due": self.not_due and dict(zip(("tasks", "next_at"), self.not_due, strict=True)),
             "accounts": self.accounts and self.accounts.as_json(),
             "resources": msgspec.to_builtins(self.resources),
             "pauses": list(self.pauses),
@@ -211,6 +215,7 @@ async def look(
         more=bool(beyond),
         exits=await view.last_ended(dead, name, limit=exits),
         ownerless=unfinished.get(None, {}),
+        not_due=await view.not_due(),
         accounts=accounts,
         resources=await list_resources(view.engine),
         pauses=await list_pauses(view.engine, view.clock.wall()),

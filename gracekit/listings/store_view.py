@@ -252,12 +252,17 @@ class StoreView:
     async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
         """Numbers of transient rows, by owner and then by state; None stands for no owner.
 
-        Parked tasks are left out, as they do not wait for a run.
+        Parked tasks, and those that may not begin yet, are left out: they do not wait for a run.
         """
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
         for owner, state, number in await self.engine.query(sql.UNFINISHED):
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)
         return found
+
+    async def not_due(self) -> tuple[int, float] | None:
+        """Number of accepted tasks that may not begin yet, and when the next may; None for none."""
+        ((number, next_at),) = await self.engine.query(sql.NOT_DUE)
+        return (int(number or 0), float(next_at)) if next_at is not None else None
 
     async def open_holds(self) -> Mapping[str, list[str]]:
         """The open holds of each run, as `name key`, oldest first; without left-over ones."""

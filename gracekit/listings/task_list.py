@@ -201,7 +201,7 @@ class _Listing:
             live=live,
             now=self._now,
             apart=_apart(columns, apart),
-            waits_for=None if live is None else live.get("waits_for"),
+            waits_for=_due_words(columns, self._now) if live is None else live.get("waits_for"),
         )
 
     def _unjournaled(self, resource: str | None) -> list[ListedTask]:
@@ -236,6 +236,14 @@ class _Listing:
             )
             entries.append(entry)
         return entries
+
+
+def _due_words(columns: Mapping[str, Any], now: float) -> str | None:
+    """What a task waits for that may not begin yet; None if it may."""
+    if columns["due_at"] is None or columns["finished_at"] is not None:
+        return None
+    which = f"try {columns['attempts'] + 1}" if columns["attempts"] else "its time"
+    return f"{which}, in {duration(max(0.0, columns['due_at'] - now))}"
 
 
 def _query(query: TaskQuery) -> tuple[str, list[Value]]:
@@ -325,7 +333,8 @@ def why_stuck(task: ListedTask, *, recent: Collection[str]) -> str | None:
         task: Any task.
         recent: Request ids of tasks that were handed over less than `UNTOUCHED_S` ago.
     """
-    if not task.is_transient or task.is_parked:  # a parked task has its own deadline
+    # A parked task has its own deadline, and one that is not due waits for its time.
+    if not task.is_transient or task.is_parked or task.columns["due_at"] is not None:
         return None
     state = TaskState(task.columns["state"])
     if state is TaskState.RUNNING and not task.orphaned:

@@ -196,6 +196,12 @@ class Duties:
         self._clock = shared.clock
         self._notifications = shared.notifications
         self._outbox = shared.outbox
+        self._heartbeats = shared.dispatcher.heartbeats
+
+    async def look_at_due(self) -> None:
+        """Let tasks begin whose time has come; send heartbeats to callers of those that wait."""
+        waits = await self._claims.ripen()
+        self._heartbeats.keep(await self._claims.waiting_callers() if waits else [])
 
     async def take_notifications(self, *, look_around: bool) -> None:
         """Take over notifications that no run sends; with *look_around* also such replies."""

@@ -147,7 +147,8 @@ class Reconciler:
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(await self._next_pass()):
+                self._trigger.sleeps_until = await self._next_pass()
+                async with asyncio.timeout_at(self._trigger.sleeps_until):
                     await self._wait_rung()
                     continue
             self._trigger.looks_around = True
@@ -169,13 +170,16 @@ class Reconciler:
             return last  # what is due stays due; the return of the store asks for a pass
         if (due_s := self.resources.due_in_s()) is not None:
             last = min(last, max(soonest, self._clock.loop() + due_s))
-        if not self.settles or self._settling.is_full or self._trigger.is_set:
-            return last  # nothing would be claimed earlier, even if a row is due
+        if self._trigger.is_set:
+            return last
         with contextlib.suppress(StoreError):
-            moment = await self._claims.next_look(self.ends.left_to_siblings())
-            if moment is not None:
-                due_at = self._clock.loop() + moment - self._clock.wall()
-                return min(last, max(soonest, due_at))
+            look = None
+            if self.settles and not self._settling.is_full:  # else none is claimed, even if due
+                look = await self._claims.next_look(self.ends.left_to_siblings())
+            for moment in (look, await self._claims.next_due()):
+                if moment is not None:
+                    due_at = self._clock.loop() + moment - self._clock.wall()
+                    last = min(last, max(soonest, due_at))
         return last
 
     # -- one pass -----------------------------------------------------------------------
@@ -186,6 +190,7 @@ class Reconciler:
             await self.follow_clock()
             return
         await self.follow_clock()
+        await self._duties.look_at_due()
         await self._leases.give_back_owed()
         await self.adoption.adopt_dead_runs()
         # A full look lists all rows in flight and all unfinished resources. If each settled row
@@ -233,7 +238,7 @@ class Reconciler:
             if abs(by_s) > CLOCK_SET_S:
                 batch = Batch(Point.SETTLE)
                 self._leases.add_follow_clock(batch)
-                self._claims.add_follow_clock(batch, by_s)
+                self._claims.add_follow_clock(batch, by_s, ahead_s=ahead_s)
                 self._holds.add_follow_clock(batch, by_s)
                 self._findings.add_follow_clock(batch, by_s, ahead_s=ahead_s)
                 self._pending.add_follow_clock(batch, ahead_s - by_s, ahead_s=ahead_s)

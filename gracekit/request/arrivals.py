@@ -26,7 +26,7 @@ from gracekit.errors import (
     MessageTooLargeError,
     RpcError,
 )
-from gracekit.journal.rows import Acceptance, Address, TaskRow, caller_hash
+from gracekit.journal.rows import Acceptance, Address, Due, TaskRow, caller_hash
 from gracekit.phase import Phase, ServiceState
 from gracekit.process import NoThreadError
 from gracekit.request.calls import in_thread
@@ -38,6 +38,7 @@ from gracekit.request.suspects import suspicion
 from gracekit.rpc.foreign_readers import need_one_store
 from gracekit.rpc.message import (
     CONTROL_NAMESPACE,
+    DELAY,
     STATE_VERB,
     JsonObject,
     ReplyAddress,
@@ -59,6 +60,7 @@ from gracekit.tracing.carrier import adopted
 from gracekit.tracker.task import Lane, TrackedTask
 
 PING: Final = "oslo_rpc_server_ping"
+FEATURES: Final = (DELAY,)
 _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
 
@@ -189,6 +191,7 @@ class Arrivals:
             "state": self._phase.state.value,
             "open": self._phase.state not in _CLOSED,
             "ready": self._phase.not_ready is None,  # the reason is for operators only
+            "features": FEATURES,
         }
 
     def _check_host(self, method: Method[Any, Any], delivery: Delivery) -> None:
@@ -227,6 +230,7 @@ class Arrivals:
                 monitor_s=monitor_of(request),
                 knows_pending=request.reply.knows_pending,
             )
+        due = None if request.delay_s is request.at is None else self._due(request)
         job = Job(
             task=task,
             method=method,
@@ -239,10 +243,19 @@ class Arrivals:
             settle_s=self._settle_s(method),
             expires_at=None if waits_s is None else self._clock.loop() + waits_s,
             version=request.version,
+            is_delayed=due is not None,
         )
         if task.journaled:
-            job.request = self._acceptance(job, request, delivery, expires_at)
+            job.request = self._acceptance(job, request, delivery, expires_at, due)
         return job
+
+    def _due(self, request: Request) -> Due | None:
+        """When it may begin; None for now."""
+        if request.delay_s is not None:
+            return Due.after(request.delay_s, self._clock)
+        if request.at is not None and request.at > self._clock.wall():
+            return Due(at=request.at)
+        return None
 
     def _task(
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
@@ -255,8 +268,11 @@ class Arrivals:
             method=method.name,
             lane=gate.lane,
             holds_drain=_holds_drain(method, gate.lane),
-            # A redelivered `requeue` may have killed its process. A row counts its attempts.
-            journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
+            # A redelivered `requeue` may have killed its process. A row counts its attempts. A
+            # delayed one has nothing else to wait in.
+            journaled=method.options.on_interrupt != "requeue"
+            or delivery.redelivered
+            or bool(request.delay_s or request.at),
             on_interrupt=method.options.on_interrupt,
             # An ops method takes no lease: it must reach a resource on which a task is running.
             resource=None if method.ops else resource,
@@ -266,7 +282,12 @@ class Arrivals:
         )
 
     def _acceptance(
-        self, job: Job, request: Request, delivery: Delivery, expires_at: float | None
+        self,
+        job: Job,
+        request: Request,
+        delivery: Delivery,
+        expires_at: float | None,
+        due: Due | None,
     ) -> Acceptance:
         task = job.task
         return Acceptance(
@@ -288,6 +309,7 @@ class Arrivals:
             shown_context=task.shown_context,
             reply=job.reply,
             expires_at=expires_at,
+            due=due,
             caller_hash=job.caller_hash,
         )
 
@@ -345,6 +367,7 @@ class Arrivals:
             row_id=row.id,
             tracked_at=self._clock.loop(),
             attempt=row.attempts,
+            failures=row.failures,
             cursor=row.cursor,
             state=row.state,
         )

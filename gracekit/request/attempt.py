@@ -21,7 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit.errors import NoCapacity, Parked, checked_request
+from gracekit.clock import Clock
+from gracekit.config.values import parse_duration
+from gracekit.errors import ConfigError, NoCapacity, Parked, TryAgain, checked_request
 from gracekit.journal.rows import Outcome
 from gracekit.process import NoThreadError, Threads
 from gracekit.request.answers import Answers
@@ -42,6 +44,7 @@ from gracekit.request.outcomes import (
 )
 from gracekit.request.tracked import TrackedCall
 from gracekit.rpc.failures import is_expected, is_foreign, words_of
+from gracekit.rpc.method_options import MethodOptions
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import (
@@ -69,6 +72,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
             why it was not called, if no thread could be started for it.
         expected: Whether `expect()` was called for what the handler raised: it is logged as DEBUG.
         requested: The missing capacity, if the task may wait for it as PENDING; else None.
+        again_s: Seconds until the task is tried again, if it may be; else None.
     """
 
     outcome: Outcome | None = None
@@ -76,6 +80,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     interrupted_by: str = ""
     expected: bool = False
     requested: Mapping[str, Any] | None = None
+    again_s: float | None = None
 
     @property
     def is_put_off(self) -> bool:
@@ -162,9 +167,7 @@ class Attempts:
         end = _NO_END
         task.children = {}
         try:
-            end = await run_attempt(
-                method, ctx, task, job.args, job.gate.threads, parks=self._services.parks
-            )
+            end = await run_attempt(method, ctx, task, job.args, job.gate.threads, self._services)
             if task.children or task.child_error is not None:
                 end = await self._end_of_children(job, end)
             if end.interrupted_by:
@@ -197,7 +200,7 @@ class Attempts:
         if error is None or isinstance(error, SafePointStop):
             return _STOPPED if task.stopped else end
         task.stopped = False  # what the work did counts for more
-        return _judge(task, job.method, error, parks=self._services.parks)
+        return _judge(task, job.method, error, self._services)
 
     def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Add an attempt that was not cut to the history of its method, and to the log."""
@@ -268,10 +271,9 @@ async def run_attempt(
     task: TrackedTask,
     args: Mapping[str, Any],
     threads: Threads,
-    *,
-    parks: bool,
+    services: Services,
 ) -> AttemptEnd:
-    """Run the handler once; it can be cancelled only during this call. *parks*: see `Services`."""
+    """Run the handler once; it can be cancelled only during this call."""
     me = task.handler
     if me is not None and me.cancelling():  # left by an earlier wait: no news of this attempt
         await _take_cancellations(me)
@@ -293,7 +295,7 @@ async def run_attempt(
             return _STOPPED  # it swallowed the stop: its remaining items are not done
         return AttemptEnd(outcome=succeeded(f"{method.name}()", result))
     except BaseException as error:  # noqa: BLE001 - see the module's first line
-        return _judge(task, method, error, parks=parks)
+        return _judge(task, method, error, services)
     finally:
         task.cancellable = False
         if me is not None and me.cancelling() and _runs_here(me):
@@ -321,7 +323,7 @@ _STOPPED: Final = AttemptEnd(cut=Interruption.SAFE_POINT)
 
 
 def _judge(
-    task: TrackedTask, method: Method[Any, Any], error: BaseException, *, parks: bool
+    task: TrackedTask, method: Method[Any, Any], error: BaseException, services: Services
 ) -> AttemptEnd:
     """How an attempt that raised *error* ended; what gracekit did to it counts before the error."""
     if task.stopped:
@@ -340,17 +342,42 @@ def _judge(
             cut=Interruption.SAFE_POINT if put_off else Interruption.UNCLEAN,
             interrupted_by=_FENCED if cause is CancelCause.FENCED else why,
         )
-    return _failed(task, error, parks=parks)
+    return _failed(task, method, error, services)
 
 
-def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptEnd:
+def _failed(
+    task: TrackedTask, method: Method[Any, Any], error: BaseException, services: Services
+) -> AttemptEnd:
     """The end of an attempt whose handler raised *error* by itself."""
     outcome, expected = failed(error), is_expected(error)
-    if not parks:
-        return AttemptEnd(outcome=outcome, expected=expected)
+    if not (services.parks and isinstance(error, NoCapacity | Parked)):
+        try:
+            again_s = pause_before_retry(task, method.options, error, services.clock)
+        except ConfigError as wrong:
+            return AttemptEnd(outcome=failed(wrong))
+        return AttemptEnd(outcome=outcome, expected=expected, again_s=again_s)
     if why := why_not_parked(error, task):
         return AttemptEnd(outcome=not_parked(outcome, why), expected=expected)
     return AttemptEnd(outcome=outcome, expected=expected, requested=requested_by(error))
+
+
+def pause_before_retry(
+    task: TrackedTask, options: MethodOptions, error: BaseException, clock: Clock
+) -> float | None:
+    """Seconds until *task*, whose handler raised *error*, is tried again; None if it is not.
+
+    Raises:
+        ConfigError: the `after` of a TryAgain is no duration.
+    """
+    asks = isinstance(error, TryAgain) and not is_foreign(error)
+    if not asks and not isinstance(error, options.retry_on):
+        return None
+    if not task.journaled or task.on_interrupt == "requeue" or task.failures >= options.retries:
+        return None
+    if isinstance(error, TryAgain) and asks and error.after is not None:
+        return parse_duration(error.after)
+    doubled = options.backoff_s * 2.0 ** min(task.failures, 1000)
+    return clock.jitter(min(options.backoff_max_s, doubled))
 
 
 def _was_cancelled_again(task: TrackedTask, error: BaseException) -> bool:

@@ -215,7 +215,9 @@ class Custody:
         answer = failed(TaskInterruptedError(sentence), state)
         return answer, [] if job.reply is None else [job.reply]
 
-    async def hand_over(self, job: Job, cut: Interruption, *, returned: bool = True) -> bool:
+    async def hand_over(
+        self, job: Job, cut: Interruption, *, returned: bool = True, rest_s: float = 0.0
+    ) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.
 
         Args:
@@ -223,6 +225,7 @@ class Custody:
             cut: How it was cut.
             returned: Whether its handler has returned. If not, this process keeps row and lease
                 until it is proven dead.
+            rest_s: Seconds after which it may be tried again, if nothing else makes it wait.
         """
         task, clock = job.task, self._journal.clock
         task.cut = cut
@@ -231,7 +234,7 @@ class Custody:
         is_fenced, pauses = task.cancel_cause is CancelCause.FENCED, backoff.OUTCOME.pauses(clock)
         for tries in itertools.count(1):
             batch = Batch(Point.HAND_OVER)
-            self._add_hand_over(batch, job, cut, returned=returned)
+            self._add_hand_over(batch, job, cut, returned=returned, rest_s=rest_s)
             try:
                 await self._journal.commit(batch)
             except ConflictError:
@@ -251,10 +254,14 @@ class Custody:
             return True
         raise AssertionError(task)
 
-    def _add_hand_over(self, batch: Batch, job: Job, cut: Interruption, *, returned: bool) -> None:
+    def _add_hand_over(
+        self, batch: Batch, job: Job, cut: Interruption, *, returned: bool, rest_s: float
+    ) -> None:
         task = job.task
-        self._add_trace(batch, job)
-        self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
+        self.add_trace(batch, job)
+        self._journal.add_hand_over(
+            batch, task, cut, settle_s=job.settle_s, rest_s=rest_s, returned=returned
+        )
         if cut is Interruption.SAFE_POINT:
             self.add_release(batch, task, "handoff")
         elif cut is Interruption.UNCLEAN and returned:  # also the leases that it took by itself
@@ -269,7 +276,7 @@ class Custody:
         """
         task = job.task
         batch = Batch(Point.HAND_OVER)
-        self._add_trace(batch, job)
+        self.add_trace(batch, job)
         self._journal.add_hand_over(batch, task, Interruption.CANCELLED, charged=True)
         self.add_release(batch, task, "handoff")
         try:
@@ -297,7 +304,7 @@ class Custody:
             else:
                 return
 
-    def _add_trace(self, batch: Batch, job: Job) -> None:
+    def add_trace(self, batch: Batch, job: Job) -> None:
         """Record this attempt's trace keys, so that the next attempt can be linked to it."""
         keys = None if job.traced is None else job.traced.keys()
         if keys:
@@ -308,6 +315,12 @@ class Custody:
         if task.token is not None and task.resource is not None:
             guard = Guard(resource=task.resource, token=task.token)
             self._leases.add_release(batch, guard, reason=reason)
+
+    def note_due(self, job: Job) -> None:
+        """After a request was accepted that may not begin yet: let recovery begin it in time."""
+        if job.request is not None and job.request.due is not None:
+            clock = self._journal.clock
+            self._trigger.note_due(clock.loop() + job.request.due.at - clock.wall())
 
     # -- in doubt ------------------------------------------------------------------------
 

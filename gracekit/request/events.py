@@ -68,6 +68,10 @@ class TaskEvents:
         if outcome.state is TaskState.PENDING:
             self._parked(job, outcome, ran_s=ran_s)
             return
+        if outcome.state is TaskState.ACCEPTED and outcome.failure is not None:
+            error, again_s = _words_of_failure(job, failure_from(outcome.failure)), outcome.again_s
+            self._emit("task.retried", job, error=error, again_s=round(again_s, 1), ran_s=ran_s)
+            return
         if self._telemetry.hears("task.finished", level := self._level_of(job.task)):
             self._emit("task.finished", job, level=level, outcome=outcome.state.word, ran_s=ran_s)
         if outcome.state is TaskState.FAILED and outcome.failure is not None:

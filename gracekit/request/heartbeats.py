@@ -9,7 +9,7 @@ call has a timer of its own; the others cost only a look at their address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gracekit import background
@@ -41,13 +41,31 @@ class Heartbeats:
         self._answers = answers
         self._clock = clock
         self._telemetry = telemetry
-        self._beats: dict[TrackedTask, dict[tuple[str, str], _Beat]] = {}
+        self._beats: dict[TrackedTask | int, dict[tuple[str, str], _Beat]] = {}
 
-    def begin(self, task: TrackedTask, address: Address | None, *, at_once: bool = False) -> None:
+    def keep(self, waiting: Sequence[tuple[int, Address]]) -> None:
+        """Send heartbeats to callers of tasks that no run has, and to no others of the last call.
+
+        Each run of the service does, as any of them may end: a caller may get more than it needs.
+        """
+        wanted = {row_id for row_id, _ in waiting}
+        for row_id in [key for key in self._beats if isinstance(key, int) and key not in wanted]:
+            self.end(row_id)
+        for row_id, address in waiting:
+            self.begin(row_id, address, at_once=True)
+
+    def hand_on(self, task: TrackedTask) -> None:
+        """Go on sending to the callers of *task*, which waits for its next try without a run."""
+        if task.row_id is not None and (beats := self._beats.pop(task, None)) is not None:
+            self._beats[task.row_id] = beats
+
+    def begin(
+        self, task: TrackedTask | int, address: Address | None, *, at_once: bool = False
+    ) -> None:
         """Send heartbeats to a caller of *task* until `end`, or until the caller has given up.
 
         Args:
-            task: The task that the caller waits for.
+            task: The task that the caller waits for, or the id of its row.
             address: The caller; nothing is sent to None, or to one that did not ask.
             at_once: Send the first one now, because the caller has waited through a restart.
         """
@@ -64,7 +82,7 @@ class Heartbeats:
                 at_once=at_once,
             )
 
-    def end(self, task: TrackedTask, address: Address | None = None) -> None:
+    def end(self, task: TrackedTask | int, address: Address | None = None) -> None:
         """Stop the heartbeats of *task*, or of one caller of it; may be called twice."""
         beats = self._beats.get(task)
         if beats is None:

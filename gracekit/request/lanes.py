@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit import backoff
 from gracekit.config.settings import Settings
 from gracekit.journal.rows import Acceptance, Address
 from gracekit.leases.lines import Kind, Lines
@@ -185,6 +184,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         unended: Whether its start was logged, and its end was not yet.
         traced: The trace of its present or last attempt; None without one.
         version: Interface version that was asked for.
+        is_delayed: Whether it is accepted only, and may not begin yet.
         parkings: How often it was parked.
         pending_deadline: Wall time until which it may be PENDING; None if it never was.
     """
@@ -213,6 +213,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     unended: bool = False
     traced: Attempt | None = None
     version: str = "1.0"
+    is_delayed: bool = False
     parkings: int = 0
     pending_deadline: float | None = None
 
@@ -333,11 +334,10 @@ class Scheduler:
         gate.max_running = max_running
         self._lines.resize(gate, max_running)
 
-    async def rest(self, job: Job) -> None:
+    async def rest(self, job: Job, pause_s: float) -> None:
         """Pause after a job found no thread, in its places: others would not find one either."""
         job.task.handler, job.waiting = asyncio.current_task(), True
         job.gate.entering[job] = None  # the gate ends the pause when it closes
-        pause_s = backoff.NO_THREAD.after(job.task.attempt) if job.gate.is_open else 0.0
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(pause_s)
         job.waiting = False

@@ -18,10 +18,12 @@ class RecoveryTrigger:
     Attributes:
         is_paused: Whether a drain is under way: recovery may start nothing more.
         looks_around: Whether the next pass must list rows, because some may have come or gone.
+        sleeps_until: Loop time of the next pass if nobody asks for one; inf during a pass.
         settle: Follows the rules with `before_use` of a kind, for so many seconds, but not for the
             caller's own resource; returns what became of the resources. Set by recovery.
     """
 
+    sleeps_until: float = math.inf
     settle: Callable[[str, float, tuple[str, str]], Awaitable[Sequence[Any]]]
 
     def __init__(self) -> None:
@@ -44,6 +46,11 @@ class RecoveryTrigger:
         self._is_set = True
         self._woken.set()
 
+    def note_due(self, moment: float) -> None:
+        """Note that an accepted task may begin at that loop time, which may be before a pass."""
+        if moment < self.sleeps_until:
+            self.go_on()
+
     def look_after(self, run_id: str) -> None:
         """Ask to check now whether that run has died, because a request waits for its lease."""
         self._asked_after[run_id] = None
@@ -51,7 +58,7 @@ class RecoveryTrigger:
 
     def begin(self) -> None:
         """Note that a pass begins: what is asked for from now on needs another one."""
-        self._is_set = False
+        self._is_set, self.sleeps_until = False, math.inf
         self._rest()
 
     def take_asked_after(self) -> list[str]:

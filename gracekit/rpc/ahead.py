@@ -1,4 +1,7 @@
-"""`fail_fast`: ask whether new requests are accepted, before sending one that would wait unread.
+"""Questions to the ops servers of a service, before a request is sent.
+
+`fail_fast` asks whether new requests are accepted, as one that is sent may wait unread. A delayed
+cast asks whether the service knows of delays.
 
 The client asks one ops server, the one that takes the question. If its intake is
 closed, the client asks all of them, because a sibling may read the same queue.
@@ -11,8 +14,14 @@ import asyncio
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.errors import Draining, RpcError, Undeliverable
-from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Reply, ReplyAddress, Request
+from gracekit.errors import (
+    Draining,
+    NoAnswerError,
+    RpcError,
+    Undeliverable,
+    UnsupportedVersionError,
+)
+from gracekit.rpc.message import CONTROL_NAMESPACE, DELAY, STATE_VERB, Reply, ReplyAddress, Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Transport, directed_queue, shared_queue
@@ -71,6 +80,38 @@ async def check_open(
         raise Draining(
             f"new requests are not taken by {listed}, and nothing was sent: "
             "ask another host, or again when it is back"
+        )
+
+
+async def check_delays(
+    transport: Transport, replies: Replies, clock: Clock, *, ops_topic: str, host: str | None
+) -> None:
+    """Ask whether the service knows of delays.
+
+    Raises:
+        NoAnswerError: nobody answers.
+        UnsupportedVersionError: it does not.
+        RpcError: the client was stopped meanwhile.
+    """
+    address: ReplyAddress | None = None
+    queue = directed_queue(ops_topic, host) if host else shared_queue(ops_topic)
+    try:
+        async with asyncio.timeout(ASK_S):
+            address, heard = await replies.hear()
+            await transport.publish(queue, _question(clock, address, ASK_S))
+            answer = await _answer(heard)
+    except (TimeoutError, Undeliverable) as error:
+        raise NoAnswerError(
+            f"no server of {queue.name!r} has said within {ASK_S:g} s that it knows of delays, and "
+            "nothing was sent: start the service, or send it without delay"
+        ) from error
+    finally:
+        if address is not None:
+            replies.forget(address)
+    if not (isinstance(answer, dict) and DELAY in answer.get("features", ())):
+        raise UnsupportedVersionError(
+            f"the service that reads {queue.name!r} does not know of delays and would begin at "
+            "once, so nothing was sent: upgrade it, or send it without delay"
         )
 
 

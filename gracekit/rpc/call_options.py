@@ -5,6 +5,7 @@ What a client asks for is checked here, and becomes a value to send.
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import re
 from collections.abc import Mapping
@@ -106,6 +107,8 @@ class PrepareOptions(TypedDict, total=False):
             remembers it, a second send starts nothing. None for a new id for each send.
         fail_fast: Ask over the ops topic first, and raise Draining instead of sending a
             request that would wait until the topic is read again.
+        delay: Seconds (or "10m") from its acceptance before which a cast does not begin.
+        at: The moment before which a cast does not begin, a datetime with a time zone.
         pending: Whether the caller handles the state PENDING: a call whose task is parked
             because there is no capacity then ends with Parked, otherwise with NoCapacity.
     """
@@ -121,6 +124,8 @@ class PrepareOptions(TypedDict, total=False):
     context: Mapping[str, Any]
     request_id: str | None
     fail_fast: bool
+    delay: float | str | None
+    at: dt.datetime | None
     pending: bool
 
 
@@ -138,6 +143,8 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     context: Mapping[str, Any] = msgspec.field(default_factory=dict)
     request_id: str | None = None
     fail_fast: bool = False
+    delay: float | str | None = None
+    at: dt.datetime | None = None
     pending: bool = False
 
     def with_(self, changes: Mapping[str, Any]) -> CallOptions:
@@ -178,6 +185,9 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"request_id={self.request_id!r} has a NUL or half a character, which no store "
                 "takes; write it without"
             )
+        _ = self.delay_s
+        if self.delay is not None and self.at is not None:
+            raise ConfigError("delay and at both say when a cast begins: leave one out")
         if self.host is not None and not (self.host and self.host.isprintable()):
             raise ConfigError(f"host={self.host!r} names no host; leave it out to send to any")
         for name in ("version_cap", "ops_since"):
@@ -192,6 +202,12 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(left, int | float) and not isinstance(left, bool) and left <= 0:
             return 0.0
         return parse_duration(left)
+
+    @property
+    def delay_s(self) -> float | None:
+        """Seconds before which a cast does not begin; None for at once."""
+        seconds = 0.0 if self.delay is None else parse_duration(self.delay)
+        return seconds or None
 
     @property
     def monitor_timeout_s(self) -> float | None:
@@ -231,6 +247,13 @@ def _check_type(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r} is no text; write {name}='...' or leave it out")
     if name in _TRUTHS and not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} must be True or False")
+    if name == "at" and not (
+        value is None or (isinstance(value, dt.datetime) and value.tzinfo is not None)
+    ):
+        raise ConfigError(
+            f"at={value!r} is no datetime with a time zone: write "
+            "at=datetime.now(UTC) + timedelta(hours=1), or delay='1h'"
+        )
     if name == "context" and not isinstance(value, Mapping):
         raise ConfigError(f"context={value!r} is no mapping; write context={{'user_id': ...}}")
 
@@ -276,6 +299,8 @@ def request_of(
         namespace=target.namespace,
         version=target.version,
         context=_with_lease(options.context),
+        delay_s=None if options.delay is None else options.delay_s,
+        at=None if options.at is None else options.at.timestamp(),
     )
 
 

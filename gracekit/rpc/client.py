@@ -27,7 +27,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Process
-from gracekit.rpc.ahead import check_open
+from gracekit.rpc.ahead import check_delays, check_open
 from gracekit.rpc.call_options import (
     CALL_TIMEOUT_S,
     NAMED,
@@ -145,6 +145,8 @@ class ClientView:
             DependencyError, UnconfirmedError, StoreLockedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
+            NoAnswerError: with `delay` or `at` only: no server says that it knows of them; nothing
+                was sent. UnsupportedVersionError: one says that it does not.
         """
         return await self._client._cast(self._options, method, args, kwargs)  # noqa: SLF001
 
@@ -160,7 +162,7 @@ class ClientView:
             DependencyError, UnconfirmedError, StoreLockedError, ConfigError: as with `call`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take, or a
-                prepared `host` or `fail_fast`.
+                prepared `host`, `fail_fast`, `delay` or `at`.
         """
         await self._client._fanout(self._options, method, args, kwargs)  # noqa: SLF001
 
@@ -186,8 +188,8 @@ class RpcClient(ClientView, AsyncOnly):
     """
 
     __slots__ = (
-        "_clock", "_exceptions", "_life", "_max_body_bytes", "_replies", "_timeouts", "_topics",
-        "_tracing", "_transport",
+        "_clock", "_delaying", "_exceptions", "_life", "_max_body_bytes", "_replies", "_timeouts",
+        "_topics", "_tracing", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -221,6 +223,7 @@ class RpcClient(ClientView, AsyncOnly):
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
         self._timeouts = SharedTimeouts()
+        self._delaying: set[str | None] = set()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
         self._life = (
             ClientLife(
@@ -282,6 +285,8 @@ class RpcClient(ClientView, AsyncOnly):
     async def _call(
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if options.delay is not None or options.at is not None:
+            raise _cannot_wait("call")
         request = self._request(options, method, args, kwargs)
         with self._sending("call", request, options, method):
             return await self._answer_to(request, options, method)
@@ -363,6 +368,8 @@ class RpcClient(ClientView, AsyncOnly):
         with self._sending("cast", request, options, method):
             if options.fail_fast:
                 await self._check_open(options, method)
+            if request.delay_s is not None or request.at is not None:
+                await self._check_delays(options)
             try:
                 await self._send(options, method, request, expires_at=None)
             except NAMED as error:
@@ -378,6 +385,8 @@ class RpcClient(ClientView, AsyncOnly):
                 f"a fanout goes to every host and host={options.host!r} was prepared; "
                 "use cast() for one host, or leave host out"
             )
+        if options.delay is not None or options.at is not None:
+            raise _cannot_wait("fanout")
         if options.fail_fast:
             raise InvalidArgumentsError(
                 "a fanout goes to every instance, so there is nobody to ask: leave fail_fast out"
@@ -436,6 +445,16 @@ class RpcClient(ClientView, AsyncOnly):
             within_s=options.timeout_s,
         )
 
+    async def _check_delays(self, options: CallOptions) -> None:
+        """Ask once whether the service knows of delays: one that does not would begin at once."""
+        if options.host in self._delaying:
+            return
+        topic = self._topics[True]
+        await check_delays(
+            self._transport, self._replies, self._clock, ops_topic=topic, host=options.host
+        )
+        self._delaying.add(options.host)
+
     # -- a request's parts ----------------------------------------------------
 
     def _request(
@@ -471,6 +490,12 @@ class RpcClient(ClientView, AsyncOnly):
 
     def _queue(self, options: CallOptions, method: AnyMethod) -> Queue:
         return _queue_of(self._topic(options, method), options.host)
+
+
+def _cannot_wait(verb: str) -> InvalidArgumentsError:
+    return InvalidArgumentsError(
+        f"a {verb} cannot wait: delay and at are for cast() alone, so leave them out"
+    )
 
 
 def _queue_of(topic: str, host: str | None) -> Queue:

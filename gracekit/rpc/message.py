@@ -26,6 +26,9 @@ TASKS_NAMESPACE: Final = "gracekit.tasks"
 STATE_VERB: Final = "state"
 """The method of CONTROL_NAMESPACE that any client may call: whether new requests are accepted."""
 
+DELAY: Final = "delay"
+"""One of the `features` in the answer to that: requests that may not begin at once."""
+
 carried_lease: Final[ContextVar[JsonObject | None]] = ContextVar("gracekit_lease", default=None)
 """The lease of the task that runs in this context; a client adds it to each request it sends."""
 
@@ -58,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         reply: The address for the reply; None for casts and fanouts.
         monitor_timeout_s: Seconds without a heartbeat after which the caller gives
             up; None if it wants no heartbeats.
+        delay_s: Seconds from its acceptance until it may begin; None for at once.
+        at: Wall time before which it may not begin; None for at once.
     """
 
     request_id: str
@@ -68,6 +73,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     context: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reply: ReplyAddress | None = None
     monitor_timeout_s: float | None = None
+    delay_s: float | None = None
+    at: float | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

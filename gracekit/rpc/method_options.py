@@ -63,6 +63,10 @@ class MarkOptions(TypedDict, total=False):
     max_wait: str | float
     probe_timeout: str | float
     pending_timeout: str | float
+    retry_on: type[Exception] | tuple[type[Exception], ...]
+    retries: int
+    backoff: str | float
+    backoff_max: str | float
 
 
 class OpsMarkOptions(MarkOptions, total=False):
@@ -105,6 +109,12 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
         probe_timeout_s: Timeout of one probe in seconds; None for the service's setting.
         pending_timeout_s: Seconds that a task may wait for capacity; None for the service's
             setting.
+        retry_on: If its handler raises one of these, the task is tried again later.
+        retries: How often it is, for these and for TryAgain, until it has FAILED. Crashes count
+            apart, in `max_attempts`.
+        backoff_s: Seconds before the second attempt; each further pause is twice the last one.
+        backoff_max_s: The longest pause in seconds, at least `backoff`. Pauses vary by up to a
+            fifth.
         version: Interface version of the method.
         namespace: Interface namespace; None for the default one.
     """
@@ -121,6 +131,10 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: float = 3600.0
     probe_timeout_s: float | None = None
     pending_timeout_s: float | None = None
+    retry_on: tuple[type[Exception], ...] = ()
+    retries: int = 3
+    backoff_s: float = 5.0
+    backoff_max_s: float = 300.0
     version: str = "1.0"
     namespace: str | None = None
 
@@ -139,13 +153,18 @@ def options_from(
     max_wait: str | float = 3600.0,
     probe_timeout: str | float | None = None,
     pending_timeout: str | float | None = None,
+    retry_on: type[Exception] | tuple[type[Exception], ...] = (),
+    retries: int = 3,
+    backoff: str | float = 5.0,
+    backoff_max: str | float = 300.0,
     version: str = "1.0",
     namespace: str | None = None,
 ) -> MethodOptions:
     """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions.
 
     Raises:
-        ConfigError: one is no duration, no number from 1 or no bool; the message names it.
+        ConfigError: one is no duration, no number from 1, no bool or no exception class; the
+            message names it.
     """
     return MethodOptions(
         ops=_truth("ops", ops),
@@ -160,9 +179,23 @@ def options_from(
         max_wait_s=_seconds("max_wait", max_wait),
         probe_timeout_s=_bound("probe_timeout", probe_timeout),
         pending_timeout_s=_limit("pending_timeout", pending_timeout),
+        retry_on=_exceptions(retry_on),
+        retries=_count("retries", retries) or 0,
+        backoff_s=_seconds("backoff", backoff),
+        backoff_max_s=max(_seconds("backoff", backoff), _seconds("backoff_max", backoff_max)),
         version=version,
         namespace=namespace,
     )
+
+
+def _exceptions(value: object) -> tuple[type[Exception], ...]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise ConfigError(
+                f"retry_on={kind!r} is no subclass of Exception: write retry_on=(TimeoutError, ...)"
+            )
+    return kinds
 
 
 def _truth(option: str, value: object) -> bool:

@@ -352,6 +352,11 @@ def _check(method: Method[Any, Any]) -> None:
     ):
         if given not in words:
             raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")
+    if options.on_interrupt == "requeue" and options.retry_on:
+        raise DeclarationError(
+            f"{name}: on_interrupt='requeue' keeps no journal row that could wait for its next "
+            "try: leave retry_on out, or use on_interrupt='retry'"
+        )
     if options.on_interrupt == "requeue" and options.pending_timeout_s is not None:
         raise DeclarationError(
             f"{name}: on_interrupt='requeue' keeps no journal row, so its requests cannot wait for "

@@ -51,6 +51,9 @@ _SURELY_FITS: Final = 4096  # characters of a result that needs no size check
 MAX_VERSION: Final = 32  # characters
 MAX_SECONDS: Final = 1e9  # a sender may give an integer too large for timers
 
+LATEST: Final = 1e11  # seconds since the epoch; a year of four digits
+_DELAY: Final = "_gracekit_delay"
+_AT: Final = "_gracekit_at"
 _PENDING: Final = "_gracekit_pending"  # not in the context, which handlers pass on; oslo ignores it
 
 
@@ -72,6 +75,10 @@ def encode_request(request: Request) -> bytes:
     if request.request_id:
         message["_unique_id"] = request.request_id
     put_context(message, request.context)
+    if request.delay_s is not None:
+        message[_DELAY] = request.delay_s
+    if request.at is not None:
+        message[_AT] = request.at
     if request.reply is not None:
         message["_msg_id"] = request.reply.msg_id
         message["_reply_q"] = request.reply.queue
@@ -109,6 +116,8 @@ def request_in(message: JsonObject) -> Request:
         context=context_in(message),
         reply=_address(message),
         monitor_timeout_s=_seconds(message, "_timeout"),
+        delay_s=_seconds(message, _DELAY) if _DELAY in message else None,
+        at=_seconds(message, _AT, LATEST) if _AT in message else None,
     )
 
 
@@ -130,13 +139,13 @@ def _address(message: JsonObject) -> ReplyAddress | None:
     return ReplyAddress(queue=queue, msg_id=msg_id, knows_pending=knows_pending)
 
 
-def _seconds(message: JsonObject, key: str) -> float | None:
+def _seconds(message: JsonObject, key: str, most: float = MAX_SECONDS) -> float | None:
     value = message.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadMessageError(f"{key} is {type_word(value)}, not seconds: {excerpt(value)}")
-    return min(value, MAX_SECONDS) if value > 0 else None
+    return min(value, most) if value > 0 else None
 
 
 # -- replies ------------------------------------------------------------------

@@ -165,6 +165,13 @@ _REQUEST: Final = (
         kind="method error",
     ),
     _event(
+        "task.retried",
+        _W,
+        "Its handler raised what its method tries again: the task waits, and no run owns it.",
+        f"{_TASK} error again_s ran_s",
+        kind="method error",
+    ),
+    _event(
         "task.parked",
         _I,
         "Its handler found no capacity: the task waits as PENDING, and no run owns it.",

@@ -139,6 +139,7 @@ _NEXT: Final[Mapping[TaskState, frozenset[TaskState]]] = {
             TaskState.CANCELLED,
             TaskState.PENDING,
             TaskState.HANDED_OVER,
+            TaskState.ACCEPTED,  # its attempt has failed, and it is tried again later
         }
     ),
     TaskState.PENDING: frozenset({TaskState.ACCEPTED, TaskState.ERRORED, TaskState.CANCELLED}),
@@ -322,6 +323,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         about: What recovery's work is for: the request id of a task, or the name of a hold.
         calling: The asyncio task in which its handler calls code of the application, for the dump
             of stacks; None if its handler calls it directly.
+        failures: How many of its attempts have failed and were tried again.
         children: The tracked work that its handler has begun and that keeps it open, in order; None
             while no handler of it may begin any.
         parent: The task that this work keeps open; None if it keeps none open.
@@ -362,6 +364,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     serial: int = 0
     about: str = ""
     calling: asyncio.Future[Any] | None = None
+    failures: int = 0
     children: dict[TrackedTask, None] | None = None
     parent: TrackedTask | None = None
     leases: int = 0

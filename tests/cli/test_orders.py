@@ -174,7 +174,7 @@ def test_a_task_is_shown_with_all_that_is_on_record(directory):
     facts = {words[0]: words[1] for words in lines if len(words) > 1}
     assert (facts["task"], facts["method"]) == ("order-1", "boom version 1.0")
     assert facts["state"].startswith("failed: no ")
-    assert facts["attempts"] == "2, crashes without progress 0"
+    assert facts["attempts"] == "2, failures 0, crashes without progress 0"
     assert facts["kept"] == "args 2 bytes, context 2 bytes"
     assert "operator_retry: " in failed.out
     assert "the disk is back (it was failed, attempt 1: LookupError: no " in failed.out

@@ -152,9 +152,9 @@ class Cell:
         self.queues.close()
         self._store.close()
 
-    async def cast(self, method: str, **args: Any) -> str:
+    async def cast(self, method: str, *, delay: str | None = None, **args: Any) -> str:
         """Send a request that nobody waits for; its id."""
-        request_id = await self.client.cast(method, **args)
+        request_id = await self.client.prepare(delay=delay).cast(method, **args)
         self.sent[request_id] = (method, args)
         return request_id
 

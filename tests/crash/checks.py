@@ -39,6 +39,7 @@ class Task:
     owner: str | None
     namespace: str | None
     parkings: int
+    failures: int
     is_overdue: bool
 
 
@@ -97,7 +98,7 @@ def look(cell: Cell) -> Snapshot:
     queued, dead = cell.queues.bodies()
     tasks = cell.rows(
         "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner, "
-        "namespace, parkings, pending_deadline <= ? FROM task",
+        "namespace, parkings, failures, pending_deadline <= ? FROM task",
         time.time(),
     )
     locks = cell.directory / RUNS
@@ -171,7 +172,7 @@ def check_starts(history: Sequence[Snapshot]) -> None:
         starts = now.starts[task.request_id]
         assert starts <= task.attempts or task.on_interrupt == "requeue", f"{starts} of {task}"
         stops = sum(stopped_by_itself(one.tasks.get(task.request_id)) for one in history)
-        again = stops + task.parkings
+        again = stops + task.parkings + task.failures
         assert task.on_interrupt != "error" or starts <= 1 + again, f"{starts} starts of {task}"
 
 

@@ -198,6 +198,19 @@ async def expire(story: Story) -> None:
     await story.arm(**HASTY)
 
 
+async def fail(story: Story) -> None:
+    """A call whose first attempt fails, and which is tried again."""
+    await story.cell.call(story.thing, how="fail", thing="a")
+    await story.arm()
+
+
+async def later(story: Story) -> None:
+    """A cast that may not begin at once."""
+    await story.arm()
+    await story.cell.until(lambda: bool(story.cell.rows("SELECT 1 FROM run WHERE phase='serving'")))
+    await story.cell.cast(story.thing, delay="50ms", thing="a")
+
+
 # -- drains -----------------------------------------------------------------------
 
 
@@ -427,6 +440,8 @@ TABLE: Final = (
     Reaches(park, (P.PARK, P.NOTIFY, (P.NOTIFY, 2), P.OUTBOX_SENT, P.REPLY), JOURNALED),
     Reaches(unpark, (P.UNPARK,), JOURNALED),
     Reaches(expire, (P.UNPARK,), JOURNALED),
+    Reaches(fail, (P.TRY_LATER, P.CLAIM, (P.CLAIM, 2), P.BEGIN, P.FINISH), JOURNALED),
+    Reaches(later, (P.ACCEPT, P.CLAIM, (P.CLAIM, 2), P.BEGIN), JOURNALED),
     Reaches(refuse, (P.REJECT, P.REPLY, P.ACK), ANY),
     Reaches(garbage, (P.REJECT, P.DEAD_LETTER), ANY),
     Reaches(caller, (P.CONNECT, P.PUBLISH), ANY),

@@ -67,11 +67,25 @@ async def borrow(ctx: Context, thing: str) -> None:
         tell("borrowed", ctx, resource=f"disk:{thing}", token=guard.token)
 
 
+def is_first(key: str) -> bool:
+    """Whether it is the first time that a process comes here with this key."""
+    with contextlib.suppress(FileExistsError):
+        Path(f"seen-{key}").touch(exist_ok=False)
+        return True
+    return False
+
+
 def die_once(key: str) -> None:
     """End the process, the first time that it comes here with this key."""
-    with contextlib.suppress(FileExistsError):
-        Path(f"died-{key}").touch(exist_ok=False)
+    if is_first(key):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_short_once(how: str, key: str) -> None:
+    if how == "die":
+        die_once(key)
+    elif is_first(key):
+        raise TimeoutError("the backend is slow")
 
 
 async def work(ctx: Context, how: str = "now", thing: str = "") -> str:
@@ -92,8 +106,8 @@ async def work(ctx: Context, how: str = "now", thing: str = "") -> str:
             await ctx.hold("operation", thing, at_most="1h")
         case "end_hold":
             await ctx.end_hold("operation", thing)
-        case "die":
-            die_once(ctx.request_id)
+        case "fail" | "die":
+            stop_short_once(how, ctx.request_id)
     tell("done", ctx, resource=f"thing:{thing}" if ctx.fence else None)
     if how == "die_done":
         die_once(ctx.request_id)
@@ -172,7 +186,8 @@ if RECORDS.exists():
 for policy in POLICIES:
     declare(f"work_{policy}", on_interrupt=policy)
 for policy in JOURNALED:
-    declare(f"thing_{policy}", on_interrupt=policy, resource="thing")
+    again = {"retry_on": TimeoutError, "backoff": "50ms"}
+    declare(f"thing_{policy}", on_interrupt=policy, resource="thing", **again)
 
 if __name__ == "__main__":
     sys.exit(run_service(svc))

@@ -52,7 +52,7 @@ def test_the_moved_task_tries_as_often_as_the_original(mail: ModuleType, failure
 
 
 def test_the_moved_task_goes_on_with_the_next_try_after_a_drain(mail: ModuleType):
-    """As the loop of the page about handlers does: a stop does not give it all its tries again."""
+    """A stop does not give it all its tries again."""
     tries: list[str] = []
 
     async def deliver(address: str) -> str:
@@ -63,9 +63,9 @@ def test_the_moved_task_goes_on_with_the_next_try_after_a_drain(mail: ModuleType
 
     async def main() -> None:
         async with InMemoryService(mail.svc) as one:
-            one.interrupt_at(2)
             pending = one.start_call(mail.send, address="ann")
-            await one.wait_stopped()
+            await one.pass_time(2)
+            await one.drain()
             assert len(tries) == 2
             await one.start()
             with pytest.raises(ConnectionError):

@@ -216,6 +216,8 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         ordered=None,
         ops_resource=("host", "h1"),
         shown_context={"request_id": "req-1"},
+        due_at=None,
+        failures=0,
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {

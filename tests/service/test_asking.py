@@ -250,6 +250,7 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
         "state": "serving",
         "open": True,
         "ready": True,
+        "features": ["delay"],
     }
     assert world.rows("SELECT * FROM task") == []
     assert len(life.runtime.wired.tracker) == 0

@@ -94,7 +94,7 @@ async def peer(world: World) -> AsyncIterator[Peer]:
     yield await Peer(world).start()
     for life in world.lives:
         if life.process.lives and not len(life.runtime.wired.tracker):
-            assert life.runtime.wired.dispatcher._heartbeats._beats == {}
+            assert life.runtime.wired.dispatcher.heartbeats._beats == {}
 
 
 def sleeper(svc: Service, **options: Any) -> None:

@@ -9,7 +9,7 @@ from gracekit import Context, Service
 from gracekit.rpc.methods import Method
 from tests.simulation.records import Records, declare_kinds
 from tests.simulation.threads import sleep, spawn
-from tests.simulation.truth import Truth
+from tests.simulation.truth import BACKOFF_S, RETRIES, Flaky, Truth
 
 SETTLE_S = 3.0
 POLICIES = ("error", "retry", "probe", "requeue")
@@ -53,6 +53,8 @@ class App:
         }
         if on_vm:
             options["resource"] = "vm"
+        if policy != "requeue":
+            options |= {"retry_on": Flaky, "retries": RETRIES, "backoff": BACKOFF_S}
         if policy == "retry":
             options["anywhere"] = True
         method = self.svc.rpc(**options)(handler)

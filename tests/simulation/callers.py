@@ -13,6 +13,7 @@ from gracekit.errors import (
     Draining,
     GracekitError,
     LeaseHeld,
+    NoAnswerError,
     StoreError,
     Undeliverable,
 )
@@ -122,10 +123,13 @@ class Callers:
             around=shape.choice(["nothing", *AROUND]),
             cut_rate=shape.choice([0.0, 0.0, 0.0, 0.3]),
             kills=self._story.wants_killer(policy, method.name, n),
+            fails=shape.choice([0] * 8 + [1, 2, 9]) if method.options.retry_on else 0,
         )
         plan = self._with_need(plan)
         self._story.truth.plans[request_id] = plan
         is_call = not fanout and rng.random() < 0.5
+        if not (is_call or fanout) and shape.random() < 0.2:
+            options["delay"] = shape.choice([5, 40, 120])
         return Sent(
             plan=plan, method=method, args=args, options=options, is_call=is_call, is_fanout=fanout
         )
@@ -235,11 +239,14 @@ class Callers:
         await asyncio.sleep(after)
         if "vm" in one.args:
             self._story.records.note_sent(one.args["vm"], one.plan.request_id)
+        if "delay" in one.options:
+            due = asyncio.get_running_loop().time() + one.options["delay"]
+            self._story.truth.not_before.setdefault(one.plan.request_id, due)
         view = client.prepare(**one.options)
         for _ in range(40):
             try:
                 await self._send_once(view, one)
-            except (StoreError, Undeliverable) as error:
+            except (StoreError, Undeliverable, NoAnswerError) as error:
                 self._story.tell(f"client: {one.plan.request_id} {type(error).__name__}")
                 await asyncio.sleep(2.0)
             else:

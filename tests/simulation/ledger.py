@@ -34,6 +34,22 @@ CREATE TEMP TRIGGER task_charged AFTER UPDATE OF crashes ON main.task
     WHEN new.crashes > old.crashes BEGIN
     INSERT INTO step (what, key, owner_before)
     VALUES ('charge', new.request_id || '/' || new.recipient, old.owner); END;
+CREATE TEMP TRIGGER task_due AFTER UPDATE ON main.task
+    WHEN new.finished_at IS NULL AND new.due_at IS NOT NULL
+        AND (new.owner IS NOT NULL OR new.state <> 'accepted') BEGIN
+    INSERT INTO step (what, key, after)
+    VALUES ('wrong', new.request_id, 'D1: it is not due, and not free'); END;
+CREATE TEMP TRIGGER task_ripe AFTER UPDATE OF due_at ON main.task
+    WHEN old.due_at IS NOT NULL AND new.due_at IS NULL AND new.attempts = 0 BEGIN
+    INSERT INTO step (what, key) VALUES ('ripe', new.request_id || '/' || new.recipient); END;
+CREATE TEMP TRIGGER task_tried AFTER UPDATE ON main.task
+    WHEN old.state = 'running' AND new.state = 'accepted' BEGIN
+    INSERT INTO step (what, key, after) SELECT 'wrong', new.request_id, 'F1: a failure costs a try'
+    WHERE new.crashes <> old.crashes OR new.failures <> old.failures + 1 OR new.due_at IS NULL; END;
+CREATE TEMP TRIGGER task_counted AFTER UPDATE OF failures ON main.task
+    WHEN new.failures NOT IN (0, old.failures) AND new.state <> 'accepted' BEGIN
+    INSERT INTO step (what, key, after)
+    VALUES ('wrong', new.request_id, 'F2: what is no failure costs a try'); END;
 CREATE TEMP TRIGGER run_left AFTER UPDATE OF report ON main.run
     WHEN json_extract(new.report, '$.left') BEGIN
     INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'left'); END;
@@ -121,13 +137,15 @@ class Ledger:
     def _judge(self, actor: Life, step: tuple[Any, ...]) -> None:
         """Judge one row of the table `step`, less its number."""
         what, key, before, after, owner_before, owner_after, cut, lane = step
+        if what == "wrong":
+            raise Violation(f"{after}: {key} by {actor.name}")
         self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
         if actor.runtime.run_id in self.fenced | self.declared:
             raise Violation(f"fence: {actor.name} changed {key} after it was declared gone")
         self._note_order(what, key, before, after, owner_after)
         if what == "run":
             self._note_gone(actor, key, before or "") if after == "gone" else self._note_left(actor)
-        if what in {"run", "grant"}:
+        if what in {"run", "grant", "ripe"}:
             return
         if what == "task":
             self._judge_task(actor, key, before, after)
@@ -145,7 +163,7 @@ class Ledger:
         if what == "task" and after == "accepted" and before != "handed_over":
             if before != after:  # new, or what an operator retries
                 self.born[key] = self._order
-        elif what == "task" and before is None:
+        elif (what == "task" and before is None) or what == "ripe":
             self.born[key] = self._order
         elif what in {"lease", "grant"} and owner is not None:
             self.granted[key] = self._order

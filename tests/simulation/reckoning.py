@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gracekit.phase import ServiceState
 from gracekit.tracker.task import Lane, Verb
 from tests.simulation.callers import Sent
-from tests.simulation.truth import Violation
+from tests.simulation.truth import RETRIES, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
@@ -180,15 +180,16 @@ class Reckoning:
 
     def _may_have_failed(self, one: Sent, row: dict[str, Any]) -> bool:
         """Its handler raised, timed out, was ordered to fail, or its probe gave it up."""
-        plan = one.plan
+        plan, truth = one.plan, self._story.truth
         return (
             plan.raises
+            or ("Flaky" in row["failure"] and truth.failed[f"{plan.request_id}/"] > RETRIES)
             or plan.policy == "probe"
             or one.method in self._story.app.holds  # a hold may be refused
             or one.method is self._story.app.drop  # the store may refuse to cancel what is parked
             or (bool(plan.needs) and self._may_not_wait(row))
             or "MethodTimeoutError" in row["failure"]
-            or self._story.truth.was_ordered(plan.request_id, Verb.FAIL)
+            or truth.was_ordered(plan.request_id, Verb.FAIL)
         )
 
     def _may_not_wait(self, row: dict[str, Any]) -> bool:

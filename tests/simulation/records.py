@@ -26,7 +26,11 @@ DISKS: Final = ("k1", "k2", "k3", "k4")
 DRIFT_EVERY_S: Final = 5.0
 STUCK_S: Final = 15.0
 MAX_WAIT_S: Final = 40.0
-OPEN: Final = "state IN ('accepted', 'running', 'handed_over', 'pending')"
+# A delayed request has not begun to work on its resource.
+OPEN: Final = (
+    "state IN ('accepted', 'running', 'handed_over', 'pending') "
+    "AND (due_at IS NULL OR attempts > 0)"
+)
 
 
 @dataclass

@@ -58,6 +58,14 @@ class Violation(AssertionError):  # noqa: N818 - what it is
     """A promise was broken."""
 
 
+class Flaky(Exception):  # noqa: N818 - what the backend is
+    """What methods try again."""
+
+
+RETRIES = 3
+BACKOFF_S = 2.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What one request is to do, wherever and however often it is started.
@@ -71,6 +79,7 @@ class Plan:
         around: What its coroutine has around its items: something of `AROUND`.
         cut_rate: How likely a start is that somebody else than gracekit cancels.
         kills: It kills its process at its first item, each time.
+        fails: So many of its attempts fail before they have done anything.
         needs: So much room it needs, and says so before it does anything.
         needs_at: Before which item it asks for room; before 0 it has done nothing yet.
     """
@@ -86,6 +95,7 @@ class Plan:
     around: str = "nothing"
     cut_rate: float = 0.0
     kills: bool = False
+    fails: int = 0
     needs: int = 0
     needs_at: int = 0
 
@@ -132,6 +142,8 @@ class Truth:
         refused: Effects that a resource has refused for their token.
         is_declared: Whether others have declared it dead, as its beats had stopped.
         hooks: Errored hooks at work, with their process.
+        failed: How many attempts have failed that are tried again, by key.
+        not_before: Loop time before which a delayed request must not begin.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -162,6 +174,8 @@ class Truth:
     refused: int = 0
     is_declared: Callable[[Life], bool] = lambda _: False
     hooks: list[tuple[str, Life]] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    not_before: dict[str, float] = field(default_factory=dict)
 
     # -- one start ----------------------------------------------------------------------
 
@@ -193,10 +207,17 @@ class Truth:
             raise Violation(f"O1: {ctx.request_id} is begun again after its {verb.value} was taken")
         if self._is_built(act) and not self.was_ordered(ctx.request_id, Verb.RETRY):
             raise Violation(f"Q10: {ctx.request_id} is begun again after it has returned")
+        self._check_due(ctx.request_id)
         if vm is not None:
             if ctx.fence is None or ctx.fence <= self.fences[vm]:
                 raise Violation(f"I7: {vm} got fence {ctx.fence} after {self.fences[vm]}")
             self.fences[vm] = ctx.fence
+
+    def _check_due(self, request_id: str) -> None:
+        left_s = self.not_before.get(request_id, 0.0) - asyncio.get_running_loop().time()
+        is_ordered = self.was_ordered(request_id, Verb.RETRY)
+        if left_s > 0.01 and not (self.jumps or is_ordered):  # the simulation rounds time
+            raise Violation(f"D2: {request_id} is begun {left_s:g} s before it is due")
 
     def check_may_begin(self, life: Life, request_id: str) -> None:
         """beat: nothing begins in a process that was declared dead."""
@@ -290,6 +311,7 @@ class Truth:
         act = self.begin(ctx, vm)
         foreign = self._cancel_some_time(act, plan)
         try:
+            self._fail_some(act, plan)
             await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
             return self._end_of(plan, act, steps=steps)
         except asyncio.CancelledError:
@@ -301,6 +323,11 @@ class Truth:
             if act not in self.late:
                 self.call_off(act)
             self.end(act)
+
+    def _fail_some(self, act: Act, plan: Plan) -> None:
+        if self.failed[act.key] < plan.fails:
+            self.failed[act.key] += 1
+            raise Flaky(f"the backend of {act.request_id} is slow")
 
     async def _items(self, act: Act, plan: Plan, *, steps: bool) -> None:
         assert act.ctx is not None
@@ -354,6 +381,7 @@ class Truth:
         plan = self.plans[ctx.request_id]
         act = self.begin(ctx, vm)
         try:
+            self._fail_some(act, plan)
             items: Any = ctx.steps(range(plan.items)) if steps else range(plan.items)
             for item in items:
                 if plan.needs and item == plan.needs_at:

@@ -27,7 +27,7 @@ PAIRS = [(before, after) for before in TaskState for after in TaskState]
 # As drawn in ARCHITECTURE.md, written down a second time.
 DRAWN = {
     "accepted": "running cancelled errored",
-    "running": "succeeded failed cancelled pending handed_over",
+    "running": "succeeded failed cancelled pending handed_over accepted",
     "pending": "accepted errored cancelled",
     "handed_over": "accepted succeeded failed cancelled errored",
     "failed": "accepted",

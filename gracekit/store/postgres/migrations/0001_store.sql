@@ -131,6 +131,9 @@ CREATE TABLE task (
     expires_at DOUBLE PRECISION,
     next_check DOUBLE PRECISION,
     waiting_since DOUBLE PRECISION,
+    due_at DOUBLE PRECISION,
+    due_ahead_s DOUBLE PRECISION,
+    failures BIGINT NOT NULL DEFAULT 0,
     parkings BIGINT NOT NULL DEFAULT 0,
     parked_at DOUBLE PRECISION,
     parked_ahead_s DOUBLE PRECISION,
@@ -141,7 +144,7 @@ CREATE TABLE task (
     failure TEXT COLLATE "C",
     UNIQUE (request_id, recipient)
 );
-CREATE INDEX task_open ON task (owner, state) WHERE finished_at IS NULL;
+CREATE INDEX task_open ON task (owner, state, due_at) WHERE finished_at IS NULL;
 CREATE INDEX task_open_resource ON task (resource_kind, resource_id) WHERE finished_at IS NULL AND resource_kind IS NOT NULL;
 CREATE INDEX task_finished ON task (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX task_unsuccessful ON task (state) WHERE finished_at IS NOT NULL AND state <> 'succeeded';
@@ -168,6 +171,7 @@ CREATE TABLE reply (
     PRIMARY KEY (row_id, queue, msg_id)
 );
 CREATE INDEX reply_due ON reply (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX reply_monitored ON reply (row_id) WHERE monitor_s IS NOT NULL;
 CREATE INDEX reply_owner ON reply (owner) WHERE owner IS NOT NULL;
 
 CREATE TABLE outbox (

@@ -139,6 +139,11 @@ CREATE TABLE task (
     expires_at    REAL,                      -- the caller waits until then; NULL if unknown
     next_check    REAL,                      -- a probe said Wait
     waiting_since REAL,
+    -- It is accepted and may not begin before: a failed attempt is tried again then, or its caller
+    -- asked for that. It has no owner. NULL: it may begin now; recovery sets that once it is due.
+    due_at        REAL,
+    due_ahead_s   REAL,                      -- of the wall clock then, before the time that passes; NULL: due_at stands if the clock is set
+    failures      INTEGER NOT NULL DEFAULT 0,-- attempts that failed and are tried again
     -- A request without capacity is parked: PENDING, owned by no run, until somebody lets it run
     -- again or ends it. How often it was parked is the version that each order about it names.
     parkings         INTEGER NOT NULL DEFAULT 0,
@@ -155,7 +160,7 @@ CREATE TABLE task (
 );
 -- An open row has no end. A list of states would say the same, and each write of a row would build
 -- a table of them to ask it.
-CREATE INDEX task_open ON task (owner, state) WHERE finished_at IS NULL;
+CREATE INDEX task_open ON task (owner, state, due_at) WHERE finished_at IS NULL;
 CREATE INDEX task_open_resource ON task (resource_kind, resource_id)
     WHERE finished_at IS NULL AND resource_kind IS NOT NULL;
 CREATE INDEX task_finished ON task (finished_at) WHERE finished_at IS NOT NULL;
@@ -192,6 +197,7 @@ CREATE TABLE reply (
     PRIMARY KEY (row_id, queue, msg_id)
 ) WITHOUT ROWID;
 CREATE INDEX reply_due ON reply (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX reply_monitored ON reply (row_id) WHERE monitor_s IS NOT NULL;
 CREATE INDEX reply_owner ON reply (owner) WHERE owner IS NOT NULL;
 
 -- Notifications that are not sent yet. Each was written in the commit of the step that it reports.
