@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gracekit.rpc.methods import Method
     from gracekit.rpc.notification_listener import NotificationListener
     from gracekit.rpc.notifications import Notification
+    from gracekit.rpc.task_lookups import Progress, TaskInfo
     from gracekit.runtime.face import Runtime
     from gracekit.service import Service, ops_method, rpc_method
     from gracekit.tracker.task import TaskState
@@ -96,6 +97,7 @@ __all__ = [
     "Notification",
     "NotificationListener",
     "Parked",
+    "Progress",
     "RemoteError",
     "ResourceKind",
     "Retry",
@@ -109,6 +111,7 @@ __all__ = [
     "Settled",
     "StaleVersionError",
     "TaskCancelledError",
+    "TaskInfo",
     "TaskInterruptedError",
     "TaskState",
     "TryAgain",
@@ -141,6 +144,7 @@ _ELSEWHERE = {
     "Method": "rpc.methods",
     "Notification": "rpc.notifications",
     "NotificationListener": "rpc.notification_listener",
+    "Progress": "rpc.task_lookups",
     "ResourceKind": "recovery.resources.kinds",
     "Retry": "recovery.decisions",
     "RpcClient": "rpc.client",
@@ -149,6 +153,7 @@ _ELSEWHERE = {
     "ServiceState": "phase",
     "Settings": "config",
     "Settled": "recovery.resources.found",
+    "TaskInfo": "rpc.task_lookups",
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",
     "current": "request.current",

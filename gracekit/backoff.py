@@ -94,6 +94,9 @@ times before it is refused."""
 CONSUME_S: Final = 1.0
 """A lane could not begin to consume."""
 
+LOOKUP: Final = Backoff(first_s=0.2, most_s=2.0, jitter=True)
+"""A caller waits for a result, and no server of the service waits with it."""
+
 # -- answers --------------------------------------------------------------------------------
 
 REPLY_S: Final = 1.0

@@ -28,11 +28,10 @@ from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, LaneGate, Scheduler, Unfinished
 from gracekit.request.outcomes import errored, ordered
 from gracekit.request.parking import ParkingPlace
-from gracekit.request.settlement import settle
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
-from gracekit.rpc.transport import Delivery
+from gracekit.rpc.transport import Delivery, settle
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import (
     Awaited,

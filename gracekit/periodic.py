@@ -22,9 +22,10 @@ from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
-from gracekit.request.context import Services, WorkContext
+from gracekit.request.context import Services
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
+from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import CancelCause, Lane, TrackedTask

@@ -22,7 +22,7 @@ from typing import (
 )
 
 from gracekit.callables import check, check_call, is_async, name_of, shown_name
-from gracekit.config.choices import ServiceQueues, choices_of
+from gracekit.config.choices import ServiceQueues, TaskApi, choices_of
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
@@ -85,8 +85,9 @@ class Service:
         exceptions: Exception classes that clients made by `client()` rebuild.
         defaults: Settings of this service, by name, as a file spells them:
             `{"drain_timeout": "180s"}`. A file, an environment variable or a flag overrides them.
-        task_api: Whether the ops topic serves the namespace `gracekit.tasks`, by which every sender
-            to that topic may move tasks that wait for capacity.
+        task_api: Whom the ops topic answers about tasks: `"callers"` for those that have sent them
+            (`client.state`, `result`, `cancel`), or True for resolvers: every sender to that topic
+            may then move tasks that wait for capacity.
         queues: `"directed"` for a service that reads only new requests to its host, and fanouts:
             its hosts may have a store each. A request without a host is `Undeliverable`.
         context_keys: Keys of the callers' contexts, such as `("request_id", "user_id")`, whose
@@ -103,15 +104,15 @@ class Service:
         version: str = "1.0",
         exceptions: Mapping[str, type[Exception]] | None = None,
         defaults: Mapping[str, object] = MappingProxyType({}),
-        task_api: bool = False,
+        task_api: bool | TaskApi = False,
         queues: ServiceQueues = "all",
         context_keys: Sequence[str] = (),
         scope: Callable[[], str] | None = None,
         **unknown: Never,
     ) -> None:
         _check_arguments(unknown, defaults)
-        if not isinstance(task_api, bool):  # a text such as "no" would count as true
-            raise DeclarationError(f"task_api={task_api!r} must be True or False")
+        if not isinstance(task_api, bool) and task_api not in choices_of(TaskApi):
+            raise DeclarationError(f"task_api={task_api!r} must be 'callers', True or False")
         if queues not in choices_of(ServiceQueues):
             raise DeclarationError(f"queues={queues!r} must be 'all' or 'directed'")
         try:
@@ -126,6 +127,7 @@ class Service:
                 f"scope={scope!r} is a plain function that returns a name: scope=lambda: 'rack-1'"
             )
         self.queues = queues
+        self.answers_callers = task_api == "callers"
         self.scope = scope
         self.context_keys = checked_context_keys(context_keys)
         self.defaults = MappingProxyType(dict(defaults))
@@ -136,7 +138,7 @@ class Service:
         self.jobs: list[PeriodicJob] = []
         self.start_hooks: list[ServiceHook] = []
         self.stop_hooks: list[ServiceHook] = []
-        for method in task_methods() if task_api else ():
+        for method in task_methods() if task_api is True else ():
             self.methods.add(method)
 
     def __repr__(self) -> str:

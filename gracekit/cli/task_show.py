@@ -18,7 +18,7 @@ from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.text import json_text, requested_words, safe
+from gracekit.cli.text import json_text, progress_words, requested_words, safe
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import resource_in
@@ -100,6 +100,8 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
         yield "attempts", f"{columns['attempts']}, {budgets}"
         kept = (f"{name} {size} bytes" for name, size in record.kept.items() if size is not None)
         yield "kept", ", ".join(kept) or "neither arguments, context nor result"
+    if columns["progress"] is not None:
+        yield "progress", progress_words(columns["progress"])
     if columns["cursor"] is not None:
         yield "cursor", f"{columns['cursor']}, {_ago(columns['cursor_at'])}"
     yield "lease", _lease(record)

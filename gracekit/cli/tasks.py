@@ -23,7 +23,7 @@ from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import cancel, fail, retry
 from gracekit.cli.task_show import show
-from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
+from gracekit.cli.text import LONGEST_WHY, json_text, progress_words, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
@@ -207,7 +207,9 @@ def _owner(entry: ListedTask) -> str:
 
 
 def _safe_point(columns: Mapping[str, Any]) -> str:
-    """`cursor 41, 12s ago`."""
+    """`41 of 100 copying, 12s ago`, or `cursor 41, 12s ago`."""
+    if columns["progress"] is not None:
+        return safe(progress_words(columns["progress"]), longest=_LONGEST_TEXT)
     if columns["cursor"] is None:
         return "-"
     words = f"cursor {safe(columns['cursor'], longest=_LONGEST_CURSOR)}"

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import click
 
+from gracekit.clock import age_s
 from gracekit.config.urls import redact_url
+from gracekit.config.values import duration
 from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
@@ -72,6 +75,13 @@ def requested_words(requested: Mapping[str, Any]) -> str:
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in requested.items()
     )
+
+
+def progress_words(progress: Mapping[str, Any]) -> str:
+    """`41 of 100 copying, 12s ago`: what a handler has said by `ctx.progress`, and when."""
+    of = "" if progress["of"] is None else f" of {progress['of']}"
+    note = f" {progress['note']}" if progress["note"] else ""
+    return f"{progress['done']}{of}{note}, {duration(age_s(time.time(), progress['at']))} ago"
 
 
 def clock(seconds: float) -> str:

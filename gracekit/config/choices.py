@@ -15,6 +15,10 @@ NOT_TWICE: Final[tuple[OnInterrupt, ...]] = ("error", "probe")
 """Policies whose tasks must not be run again without a probe or an operator's decision."""
 InDrain = Literal["answer", "refuse"]
 """What the ops server does with a method's requests in a drain."""
+AllowCancel = Literal["sender", "anyone", "nobody"]
+"""Which caller may cancel a request: the user that has sent it, each that knows its id, or none."""
+TaskApi = Literal["callers"]
+"""Whom the ops topic answers about tasks, beside True for resolvers and False for nobody."""
 NeedsFailed = Literal["fail", "call"]
 """What a delete does if a resource that its own one needs has failed."""
 ServiceQueues = Literal["all", "directed"]

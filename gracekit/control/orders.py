@@ -104,6 +104,34 @@ class Orders:
                 return await self._retry_with(args, request_id, recipient, order)
             return await self._carry_out(request_id, recipient, order)
 
+    async def carry_out_anywhere(self, request_id: str, order: Order) -> None:
+        """Carry out one order about a task of any run of the store.
+
+        A run that has it in flight takes the order at its next look; if it has died, recovery
+        carries it out.
+
+        Raises:
+            GracekitError: as `carry_out`.
+        """
+        for _ in range(LOOKS):
+            answer = await self.carry_out(request_id, "", order)
+            if "moved" not in answer:
+                return
+            target = await target_named(self._journal.engine, request_id, "")
+            if target is None:
+                return
+            if (why := refusal_of(target, order.verb)) is not None:
+                raise GracekitError(why)
+            if target.ordered is not None:
+                return
+            if target.owner is None and target.state is not TaskState.RUNNING:
+                if await self._change(target, order) is not None:
+                    return
+            elif target.owner != self._journal.run_id and await self._rows.leave(target, order):
+                return
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+        raise GracekitError(f"task {request_id} keeps changing its state: try again")
+
     async def _carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
         noted = False
         for _ in range(LOOKS):
@@ -129,7 +157,7 @@ class Orders:
         target = await target_named(self._journal.engine, request_id, recipient)
         if target is None or not self._is_parked_here(target):
             return {"moved": True, "state": None if target is None else target.state.value}
-        end = await self._parked_tasks.carry_out(target, order, args, source="operator")
+        end = await self._parked_tasks.carry_out(target, order, args)
         return {"moved": True, "state": None} if end is None else {"state": end.value}
 
     async def keep_left(self) -> None:
@@ -207,7 +235,7 @@ class Orders:
         if target.state in RETRIED:  # no run works on it, even if it has an owner
             return await self._change(target, order)
         if self._is_parked_here(target):
-            end = await self._parked_tasks.carry_out(target, order, source="operator")
+            end = await self._parked_tasks.carry_out(target, order)
             return None if end is None else {"state": end.value}
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}

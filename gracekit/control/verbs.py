@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
+from gracekit.control.caller_tasks import CallerTasks
 from gracekit.control.door_wire import page_of
 from gracekit.control.dumps import Dumps
 from gracekit.control.hand_passes import HandPasses
@@ -53,6 +54,7 @@ class Control:
 
     Attributes:
         orders: As given.
+        callers: As given.
         quieted_by_signal: Whether SIGTSTP was the last to change the intake.
     """
 
@@ -66,6 +68,7 @@ class Control:
         tracker: Tracker,
         coordinator: ShutdownCoordinator,
         orders: Orders,
+        callers: CallerTasks,
         health: HealthCheck,
         journal: Journal,
         dumps: Dumps,
@@ -80,6 +83,7 @@ class Control:
         self._tracker = tracker
         self._coordinator = coordinator
         self.orders: Final = orders
+        self.callers: Final = callers
         self._health = health
         self._journal = journal
         self._passes = passes

@@ -21,7 +21,17 @@ from gracekit.journal.rows import Outcome, RowOfTask, from_json, order_from, tak
 from gracekit.journal.tasks_sql import COUNT, NOTE, REMOVE_CONTENT
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
-from gracekit.tracker.task import DONE, ENDS, RETRIED, TERMINAL, Lane, Order, TaskState, Verb
+from gracekit.tracker.task import (
+    DONE,
+    ENDS,
+    RETRIED,
+    TERMINAL,
+    Lane,
+    Order,
+    Reason,
+    TaskState,
+    Verb,
+)
 
 _NOT_RETRIED: Final = MappingProxyType(
     {
@@ -258,10 +268,11 @@ def incident_of(
     order: Order, request_id: str, method: str, before: str, *, at: float, run: str
 ) -> OrderIncident:
     """The incident of an order, such as `operator_cancel`: by whom, why, and the state before."""
+    who = "caller" if order.source == "caller" else Reason.OPERATOR.value
     return OrderIncident(
         at=at,
         run_id=run,
-        what=f"operator_{order.verb.value}",
+        what=f"{who}_{order.verb.value}",
         request_id=request_id,
         method=method,
         detail=f"{order.by}: {order.reason or 'no reason given'} (it was {before})"[:1000],

@@ -273,6 +273,7 @@ class TaskRow(RowOfTask, frozen=True, kw_only=True):
     ordered: Order | None
     due_at: float | None
     failures: int
+    progress: dict[str, Any] | None
 
 
 def task_row(columns: Row) -> TaskRow:
@@ -292,7 +293,7 @@ def task_row(columns: Row) -> TaskRow:
         values["cut"] = None if values["cut"] is None else Interruption(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
         values["alone"] = values["alone"] == MET_ALONE
-        for name in ("args", "context", "cursor", "shown_context"):
+        for name in ("args", "context", "cursor", "shown_context", "progress"):
             values[name] = from_json(values[name])
         return TaskRow(**values)
     except (ValueError, TypeError, msgspec.DecodeError) as error:

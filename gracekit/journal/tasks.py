@@ -46,6 +46,7 @@ from gracekit.journal.tasks_sql import (
     NOTE,
     NOTE_OF_ROW,
     PAROLES,
+    PROGRESS,
     REJECT,
     REMOVE_CONTENT,
     REMOVE_NOTES,
@@ -76,6 +77,8 @@ ATTEMPTS_SEEN: Final = 2000
 """Most ended rows that a start reads, so that its cost does not grow with the store."""
 RIDE_DELAY_S: Final = 1.0
 """Changes that need not be on disk at once are written with the next commit, after this at most."""
+PROGRESS_DELAY_S: Final = 5.0
+"""The same for what handlers say of their progress."""
 REMOVAL_DELAY_S: Final = 0.05
 """The same for replies that were sent; shorter, because a task is not retried while it owes one."""
 
@@ -113,6 +116,7 @@ class Journal:
         self._rejected = 0
         self.keep_failed = keep_failed
         self._dirty: dict[int, TrackedTask] = {}
+        self._advanced: dict[int, TrackedTask] = {}
         self.answered = set[_ReplyKey]()
         self._removal: tuple[Batch, list[_ReplyKey]] | None = None
         self._riders: list[tuple[Batch, Callable[[], None]]] = []
@@ -120,7 +124,7 @@ class Journal:
 
     def commit(self, batch: Batch) -> asyncio.Future[list[list[Row]]]:
         """As `Engine.submit`; also submits what waits for the next commit."""
-        if self._dirty or self._riders:
+        if self._dirty or self._riders or self._advanced:
             self.submit_riders()
         return self.engine.submit(batch)
 
@@ -144,8 +148,8 @@ class Journal:
         riders, self._riders, self._removal = self._riders, [], None
         for batch, done in riders:
             self.engine.submit(batch).add_done_callback(partial(_ridden, done))
-        if self._dirty and self.engine.status.state is StoreState.REACHABLE:
-            self._submit_cursors()
+        if self.engine.status.state is StoreState.REACHABLE:
+            self._submit_steps()
 
     def _await_ride(self, within_s: float) -> None:
         # Left running when another commit comes first: a new timer each time would cost more.
@@ -476,12 +480,23 @@ class Journal:
         """Drop the cursor of *task*, which has ended, from the next commit."""
         self._dirty.pop(task.row_id or 0, None)
 
-    def _submit_cursors(self) -> None:
+    def mark_progress(self, task: TrackedTask) -> None:
+        """Commit the progress of *task* with the next commit, at most `PROGRESS_DELAY_S` later."""
+        if task.row_id is not None:
+            self._advanced[task.row_id] = task
+            self._await_ride(PROGRESS_DELAY_S)
+
+    def _submit_steps(self) -> None:
+        if not self._dirty and not self._advanced:
+            return
         batch = Batch(Point.SAFE_POINT)
         now = self.clock.wall()
         for row_id, task in self._dirty.items():
             batch.add(CURSOR, _text_of(task.cursor), now, row_id, self.run_id)
+        for row_id, task in self._advanced.items():
+            batch.add(PROGRESS, _text_of(task.progress), row_id, self.run_id)
         self._dirty.clear()
+        self._advanced.clear()
         # If this fails, items are repeated after a crash; the engine itself reports a broken disk.
         self.engine.submit(batch).add_done_callback(partial(_ridden, None))
 

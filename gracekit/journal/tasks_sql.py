@@ -20,7 +20,7 @@ COLUMNS: Final = (
     "accepted_at", "started_at", "finished_at", "expires_at", "next_check", "waiting_since",
     "result", "failure", "errored_due", "alone", "hook_crashes", "caller_hash", "service",
     "parkings", "pending_deadline", "ordered", "ops_kind", "ops_id",
-    "shown_context", "due_at", "failures",
+    "shown_context", "due_at", "failures", "progress",
 )  # fmt: skip
 CONTENT_COLUMNS: Final = ("args", "context")
 _CONTENT_OF: Final = "FROM content WHERE content.row_id = task.id"
@@ -103,6 +103,7 @@ CURSOR: Final = """
 UPDATE task SET cursor = ?1, cursor_at = ?2,
     crashes = CASE WHEN coalesce(?1, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END
 WHERE id = ?3 AND owner = ?4 AND state = 'running'"""
+PROGRESS: Final = "UPDATE task SET progress = ? WHERE id = ? AND owner = ? AND state = 'running'"
 REJECT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail,

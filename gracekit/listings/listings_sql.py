@@ -15,6 +15,7 @@ TASK_NAMES: Final = (
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
     "started_at", "finished_at", "not_before", "next_check", "alone", "ordered", "parkings",
     "parked_at", "pending_deadline", "ops_kind", "ops_id", "shown_context", "due_at", "failures",
+    "progress",
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
@@ -46,7 +47,7 @@ ROW_NAMES: Final = (
     "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
     "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure", "ordered",
     "parkings", "parked_at", "pending_deadline", "requested", "ops_kind", "ops_id",
-    "shown_context", "due_at", "failures",
+    "shown_context", "due_at", "failures", "progress",
 )  # fmt: skip
 KEPT_NAMES: Final = ("args", "context", "result")
 ROW: Final = f"""

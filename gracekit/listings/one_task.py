@@ -85,6 +85,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
     columns["failure"] = _failure_of(columns["failure"])
     columns["requested"] = from_json(columns["requested"])
     columns["ordered"] = from_json(columns["ordered"])
+    columns["progress"] = from_json(columns["progress"])
     columns["shown_context"] = from_json(columns["shown_context"])
     owner = str(columns["owner"] or "")
     run = (await view.runs_of({owner})).get(owner)

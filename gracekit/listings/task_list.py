@@ -185,6 +185,7 @@ class _Listing:
     def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
         columns: dict[str, Any] = dict(zip(sql.TASK_NAMES, row, strict=True))
         columns["ordered"] = from_json(columns["ordered"])
+        columns["progress"] = from_json(columns["progress"])
         columns["shown_context"] = from_json(columns["shown_context"])
         run_id = None if columns["owner"] is None else str(columns["owner"])
         is_transient = TaskState(str(columns["state"])) in TRANSIENT

@@ -8,6 +8,7 @@ it is run, and only a record is kept.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ from gracekit.rpc.message import (
     CONTROL_NAMESPACE,
     DELAY,
     STATE_VERB,
+    TASKS_NAMESPACE,
+    CallerVerb,
     JsonObject,
     ReplyAddress,
     Request,
@@ -54,18 +57,26 @@ from gracekit.rpc.oslo_wire import (
     request_in,
 )
 from gracekit.rpc.plain import excerpt
-from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
+from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies, settle
 from gracekit.telemetry.safe_text import shown_context
 from gracekit.tracing.carrier import adopted
 from gracekit.tracker.task import Lane, TrackedTask
 
 PING: Final = "oslo_rpc_server_ping"
 FEATURES: Final = (DELAY,)
+_CALLER_VERBS: Final = frozenset(verb.value for verb in CallerVerb)
 _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
 
 class Arrivals:
-    """Reads deliveries and recovered rows, for one instance."""
+    """Reads deliveries and recovered rows, for one instance.
+
+    Attributes:
+        answer_caller: Answers what a caller asks about its requests. `runtime.wiring` sets it,
+            because a cancel is an order, which rooms above carry out.
+    """
+
+    answer_caller: Callable[[Request], Awaitable[None]]
 
     def __init__(
         self,
@@ -110,6 +121,10 @@ class Arrivals:
         asked = (gate.lane, request.namespace, request.method)
         if asked == (Lane.OPS, CONTROL_NAMESPACE, STATE_VERB):
             await self._refusals.answer(request, delivery, self._state())
+            return None
+        if asked[:2] == (Lane.OPS, TASKS_NAMESPACE) and request.method in _CALLER_VERBS:
+            await settle(delivery.ack(), self._refusals.telemetry)  # an unanswered one is repeated
+            await self.answer_caller(request)
             return None
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)

@@ -1,14 +1,14 @@
 """What a handler gets: its request, its deadline, its safe points, its lease.
 
 A `Context` belongs to one attempt of one task. Everything that must survive a crash goes to the
-tracker and the journal; the Context keeps no such state. Periodic jobs and the rules of resources
-get a `WorkContext`.
+tracker and the journal; the Context keeps no such state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 from gracekit.callables import is_async, name_of
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
-from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
+from gracekit.errors import InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, RunLeases
@@ -28,7 +28,8 @@ from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.steps import Steps
 from gracekit.request.tracked import TrackedBlock, TrackedCall
 from gracekit.rpc.argument_paths import need_resource_id
-from gracekit.rpc.message import LEASE_KEY
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.message import lease_in
 from gracekit.rpc.plain import small_plain
 from gracekit.tracker.task import OUT_OF_TIME, CancelCause, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
@@ -50,6 +51,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of the run that contexts and attempts use; built once by the Runtime.
 
     Attributes:
+        client: The run's own client of the service with that topic; None for this service.
         host: Name of the host, as settings have it.
         request_stop: Asks for a drain after which the instance stays down; by whom, and why.
         parks: Whether a task whose handler raises NoCapacity is parked.
@@ -64,6 +66,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     loop: asyncio.AbstractEventLoop
     parked_tasks: ParkedTasks
     request_stop: Callable[[str, str], None]
+    client: Callable[[str | None], RpcClient]
     trigger: RecoveryTrigger
     host: str
     parks: bool
@@ -294,6 +297,37 @@ class Context(Mapping[str, Any]):
         """
         return Steps(self, source)
 
+    def progress(self, done: float, of: float | None = None, *, note: str = "") -> None:
+        """Say how far this task has come, for those who look at it; from any thread.
+
+        It is written with the next commit of the process, at most 5 s later. `steps` over a
+        sequence says it by itself.
+
+        Args:
+            done: So much of the work is done, at least 0.
+            of: So much there is in all; None if that is not known.
+            note: What it is at; cut at 200 characters.
+
+        Raises:
+            InvalidArgumentsError: *done* or *of* is no such number, or *note* no text.
+        """
+        for name, number in (("done", done), ("of", 0 if of is None else of)):
+            if type(number) not in {int, float} or not 0 <= number < math.inf:
+                raise InvalidArgumentsError(f"{name}={number!r} must be a number of at least 0")
+        if not isinstance(note, str):
+            raise InvalidArgumentsError(f"note={note!r} must be a text")
+        task, services = self._task, self._services
+        while task.row_id is None and task.parent is not None:
+            task = task.parent
+        said, at = note[:200].replace("\0", "\\0"), services.clock.wall()
+        task.progress = {"done": done, "of": of, "note": said, "at": at}
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            services.loop.call_soon_threadsafe(services.journal.mark_progress, task)
+        else:
+            services.journal.mark_progress(task)
+
     def _reached(self, cursor: Any) -> None:
         # It raises here, in the handler, and not in a commit for many tasks.
         value = small_plain(cursor, "cursor", "it is written at each safe point")
@@ -345,10 +379,8 @@ class Context(Mapping[str, Any]):
             StoreError: not all could be recorded; some may be cancelled.
         """
         by = f"task {self.task_id} ({self._task.method})"
-        order = Order(verb=Verb.CANCEL, by=by, reason=reason)
-        return await self._services.parked_tasks.cancel_of(
-            kind, resource_id, order, source="handler"
-        )
+        order = Order(verb=Verb.CANCEL, by=by, reason=reason, source="handler")
+        return await self._services.parked_tasks.cancel_of(kind, resource_id, order)
 
     async def settle(self, kind: str, *, within: str | float = "20s") -> Sequence[Any]:
         """Clean up what occupies room that this task needs, by the rules with `before_use`.
@@ -388,6 +420,21 @@ class Context(Mapping[str, Any]):
         who = f"user {user}" if user else f"method {self._task.method}"
         ask = self._services.request_stop
         self._services.loop.call_soon_threadsafe(ask, who[:200], reason[:500])
+
+    # -- requests of its own ------------------------------------------------------------
+
+    def client(self, topic: str | None = None) -> RpcClient:
+        """A client on the connection of this service, which the service opens and ends.
+
+        For coroutines: it is used in the event loop of the service.
+
+        Args:
+            topic: Topic of the service to send to; None for this one.
+
+        Raises:
+            ConfigError: *topic* cannot be one.
+        """
+        return self._services.client(topic)
 
     # -- holds and background work ------------------------------------------------------
 
@@ -537,63 +584,3 @@ class Context(Mapping[str, Any]):
 def parked_tasks_of(ctx: Context) -> ParkedTasks:
     """The parked tasks of the service, for the methods of gracekit that show and move them."""
     return ctx._services.parked_tasks  # noqa: SLF001 - for gracekit's own methods only
-
-
-def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The lease that a request carries; None if it has none, or a malformed one."""
-    match caller.get(LEASE_KEY):
-        case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
-            return {"kind": kind, "id": resource_id, "token": token}
-    return None
-
-
-class WorkContext(Context):
-    """The Context of work that answers no request.
-
-    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` work as in a
-    handler. There is no caller, so the mapping is empty. Attributes that belong to a request
-    raise DeclarationError.
-    """
-
-    __slots__ = ("_what",)
-
-    def __init__(self, task: TrackedTask, services: Services, *, what: str) -> None:
-        """Show *task*; *what* names the work in errors, such as `periodic job refresh`."""
-        name = (None, task.method, "1.0")
-        super().__init__(task, services, args={}, caller={}, method=name, expires_at=None)
-        self._what = what
-
-    def __repr__(self) -> str:
-        return f"<Context of {self._what}>"
-
-    @property
-    def request_id(self) -> str:
-        """Not available: this work has no sender.
-
-        Raises:
-            DeclarationError: always; use `task_id`, the id in the log.
-        """
-        raise self._no_request("request_id", "ctx.task_id is what the log has")
-
-    @property
-    def attempt(self) -> int:
-        """Not available: after a failure the work is not tried again; its next run is a new one.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_request("attempt", "its next run comes by itself")
-
-    # The arguments are those of Context.hold.
-    async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
-        """Not available: a hold that is left open is settled by the probe of a method.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_request("hold()", "open the hold in the method whose probe can settle it")
-
-    def _no_request(self, missing: str, remedy: str) -> DeclarationError:
-        return DeclarationError(
-            f"{self._what} answers no request, so it has no ctx.{missing}: {remedy}"
-        )

@@ -17,7 +17,7 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
-from gracekit.request.settlement import settle
+from gracekit.rpc.transport import settle
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TaskState
 from gracekit.tracker.tracker import Tracker

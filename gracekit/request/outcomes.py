@@ -97,27 +97,24 @@ def errored(task: str, reason: Reason, detail: str = "", *, why: str = "") -> Ou
     )
 
 
-def ordered(
-    task: str, order: Order, state: TaskState, *, source: str = Reason.OPERATOR.value
-) -> Outcome:
+def ordered(task: str, order: Order, state: TaskState) -> Outcome:
     """The outcome of a task in *state* that an order ends; `ENDS` says which state follows.
 
     Args:
         task: Names it in the sentence.
         order: What was ordered, by whom and why.
         state: State of the task before.
-        source: Kind of the sender; becomes the reason on record, unless the task is given up.
     """
     end = ENDS[order.verb][state]
     gives_up = order.verb is Verb.GIVE_UP
-    by = "an operator" if source == Reason.OPERATOR.value else order.by
+    by = "an operator" if order.source == Reason.OPERATOR.value else order.by
     sentence = f"{task} was {DONE[order.verb]} by {by}"
     sentence = f"{sentence}: {order.reason}" if order.reason else sentence
     error = TaskInterruptedError if end is TaskState.ERRORED else TaskCancelledError
     return Outcome(
         state=end,
         failure=failed(error(sentence), end).failure,
-        reason=Reason.GAVE_UP.value if gives_up else source,
+        reason=Reason.GAVE_UP.value if gives_up else order.source,
         detail=f"{order.by}: {order.reason or 'no reason given'}"[:1000],
     )
 

@@ -40,6 +40,7 @@ PAGE_BYTES: Final = 500_000
 PAGE_KEYS: Final = 9_000
 """Most keys in one page, less than `plain.MAX_KEYS`."""
 _LONGEST_CLASS: Final = 100
+OPERATOR: Final = Reason.OPERATOR.value
 
 
 class ParkedTasks:
@@ -151,12 +152,12 @@ class ParkedTasks:
                 if not args or await self._runs_with(target, args):
                     return answer
                 continue  # it has ended meanwhile: look at it again
-            end = await self.carry_out(target, order, args, source="resolver")
+            end = await self.carry_out(target, order, args)
             if end is not None:
                 return self._answer(target, changed=True, state=end)
         raise StaleVersionError(f"task {task_id} keeps changing its state: look at it again")
 
-    async def cancel_of(self, kind: str, name: object, order: Order, *, source: str) -> int:
+    async def cancel_of(self, kind: str, name: object, order: Order) -> int:
         """Cancel the parked tasks for one resource; returns how many.
 
         Raises:
@@ -177,7 +178,7 @@ class ParkedTasks:
             if not (targets := await targets_pending(journal.engine, key, journal.service)):
                 return number
             for target in targets:
-                number += await self.carry_out(target, order, source=source) is not None
+                number += await self.carry_out(target, order) is not None
         raise StaleVersionError(
             f"tasks of {kind}:{resource_id[:100]} keep changing their state: try again"
         )
@@ -187,12 +188,8 @@ class ParkedTasks:
         target: OrderTarget,
         order: Order,
         args: Mapping[str, Any] | None = None,
-        *,
-        source: str,
     ) -> TaskState | None:
         """Compare and set the row of a parked task; see `order` for *args* and the errors.
-
-        *source* is the kind of the sender, and becomes the reason of a cancelled task.
 
         Returns:
             The new state; None if the row has changed since *target* was read.
@@ -207,8 +204,7 @@ class ParkedTasks:
         end = await self._orders.carry_out(
             target,
             order,
-            source=source,
-            note=f"; --set {', '.join(args)}" if args and source == Reason.OPERATOR.value else "",
+            note=f"; --set {', '.join(args)}" if args and order.source == OPERATOR else "",
             args=replaced,
             commit=commit_retry if is_retry else None,
         )

@@ -19,10 +19,9 @@ from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.lanes import LaneGate
 from gracekit.request.outcomes import succeeded
-from gracekit.request.settlement import settle
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.offer import can_serve
-from gracekit.rpc.transport import Delivery, Queue, QueueKind
+from gracekit.rpc.transport import Delivery, Queue, QueueKind, settle
 from gracekit.runs.members import Members
 from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import shown_context
@@ -134,6 +133,7 @@ class Refusals:
 
     Attributes:
         context_keys: Of the service; what is shown of the contexts of requests.
+        telemetry: Told of refusals.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Refusals:
         self._journal = journal
         self._detour = detour
         self._answers = answers
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._clock = clock
         self.context_keys = context_keys
 
@@ -162,13 +162,13 @@ class Refusals:
             try:
                 pause_s = await self._detour.pause_s(request, delivery)
             except StoreError as failure:
-                self._telemetry.emit("store.error", what="siblings", error=str(failure))
+                self.telemetry.emit("store.error", what="siblings", error=str(failure))
                 pause_s = backoff.GIVE_BACK_S
         if pause_s:
             delivery.taken()  # otherwise deliveries read after it would wait for this pause
             if gate.is_open:
                 await asyncio.sleep(pause_s)
-            await settle(delivery.give_back(), self._telemetry)
+            await settle(delivery.give_back(), self.telemetry)
         else:
             keep = pause_s is not None
             await self.reject(request, delivery, gate.lane, reason, error, keep=keep)
@@ -211,11 +211,11 @@ class Refusals:
         try:
             await self._journal.reject(detail, reason=reason, detail=str(error))
         except StoreError as failure:
-            self._telemetry.emit("store.error", what="rejection", error=str(failure))
+            self.telemetry.emit("store.error", what="rejection", error=str(failure))
             await asyncio.sleep(backoff.GIVE_BACK_S)
-            await settle(delivery.give_back(), self._telemetry)
+            await settle(delivery.give_back(), self.telemetry)
             return
-        self._telemetry.emit(
+        self.telemetry.emit(
             "task.rejected",
             task_id=detail["request_id"],
             method=detail["method"],
@@ -226,11 +226,11 @@ class Refusals:
         await self._answers.refuse(_address(request.reply if request else caller), error)
         kept = keep or request is None
         settlement = delivery.dead_letter(f"{reason}: {error}") if kept else delivery.ack()
-        await settle(settlement, self._telemetry)
+        await settle(settlement, self.telemetry)
 
     async def answer(self, request: Request, delivery: Delivery, answer: Any) -> None:
         """Ack a question that changes nothing and that every client may ask; send *answer*."""
-        await settle(delivery.ack(), self._telemetry)
+        await settle(delivery.ack(), self.telemetry)
         address = _address(request.reply)
         if address is not None:
             await self._answers.send(address, succeeded(request.method, answer))

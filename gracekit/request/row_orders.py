@@ -28,7 +28,7 @@ from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Queries
-from gracekit.tracker.task import RETRIED, Order, Reason, TaskState, Verb
+from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 Commit = Callable[[Batch], Awaitable[object]]
 
@@ -63,7 +63,6 @@ class RowOrders:
         target: OrderTarget,
         order: Order,
         *,
-        source: str = Reason.OPERATOR.value,
         dead: bool = False,
         note: str = "",
         args: Mapping[str, Any] | None = None,
@@ -75,7 +74,6 @@ class RowOrders:
         Args:
             target: The row as it was read.
             order: What to do.
-            source: Kind of the sender; becomes the reason of a task that the order ends.
             dead: Whether its owner is proven dead, so that the row counts as ownerless.
             note: For the incident, beside the state before.
             args: All arguments of a parked task, if some are replaced before a retry.
@@ -88,7 +86,7 @@ class RowOrders:
         is_cut = dead and target.state is TaskState.RUNNING
         state = TaskState.HANDED_OVER if is_cut else target.state
         is_retry = order.verb is Verb.RETRY
-        outcome = None if is_retry else ordered(str(target), order, state, source=source)
+        outcome = None if is_retry else ordered(str(target), order, state)
         gone = f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
         incident = self._incident_of(target, order, f"{state_of(target)}{gone}{note}")
         batch = self._batch(target, outcome, incident, also=also, dead=dead, args=args)

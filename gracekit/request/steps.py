@@ -19,6 +19,7 @@ class Steps:
         self._ctx = ctx
         self._source = source
         self._last: int | None = None  # cursor of the last item: no need to stop after it
+        self._said: object = None  # the progress that this loop has said last
         self._is_over = False
         is_sequence = isinstance(source, Sequence) and not isinstance(source, str | bytes)
         if not is_sequence and not callable(source):
@@ -34,6 +35,7 @@ class Steps:
             cursor, item = _split(entry)
             yield item
             self._check_alone()
+            self._say(cursor)
             await self._ctx.safe_point(cursor, last=cursor == self._last)
         self._is_over = True
 
@@ -43,6 +45,7 @@ class Steps:
             cursor, item = _split(entry)
             yield item
             self._check_alone()
+            self._say(cursor)
             self._ctx.safe_point_in_thread(cursor, last=cursor == self._last)
         self._is_over = True
 
@@ -65,6 +68,13 @@ class Steps:
         start = 0 if cursor is None else int(cursor) + 1
         self._last = len(source) - 1
         return ((n, source[n]) for n in range(start, len(source)))
+
+    def _say(self, cursor: Any) -> None:
+        """Say the progress of a loop over a sequence, unless the handler says it itself."""
+        task = self._ctx._task  # noqa: SLF001 - Steps is a part of Context
+        if self._last is not None and task.progress is self._said:
+            self._ctx.progress(cursor + 1, self._last + 1)
+            self._said = task.progress
 
     def _check_alone(self) -> None:
         if self._ctx._steps is not self:  # noqa: SLF001 - Steps is a part of Context

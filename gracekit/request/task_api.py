@@ -105,7 +105,12 @@ async def _order(
     args: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     _need_pending(ctx)
-    order = Order(verb=verb, by=caller_of(ctx), reason=_text("reason", reason)[:LONGEST_REASON])
+    order = Order(
+        verb=verb,
+        by=caller_of(ctx),
+        reason=_text("reason", reason)[:LONGEST_REASON],
+        source="resolver",
+    )
     try:
         return await parked_tasks_of(ctx).order(
             _text("task_id", task_id), _number("version", version, least=1), order, args=args

@@ -8,6 +8,7 @@ process remembers the request.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from gracekit import backoff
 from gracekit.journal.rows import Outcome
@@ -18,12 +19,43 @@ from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, Scheduler, Unfinished
 from gracekit.request.outcomes import ordered
-from gracekit.request.settlement import EndedRequests, settle
 from gracekit.rpc.failures import words_of
-from gracekit.rpc.transport import Delivery
+from gracekit.rpc.transport import Delivery, settle
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Interruption, TaskState
 from gracekit.tracker.tracker import Tracker
+
+REMEMBERED: Final = 10_000
+"""Ended requests without a row that are remembered. After a broken connection a broker delivers
+again what it has read no ack of, which is at most the prefetch of each queue."""
+
+_Known = tuple[str, str, int]
+
+
+class EndedRequests:
+    """Requests without a row that have ended in this process, so that it runs none of them again.
+
+    If a connection breaks after an ack was written, the broker may not have read the ack, and
+    delivers the message again. A message is recognised by its request id, its queue and its
+    bytes: another call with the same id has another caller, and runs.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[_Known, None] = {}  # oldest first
+
+    def add(self, request_id: str, delivery: Delivery) -> None:
+        """Note a request that has ended."""
+        self._ended[_known(request_id, delivery)] = None
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def knows(self, request_id: str, delivery: Delivery) -> bool:
+        """Whether the request has ended here, and this is the same message."""
+        return _known(request_id, delivery) in self._ended
+
+
+def _known(request_id: str, delivery: Delivery) -> _Known:
+    return request_id, delivery.queue.name, hash(delivery.body)
 
 
 class Unjournaled:

@@ -19,10 +19,10 @@ from typing import Final
 from gracekit.clock import Clock
 from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import RunLeases
-from gracekit.request.context import lease_in
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job, Scheduler
 from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.rpc.message import lease_in
 from gracekit.store.wakeup import Wakeups
 from gracekit.tracker.task import Awaited
 

@@ -8,7 +8,7 @@ with them. Each send makes a new request id unless one was prepared.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
@@ -27,7 +27,6 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Process
-from gracekit.rpc.ahead import check_delays, check_open
 from gracekit.rpc.call_options import (
     CALL_TIMEOUT_S,
     NAMED,
@@ -48,7 +47,9 @@ from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.plain import is_too_long
+from gracekit.rpc.questions import Asker
 from gracekit.rpc.replies import Replies
+from gracekit.rpc.task_lookups import Lookups, TaskInfo, unknown
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.telemetry.logs import running
 from gracekit.tracing.carrier import outgoing, stamped
@@ -166,6 +167,78 @@ class ClientView:
         """
         await self._client._fanout(self._options, method, args, kwargs)  # noqa: SLF001
 
+    # -- what became of requests ------------------------------------------------
+
+    async def state(self, request_id: str, /) -> TaskInfo:
+        """What is known of a request; it starts nothing.
+
+        The service must answer its callers: `Service(..., task_api="callers")`. The prepared
+        `context` must name the caller that has sent the request, and `host` may name its host.
+
+        Raises:
+            UnknownTaskError: no server that answers knows it.
+            NoAnswerError: no server has answered within 2 s.
+            NoSuchMethodError: the service answers no such questions.
+        """
+        found = await self.states([request_id])
+        if request_id not in found:
+            raise unknown(request_id)
+        return found[request_id]
+
+    async def states(self, request_ids: Iterable[str], /) -> dict[str, TaskInfo]:
+        """As `state`, of several requests by their ids, without those that are not known."""
+        return await self._client._lookups.states(self._options, request_ids)  # noqa: SLF001
+
+    async def result(self, request_id: str, /, *, wait: float | str = 0.0) -> Any:
+        """The result of a request, as its call would have returned it; it starts nothing.
+
+        Args:
+            request_id: The id that `cast` has returned, or a prepared one.
+            wait: Seconds (or "10m") to wait for its end, also while it is not known yet or the
+                service is away.
+
+        Raises:
+            CallTimeoutError: it has not ended within *wait*.
+            UnknownTaskError, NoAnswerError, NoSuchMethodError: as with `state`, after *wait*.
+            Exception: what its call would have raised.
+        """
+        result = (await self.results([request_id], wait=wait))[request_id]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def results(
+        self, request_ids: Iterable[str], /, *, wait: float | str = 0.0
+    ) -> dict[str, Any]:
+        """As `result`, of several requests by their ids, once all have ended or *wait* is over.
+
+        Returns:
+            By id, in the given order, the result, or as an object the exception that `result`
+            raises.
+        """
+        return await self._client._lookups.results(self._options, request_ids, wait)  # noqa: SLF001
+
+    async def cancel(self, request_id: str, /, *, reason: str = "") -> TaskInfo:
+        """End a request, if its method is declared with `allow_cancel`.
+
+        A handler that is at work is cancelled, and its task ends when it has returned. A request
+        that has ended stays as it is.
+
+        Args:
+            request_id: Its id.
+            reason: Why, for the record and for whoever waits for the request.
+
+        Returns:
+            What is known of it then.
+
+        Raises:
+            UnknownTaskError: as with `state`; it may still be in the queue, and run later.
+            NoAnswerError: no server has answered within 2 s; it may have been cancelled.
+            RpcError: its method does not allow that to this caller.
+            NoSuchMethodError: as with `state`.
+        """
+        return await self._client._lookups.cancel(self._options, request_id, reason)  # noqa: SLF001
+
 
 class RpcClient(ClientView, AsyncOnly):
     """Sends requests to one service.
@@ -188,8 +261,8 @@ class RpcClient(ClientView, AsyncOnly):
     """
 
     __slots__ = (
-        "_clock", "_delaying", "_exceptions", "_life", "_max_body_bytes", "_replies", "_timeouts",
-        "_topics", "_tracing", "_transport",
+        "_asker", "_clock", "_delaying", "_exceptions", "_life", "_lookups", "_max_body_bytes",
+        "_replies", "_timeouts", "_topics", "_tracing", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -225,6 +298,12 @@ class RpcClient(ClientView, AsyncOnly):
         self._timeouts = SharedTimeouts()
         self._delaying: set[str | None] = set()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
+        self._asker = Asker(
+            self._transport, self._replies, self._clock, ops_topic=self._topics[True]
+        )
+        self._lookups = Lookups(
+            self._asker, self._clock, self._exceptions, max_body_bytes=max_body_bytes
+        )
         self._life = (
             ClientLife(
                 self._transport.start,
@@ -436,23 +515,13 @@ class RpcClient(ClientView, AsyncOnly):
         """Ask first whether a new request is accepted; the ops topic stays open in a drain."""
         if self._is_ops(options, method) or not options.has_ops_server:
             return
-        await check_open(
-            self._transport,
-            self._replies,
-            self._clock,
-            ops_topic=self._topics[True],
-            host=options.host,
-            within_s=options.timeout_s,
-        )
+        await self._asker.check_open(options.host, within_s=options.timeout_s)
 
     async def _check_delays(self, options: CallOptions) -> None:
         """Ask once whether the service knows of delays: one that does not would begin at once."""
         if options.host in self._delaying:
             return
-        topic = self._topics[True]
-        await check_delays(
-            self._transport, self._replies, self._clock, ops_topic=topic, host=options.host
-        )
+        await self._asker.check_delays(options.host)
         self._delaying.add(options.host)
 
     # -- a request's parts ----------------------------------------------------

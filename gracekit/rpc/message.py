@@ -6,6 +6,7 @@ times as much.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Final
@@ -21,7 +22,16 @@ CONTROL_NAMESPACE: Final = "gracekit"
 """Namespace of gracekit's own methods on the ops topic."""
 
 TASKS_NAMESPACE: Final = "gracekit.tasks"
-"""Namespace of the methods about parked tasks, which a service with `task_api=True` serves."""
+"""Namespace of the methods about tasks, which a service with `task_api` serves."""
+
+
+class CallerVerb(enum.Enum):
+    """What a caller may ask about its own requests, in TASKS_NAMESPACE."""
+
+    LOOK = "look_up"
+    OUTCOME = "outcome"
+    CANCEL = "cancel_request"
+
 
 STATE_VERB: Final = "state"
 """The method of CONTROL_NAMESPACE that any client may call: whether new requests are accepted."""
@@ -31,6 +41,14 @@ DELAY: Final = "delay"
 
 carried_lease: Final[ContextVar[JsonObject | None]] = ContextVar("gracekit_lease", default=None)
 """The lease of the task that runs in this context; a client adds it to each request it sends."""
+
+
+def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The lease that a request carries; None if it has none, or a malformed one."""
+    match caller.get(LEASE_KEY):
+        case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
+            return {"kind": kind, "id": resource_id, "token": token}
+    return None
 
 
 class ReplyAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final, TypedDict
 
 import msgspec
 
-from gracekit.config.choices import InDrain, OnInterrupt
+from gracekit.config.choices import AllowCancel, InDrain, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError
 from gracekit.rpc.argument_paths import Source
@@ -67,6 +67,7 @@ class MarkOptions(TypedDict, total=False):
     retries: int
     backoff: str | float
     backoff_max: str | float
+    allow_cancel: AllowCancel
 
 
 class OpsMarkOptions(MarkOptions, total=False):
@@ -115,6 +116,8 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
         backoff_s: Seconds before the second attempt; each further pause is twice the last one.
         backoff_max_s: The longest pause in seconds, at least `backoff`. Pauses vary by up to a
             fifth.
+        allow_cancel: Which of its callers may cancel a request, if the service answers them: the
+            `sender`, by the `user_id` of its context, `anyone` who knows the id, or `nobody`.
         version: Interface version of the method.
         namespace: Interface namespace; None for the default one.
     """
@@ -135,6 +138,7 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 3
     backoff_s: float = 5.0
     backoff_max_s: float = 300.0
+    allow_cancel: AllowCancel = "nobody"
     version: str = "1.0"
     namespace: str | None = None
 
@@ -157,6 +161,7 @@ def options_from(
     retries: int = 3,
     backoff: str | float = 5.0,
     backoff_max: str | float = 300.0,
+    allow_cancel: AllowCancel = "nobody",
     version: str = "1.0",
     namespace: str | None = None,
 ) -> MethodOptions:
@@ -183,6 +188,7 @@ def options_from(
         retries=_count("retries", retries) or 0,
         backoff_s=_seconds("backoff", backoff),
         backoff_max_s=max(_seconds("backoff", backoff), _seconds("backoff_max", backoff_max)),
+        allow_cancel=allow_cancel,
         version=version,
         namespace=namespace,
     )

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from gracekit.callables import check, is_async, name_of, shown_name
-from gracekit.config.choices import InDrain, OnInterrupt, choices_of
+from gracekit.config.choices import AllowCancel, InDrain, OnInterrupt, choices_of
 from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.rpc.argument_paths import RESOURCE_ID, check_path, resource_id_of, value_of
 from gracekit.rpc.method_options import MethodOptions, major
@@ -349,6 +349,7 @@ def _check(method: Method[Any, Any]) -> None:
     for option, given, words in (
         ("on_interrupt", options.on_interrupt, choices_of(OnInterrupt)),
         ("in_drain", options.in_drain, choices_of(InDrain)),
+        ("allow_cancel", options.allow_cancel, choices_of(AllowCancel)),
     ):
         if given not in words:
             raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")

@@ -15,9 +15,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from gracekit.config.choices import ServiceQueues
-from gracekit.errors import StoreBrokenError
+from gracekit.errors import StoreBrokenError, StoreError
 from gracekit.process import Point, Process
 from gracekit.rpc.foreign_readers import QueueReader
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import Messaging
 
 
@@ -247,6 +248,14 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         if self.on_settled is not None:
             self.on_settled()
         self.process.reach(_POINTS[how], "before")
+
+
+async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:
+    """Settle a delivery; an error is only logged, as the transport settles or delivers it later."""
+    try:
+        await settlement
+    except StoreError as error:
+        telemetry.emit("store.error", what="settlement", error=str(error))
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

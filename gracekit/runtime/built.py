@@ -44,6 +44,7 @@ from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
+from gracekit.runtime.clients import Clients
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
@@ -112,6 +113,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     services: Services
     arrivals: Arrivals
     answers: Answers
+    clients: Clients
     suspects: Suspects
     lines: Lines
     trigger: RecoveryTrigger

@@ -20,7 +20,6 @@ from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.untracked import Untracked
 from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
-from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
 from gracekit.membership import Membership, cancel_bound
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
@@ -34,7 +33,7 @@ from gracekit.runs.members import Members
 from gracekit.runs.names import door_name
 from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.runtime.ground import count_metrics
-from gracekit.tracker.task import History, Lane
+from gracekit.tracker.task import Lane
 from gracekit.upkeep import LifeSigns, RunWatch, StatusLine, Tidying, Watchdog
 
 
@@ -50,10 +49,8 @@ def in_order(
 ) -> PartList:
     """The list of all parts: starting goes from the first line down, stopping from the last up."""
     reconciler, margin_s = parts.reconciler, ground.settings.exit_margin_s
-    epoch = _epoch(ground)
-    signs = _life_signs(ground, records, reconciler, coordinator)
+    epoch, signs = _epoch(ground), _life_signs(ground, records, reconciler, coordinator)
     work, abandoning = partial(_work, ground), requests.dispatcher.abandon_threads
-    seed = partial(_seed_history, ground, records.journal, requests.history)
     feeding = work(_watchdog(ground).feed)
     gate = reconciler.gates.hold_all if ground.settings.startup_reconciliation_enabled else None
     untracked, ends = Untracked(parts.tracker, ground.telemetry), parts.ends_process
@@ -74,9 +71,9 @@ def in_order(
             ListedPart("kinds", StepPart(partial(_check_kinds, ground, records.members))),
             ListedPart("door", _door(ground, control)),
             ListedPart("adoption", StepPart(reconciler.take_over)),
-            ListedPart("history", StepPart(seed)),
+            ListedPart("history", StepPart(partial(_seed_history, ground, records, requests))),
             ListedPart("transport", _transport(ground, parts.servers), reserve_s=margin_s / 4),
-            ListedPart("answers", StepPart(end=_soon(requests.answers.stop))),
+            ListedPart("answers", _answers(requests, control)),
             ListedPart("outbox", _outbox(ground, requests.outbox)),
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
             ListedPart("foreign readers", StepPart(partial(_look_for_readers, ground))),
@@ -141,6 +138,15 @@ def _transport(ground: Ground, servers: Mapping[Lane, RpcServer]) -> StepPart:
     return StepPart(start, end=transport.stop)
 
 
+def _answers(requests: Requests, control: Control) -> StepPart:
+    async def end() -> None:
+        await control.callers.stop()
+        await requests.clients.stop()
+        requests.answers.stop()
+
+    return StepPart(end=end)
+
+
 def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
     """The part that sends notifications; it stops after the parts that write them."""
     sending = _work(ground, outbox.work)
@@ -176,9 +182,9 @@ def _hosts(
             ends_process=parts.ends_process,
         )
         ground.engine.on_status(membership.follow_store)
-        # Commands on this host give orders by the door.
-        more = (membership.keep, membership.watch, control.orders.keep_left)
-        works += [_work(ground, loop) for loop in more]
+        works += [_work(ground, loop) for loop in (membership.keep, membership.watch)]
+    if ground.seat.heart is not None or ground.service.answers_callers:
+        works.append(_work(ground, control.orders.keep_left))
 
     async def start() -> None:
         for work in works:
@@ -202,10 +208,10 @@ async def _serve(ground: Ground, members: Members) -> None:
     ground.phase.advance(ServiceState.SERVING)
 
 
-async def _seed_history(ground: Ground, journal: Journal, history: History) -> None:
+async def _seed_history(ground: Ground, records: Records, requests: Requests) -> None:
     methods = [(method.namespace, method.name) for method in ground.service.methods]
     try:
-        history.seed(await journal.last_attempts(), methods)
+        requests.history.seed(await records.journal.last_attempts(), methods)
     except StoreError as error:  # without history there are no estimates, which is safe
         ground.telemetry.emit("store.error", what="history", error=str(error))
 

@@ -16,6 +16,7 @@ from typing import Final
 from gracekit.admin.api import AdminApi
 from gracekit.callables import name_of
 from gracekit.control.accounts import AccountsCount
+from gracekit.control.caller_tasks import CallerTasks
 from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
@@ -63,6 +64,7 @@ from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_q
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.runtime.built import Ground, Records, Requests, Wired
+from gracekit.runtime.clients import Clients
 from gracekit.runtime.start_order import in_order
 from gracekit.tracker.task import History, Lane
 from gracekit.version import VERSION
@@ -187,7 +189,8 @@ def _requests(ground: Ground, records: Records) -> Requests:
     journal, leases = records.journal, records.leases
     trigger, lines = RecoveryTrigger(), Lines()
     outbox = _outbox(ground, records)
-    services = _services(ground, records, outbox, trigger)
+    clients = Clients(ground.transport, ground.clock, settings, ground.service)
+    services = _services(ground, records, outbox, clients, trigger)
     answers = Answers(
         ground.transport,
         journal,
@@ -229,6 +232,7 @@ def _requests(ground: Ground, records: Records) -> Requests:
         services=services,
         arrivals=arrivals,
         answers=answers,
+        clients=clients,
         suspects=suspects,
         lines=lines,
         trigger=trigger,
@@ -270,6 +274,7 @@ def _services(
     ground: Ground,
     records: Records,
     outbox: Outbox,
+    clients: Clients,
     trigger: RecoveryTrigger,
 ) -> Services:
     parked_tasks = ParkedTasks(
@@ -296,6 +301,7 @@ def _services(
         request_stop=lambda by, reason: ground.stops.ask(
             source="user", by=by, reason=reason, stays_down=True
         ),
+        client=clients.of,
         host=ground.settings.host,
         parks=ground.settings.use_pending_state,
         safe_points=ground.process.safe_points,
@@ -424,6 +430,14 @@ def _control(
     passes: HandPasses,
 ) -> Control:
     tracker = requests.services.tracker
+    orders = Orders(
+        records.journal,
+        tracker,
+        requests.dispatcher,
+        requests.services.parked_tasks,
+        ground.telemetry,
+        trigger=requests.trigger,
+    )
     return Control(
         run_id=ground.seat.run_id,
         service=ground.service.topic,
@@ -431,14 +445,8 @@ def _control(
         phase=ground.phase,
         tracker=tracker,
         coordinator=coordinator,
-        orders=Orders(
-            records.journal,
-            tracker,
-            requests.dispatcher,
-            requests.services.parked_tasks,
-            ground.telemetry,
-            trigger=requests.trigger,
-        ),
+        orders=orders,
+        callers=_callers(ground, records, requests, orders),
         health=health,
         journal=records.journal,
         dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
@@ -446,6 +454,26 @@ def _control(
         telemetry=ground.telemetry,
         clock=ground.clock,
     )
+
+
+def _callers(ground: Ground, records: Records, requests: Requests, orders: Orders) -> CallerTasks:
+    settings, service = ground.settings, ground.service
+    callers = CallerTasks(
+        records.journal,
+        requests.answers,
+        orders,
+        service.methods,
+        ground.tracker,
+        ground.phase,
+        ground.clock,
+        host=settings.host,
+        who=settings.dedupe_context,
+        is_apart=service.queues == "directed" or settings.accept_unshared_store,
+        is_on=service.answers_callers,
+    )
+    # A cancel is an order, which the rooms above carry out.
+    requests.arrivals.answer_caller = callers.take
+    return callers
 
 
 def _signal_orders(

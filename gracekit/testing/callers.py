@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gracekit.clock import Clock
-from gracekit.rpc.client import PrepareOptions, RpcClient
+from gracekit.rpc.client import ClientView, PrepareOptions, RpcClient
 from gracekit.rpc.methods import Method
+from gracekit.rpc.task_lookups import TaskInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,6 +79,10 @@ class Caller:
     def _line(self) -> Line:
         raise NotImplementedError
 
+    @property
+    def _view(self) -> ClientView:
+        return self._line().client.prepare(**self._options)
+
     def prepare(self, **options: Unpack[PrepareOptions]) -> Caller:
         """A caller with options: `host`, `ops`, `timeout`, `context`, `request_id`, ...
 
@@ -94,7 +99,7 @@ class Caller:
     async def call(self, method: str, /, **kwargs: Any) -> Any: ...
     async def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Send a request and wait for its answer; see `RpcClient.call`."""
-        return await self._line().client.prepare(**self._options).call(method, *args, **kwargs)
+        return await self._view.call(method, *args, **kwargs)
 
     @overload
     async def cast(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> str: ...
@@ -102,8 +107,7 @@ class Caller:
     async def cast(self, method: str, /, **kwargs: Any) -> str: ...
     async def cast(self, method: Any, /, *args: Any, **kwargs: Any) -> str:
         """Send a request without waiting for an answer; return its id. See `RpcClient.cast`."""
-        view = self._line().client.prepare(**self._options)
-        return await view.cast(method, *args, **kwargs)
+        return await self._view.cast(method, *args, **kwargs)
 
     @overload
     async def fanout(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
@@ -111,7 +115,29 @@ class Caller:
     async def fanout(self, method: str, /, **kwargs: Any) -> None: ...
     async def fanout(self, method: Any, /, *args: Any, **kwargs: Any) -> None:
         """Send a request to every instance that runs now. See `RpcClient.fanout`."""
-        await self._line().client.prepare(**self._options).fanout(method, *args, **kwargs)
+        await self._view.fanout(method, *args, **kwargs)
+
+    async def state(self, request_id: str, /) -> TaskInfo:
+        """What is known of a request. See `RpcClient.state`."""
+        return await self._view.state(request_id)
+
+    async def states(self, request_ids: Iterable[str], /) -> dict[str, TaskInfo]:
+        """The same of several. See `RpcClient.states`."""
+        return await self._view.states(request_ids)
+
+    async def result(self, request_id: str, /, *, wait: float | str = 0.0) -> Any:
+        """The result of a request. See `RpcClient.result`."""
+        return await self._view.result(request_id, wait=wait)
+
+    async def results(
+        self, request_ids: Iterable[str], /, *, wait: float | str = 0.0
+    ) -> dict[str, Any]:
+        """The same of several. See `RpcClient.results`."""
+        return await self._view.results(request_ids, wait=wait)
+
+    async def cancel(self, request_id: str, /, *, reason: str = "") -> TaskInfo:
+        """End a request. See `RpcClient.cancel`."""
+        return await self._view.cancel(request_id, reason=reason)
 
     @overload
     def start_call(

@@ -225,7 +225,7 @@ class Awaited(enum.Enum):
 
 
 class Verb(enum.Enum):
-    """What an operator may order of one task."""
+    """What may be ordered of one task."""
 
     CANCEL = "cancel"
     FAIL = "fail"
@@ -269,16 +269,19 @@ DONE: Final = MappingProxyType(
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator or a resolver orders of one task.
+    """What somebody orders of one task.
 
     Attributes:
         by: Who has given the order, such as `name@host`.
         reason: Why, in a sentence; for the record and for the caller.
+        source: Kind of the sender: operator, resolver, handler or caller. It becomes the reason of
+            a task that the order ends.
     """
 
     verb: Verb
     by: str
     reason: str
+    source: str = Reason.OPERATOR.value
 
 
 class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
@@ -324,6 +327,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         calling: The asyncio task in which its handler calls code of the application, for the dump
             of stacks; None if its handler calls it directly.
         failures: How many of its attempts have failed and were tried again.
+        progress: How far it has come, as the journal keeps it; None for nothing said.
         children: The tracked work that its handler has begun and that keeps it open, in order; None
             while no handler of it may begin any.
         parent: The task that this work keeps open; None if it keeps none open.
@@ -365,6 +369,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     about: str = ""
     calling: asyncio.Future[Any] | None = None
     failures: int = 0
+    progress: Mapping[str, Any] | None = None
     children: dict[TrackedTask, None] | None = None
     parent: TrackedTask | None = None
     leases: int = 0

@@ -13,7 +13,7 @@ from gracekit.clock import Clock
 from gracekit.journal.rows import Address
 from gracekit.process import Process
 from gracekit.request.answers import Answers, SendResult
-from gracekit.request.settlement import REMEMBERED, EndedRequests
+from gracekit.request.unjournaled import REMEMBERED, EndedRequests
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue

@@ -25,8 +25,8 @@ from gracekit.recovery.resources.rule_calls import (
 )
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, Ending, RuleEnds
 from gracekit.recovery.shared import Shared
-from gracekit.request.context import WorkContext
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
+from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 

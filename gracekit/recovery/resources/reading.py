@@ -13,7 +13,7 @@ from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
 from gracekit.recovery.resources.rule_calls import KindCalls
 from gracekit.recovery.shared import Shared
-from gracekit.request.context import WorkContext
+from gracekit.request.work_context import WorkContext
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 PAGE: Final = 500

@@ -25,7 +25,7 @@ from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.resources.kinds import KindHook, ResourceKind
 from gracekit.recovery.resources.results import Result
 from gracekit.recovery.shared import Shared
-from gracekit.request.context import WorkContext
+from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import kind_of, words_of
 from gracekit.telemetry.telemetry import Telemetry
 

@@ -25,7 +25,7 @@ from gracekit.recovery.resources.results import (
 )
 from gracekit.recovery.resources.rule_calls import InterimResult, KindCalls
 from gracekit.recovery.shared import Shared
-from gracekit.request.context import WorkContext
+from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 

@@ -144,6 +144,7 @@ CREATE TABLE task (
     due_at        REAL,
     due_ahead_s   REAL,                      -- of the wall clock then, before the time that passes; NULL: due_at stands if the clock is set
     failures      INTEGER NOT NULL DEFAULT 0,-- attempts that failed and are tried again
+    progress      TEXT,                      -- JSON object of ctx.progress: done, of, note, at
     -- A request without capacity is parked: PENDING, owned by no run, until somebody lets it run
     -- again or ends it. How often it was parked is the version that each order about it names.
     parkings         INTEGER NOT NULL DEFAULT 0,

@@ -1,0 +1,282 @@
+"""What callers ask about their requests: state, result, cancel. The first two change nothing.
+
+A question comes by the ops lane and is no task: it has no row and takes no slot. One that waits
+for the end of tasks is answered when they have ended, when its time is over, or when a drain
+begins. If this process ends meanwhile it is not answered, and its client asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gracekit.clock import Clock
+from gracekit.config.values import words_in
+from gracekit.control.orders import Orders
+from gracekit.errors import (
+    GracekitError,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    RpcError,
+    StoreError,
+    UnknownTaskError,
+)
+from gracekit.journal.lookups import LookedUp, looked_up
+from gracekit.journal.rows import Address, caller_hash
+from gracekit.journal.tasks import Journal
+from gracekit.phase import Phase
+from gracekit.request.answers import Answers
+from gracekit.request.outcomes import succeeded
+from gracekit.request.parked_tasks import PAGE_BYTES, PAGE_KEYS
+from gracekit.rpc.message import CallerVerb, Request
+from gracekit.rpc.method_table import MethodTable
+from gracekit.rpc.task_lookups import MOST_IDS, MOST_WAIT_S
+from gracekit.tracker.task import Order, Verb
+from gracekit.tracker.tracker import Tracker
+
+MOST_WAITS: Final = 100
+"""Most questions that wait in one run; others are answered at once."""
+LOOK_EVERY_S: Final = 1.0
+"""Seconds between looks at what siblings have ended, while a question waits."""
+BETWEEN_LOOKS_S: Final = 0.05
+"""Seconds between looks at what this run has ended."""
+LONGEST_REASON: Final = 500
+LONGEST_NAME: Final = 100
+
+
+class Question(msgspec.Struct, kw_only=True, eq=False):
+    """A question as it came.
+
+    Attributes:
+        address: Where to answer.
+        caller: Hash of the caller.
+        until: Loop time until which it waits.
+    """
+
+    address: Address
+    verb: CallerVerb
+    context: Mapping[str, Any]
+    caller: str
+    ids: list[str]
+    results: bool
+    reason: str
+    until: float
+
+
+class _Asked(msgspec.Struct):
+    """The arguments of a question."""
+
+    ids: list[str]
+    results: bool = False
+    wait_s: float = 0.0
+    reason: str = ""
+
+
+class CallerTasks:
+    """Answers the callers of one service.
+
+    Args:
+        orders: Carries out a cancel.
+        host: Name of this host.
+        is_apart: Whether other hosts of the service have a store of their own.
+        is_on: Whether the service answers its callers at all.
+        who: Keys of a caller's context by which it is known.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        answers: Answers,
+        orders: Orders,
+        methods: MethodTable,
+        tracker: Tracker,
+        phase: Phase,
+        clock: Clock,
+        *,
+        host: str,
+        who: str,
+        is_apart: bool,
+        is_on: bool,
+    ) -> None:
+        self._journal = journal
+        self._answers = answers
+        self._orders = orders
+        self._methods = methods
+        self._tracker = tracker
+        self._phase = phase
+        self._clock = clock
+        self._host = host
+        self._who = words_in(who)
+        self._is_apart = is_apart
+        self._is_on = is_on
+        self._waits: dict[Question, None] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        """Answer the questions that still wait."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        for question in list(self._waits):
+            await self._answer(question, wait=False)
+
+    async def take(self, request: Request) -> None:
+        """Answer a question, now or once what it waits for has ended."""
+        if request.reply is None:
+            return
+        address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
+        try:
+            await self._answer(self._question(request, address), wait=True)
+        except RpcError as error:
+            await self._answers.refuse(address, error)
+
+    def _question(self, request: Request, address: Address) -> Question:
+        if not self._is_on:
+            raise NoSuchMethodError("the service answers no questions of its callers")
+        try:
+            asked = msgspec.convert(request.args, _Asked)
+        except msgspec.ValidationError as error:
+            raise InvalidArgumentsError(f"{request.method}: {error}") from None
+        if len(asked.ids) > MOST_IDS:
+            raise InvalidArgumentsError(f"{len(asked.ids)} ids in a question: {MOST_IDS} at most")
+        return Question(
+            address=address,
+            verb=CallerVerb(request.method),
+            context=request.context,
+            caller=caller_hash(request.context, self._who),
+            ids=asked.ids,
+            results=asked.results,
+            reason=asked.reason[:LONGEST_REASON].replace("\0", "\\0"),
+            until=self._clock.loop() + min(max(asked.wait_s, 0.0), MOST_WAIT_S),
+        )
+
+    # -- answers ------------------------------------------------------------------------
+
+    async def _answer(self, question: Question, *, wait: bool) -> None:
+        """Answer *question*, or with *wait* let it wait; while the store is away it is dropped.
+
+        Raises:
+            RpcError: it is refused.
+        """
+        try:
+            if question.verb is CallerVerb.CANCEL:
+                await self._cancel(question)
+            found = await self._found(question, most=PAGE_BYTES if question.results else -1)
+        except StoreError:
+            return
+        ended = sum(one.finished_at is not None for one in found)
+        if wait and ended < len(question.ids) and self._may_wait(question, len(found)):
+            self._waits[question] = None
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look(), name="gracekit-look-ups")
+            return
+        if question.verb is CallerVerb.OUTCOME:
+            await self._send_outcome(question)
+        else:
+            told = {"host": self._host, "is_apart": self._is_apart} | self._page(found)
+            await self._answers.send(question.address, succeeded(question.verb.value, told))
+
+    def _may_wait(self, question: Question, found: int) -> bool:
+        is_known = found == len(question.ids) or not self._is_apart  # another host may know one
+        has_time = question.until > self._clock.loop() and not self._phase.draining
+        has_room = len(self._waits) < MOST_WAITS
+        return question.verb is CallerVerb.LOOK and is_known and has_time and has_room
+
+    async def _found(self, question: Question, *, most: int) -> list[LookedUp]:
+        journal = self._journal
+        rows = await looked_up(journal.engine, journal.service, question.ids, most=most)
+        return [row for row in rows if self._may_see(question, row)]
+
+    def _may_see(self, question: Question, row: LookedUp) -> bool:
+        if question.verb is CallerVerb.CANCEL and self._allows(row) == "anyone":
+            return True
+        return row.caller_hash == question.caller
+
+    async def _send_outcome(self, question: Question) -> None:
+        """Answer as the call itself would be."""
+        journal = self._journal
+        for row in await looked_up(journal.engine, journal.service, question.ids[:1], most=2**31):
+            if self._may_see(question, row) and row.outcome is not None:
+                await self._answers.send(question.address, row.outcome)
+                return
+        raise UnknownTaskError("it is not on record any more, or runs again")
+
+    def _page(self, found: list[LookedUp]) -> dict[str, Any]:
+        """What is told of tasks, and their outcomes as far as they fit into one message."""
+        tasks = {one.request_id: _shown(one) for one in found}
+        outcomes: dict[str, str] = {}
+        text = json.dumps(tasks)
+        size, keys = len(json.dumps(text)), text.count(":")
+        for one in found:
+            if one.outcome is None:
+                continue
+            said = self._answers.written(one.outcome)
+            size += len(json.dumps(json.dumps(said)))
+            keys += said.count(":") + 1
+            if size > PAGE_BYTES or keys > PAGE_KEYS:
+                break  # its client asks again for those that are left out
+            outcomes[one.request_id] = said
+        return {"tasks": tasks, "outcomes": outcomes}
+
+    async def _look(self) -> None:
+        """Look at the waiting questions whenever a task has ended here, and each second."""
+        while self._waits:
+            now = self._clock.loop()
+            first = min(question.until for question in self._waits)
+            await self._tracker.wait_change(deadline=min(first, now + LOOK_EVERY_S))
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+            for question in list(self._waits):
+                del self._waits[question]
+                await self._answer(question, wait=True)
+
+    # -- cancels ------------------------------------------------------------------------
+
+    def _allows(self, row: LookedUp) -> str:
+        try:
+            method = self._methods.resolve(row.namespace, row.method, row.version)
+        except RpcError:
+            return "nobody"
+        return method.options.allow_cancel
+
+    async def _cancel(self, question: Question) -> None:
+        """End the tasks that this caller may end; those that have ended stay as they are.
+
+        Raises:
+            RpcError: the method allows it to nobody, or not to this caller.
+        """
+        user = question.context.get("user_id")
+        for row in await self._found(question, most=-1):
+            allowed = self._allows(row)
+            if allowed == "nobody":
+                raise RpcError(
+                    f"{row.method}() is not cancelled by its callers: it is declared without "
+                    "allow_cancel"
+                )
+            if allowed == "sender" and not user:
+                raise RpcError(
+                    f"{row.method}() is cancelled by its sender alone, and the request names none: "
+                    "say prepare(context={'user_id': ...}) with the user that has sent it"
+                )
+            if row.finished_at is None:
+                who = f"user {str(user)[:LONGEST_NAME]}" if user else "a caller"
+                order = Order(verb=Verb.CANCEL, by=who, reason=question.reason, source="caller")
+                try:
+                    await self._orders.carry_out_anywhere(row.request_id, order)
+                except StoreError:
+                    raise
+                except GracekitError:  # it has ended meanwhile, or it is being cancelled already
+                    continue
+
+
+def _shown(row: LookedUp) -> dict[str, Any]:
+    """A task as `rpc.task_lookups.TaskInfo` reads it."""
+    names = (
+        "method", "reason", "attempts", "failures", "accepted_at", "started_at", "due_at",
+        "finished_at", "progress",
+    )  # fmt: skip
+    shown = {name: value for name in names if (value := getattr(row, name)) is not None}
+    return shown | {"task_id": row.request_id, "state": row.state.value}
