@@ -21,9 +21,7 @@ from gracekit import (
     Draining,
     Method,
     Retry,
-    RpcClient,
     Service,
-    Settings,
     UnconfirmedError,
     Undeliverable,
     Wait,
@@ -42,16 +40,12 @@ class ComputeManager:
 
     Args:
         hypervisor: Of this host.
-        client: To other hosts.
         halt: Directory of files named `vm-1.paused`: the vm waits at that step while there is one.
         at_most: How long this host waits in its drain for a vm that does not come.
     """
 
-    def __init__(
-        self, hypervisor: Hypervisor, client: RpcClient, *, halt: Path, at_most: str
-    ) -> None:
+    def __init__(self, hypervisor: Hypervisor, *, halt: Path, at_most: str) -> None:
         self.hypervisor = hypervisor
-        self.client = client
         self.halt = halt
         self.at_most = at_most
 
@@ -64,19 +58,19 @@ class ComputeManager:
         self.hypervisor.begin(vm, dest, fence=ctx.fence)
         try:
             await self._move(ctx, vm, dest, fence=ctx.fence)
-            return await self._finish(vm, dest)
+            return await self._finish(ctx, vm, dest)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and ctx.draining:
                 raise  # no failure: the next start goes on
             if self.hypervisor.owns(vm):
-                await self._roll_back(vm, dest)
+                await self._roll_back(ctx, vm, dest)
                 raise
-            return await self._finish(vm, dest)
+            return await self._finish(ctx, vm, dest)
 
     async def _move(self, ctx: Context, vm: str, dest: str, *, fence: int) -> None:
         """All that can be undone."""
         await self._step(vm, "begun")
-        to_dest = self.client.prepare(host=dest, timeout="2m")
+        to_dest = ctx.client().prepare(host=dest, timeout="2m")
         there = await to_dest.call(self.pre_live_migration, vm=vm)
         await self._step(vm, "prepared")
         pages = self.hypervisor.record(vm).pages
@@ -92,29 +86,29 @@ class ComputeManager:
         await self._step(vm, "paused")
         self.hypervisor.hand_over(vm, fence=fence)
 
-    async def _finish(self, vm: str, dest: str) -> str:
+    async def _finish(self, ctx: Context, vm: str, dest: str) -> str:
         """What cannot be undone any more is done to the end; again, if it was interrupted."""
         await self._step(vm, "handed-over")
         self.hypervisor.start(vm)
         await self._step(vm, "started")
-        await self._tell(dest, self.post_live_migration_at_destination, vm)
+        await self._tell(ctx, dest, self.post_live_migration_at_destination, vm)
         await self._step(vm, "told")
         self.hypervisor.clear(vm)
         await self._step(vm, "cleared")
         return dest
 
-    async def _roll_back(self, vm: str, dest: str) -> None:
+    async def _roll_back(self, ctx: Context, vm: str, dest: str) -> None:
         """It stays here; its place on the other host is of no use."""
         await self._step(vm, "failed")
         self.hypervisor.abandon(vm)
         await self._step(vm, "abandoned")
-        await self._tell(dest, self.rollback_live_migration_at_destination, vm)
+        await self._tell(ctx, dest, self.rollback_live_migration_at_destination, vm)
 
-    async def _tell(self, host: str, method: Method[..., None], vm: str) -> None:
+    async def _tell(self, ctx: Context, host: str, method: Method[..., None], vm: str) -> None:
         """Cast, until the broker has it: the host may be away for a while, and must learn it."""
         while True:
             try:
-                await self.client.prepare(host=host).cast(method, vm=vm)
+                await ctx.client().prepare(host=host).cast(method, vm=vm)
             except UnconfirmedError:
                 await asyncio.sleep(1)
             except Undeliverable:
@@ -123,22 +117,22 @@ class ComputeManager:
                 return
 
     @live_migration.probe
-    async def where_is_it(self, _ctx: Context, vm: str, dest: str) -> Done | Retry:
+    async def where_is_it(self, ctx: Context, vm: str, dest: str) -> Done | Retry:
         """After an interruption the hypervisor knows: handed over, or still here."""
         if not self.hypervisor.owns(vm):
-            return Done(await self._finish(vm, dest))
+            return Done(await self._finish(ctx, vm, dest))
         self.hypervisor.resume(vm)
         await self._step(vm, "resumed")
         return Retry()
 
     @live_migration.errored
-    async def give_up(self, _ctx: Context, vm: str, dest: str, reason: str) -> None:
+    async def give_up(self, ctx: Context, vm: str, dest: str, reason: str) -> None:
         """Nobody tries again: to one end or the other, nothing stays half done."""
         print(f"{self.hypervisor.host}: {vm} is given up: {reason}", flush=True)
         if self.hypervisor.owns(vm):
-            await self._roll_back(vm, dest)
+            await self._roll_back(ctx, vm, dest)
         else:
-            await self._finish(vm, dest)
+            await self._finish(ctx, vm, dest)
 
     # -- the destination --------------------------------------------------------------
 
@@ -216,23 +210,10 @@ class ComputeManager:
 # Each request names its host. Nova's services have 180 s to stop, too.
 svc = Service("compute", queues="directed", defaults={"drain_timeout": "180s"})
 
-# A handler has neither client nor settings: what `gracekit run` reads is read here once more.
 CLOUD = Path(os.environ.get("NOVA_CLOUD", "cloud"))
-TRANSPORT = os.environ.get("GRACEKIT_TRANSPORT_URL", "sqlite:///gracekit.db")
-
-
-def connect() -> RpcClient:
-    """A client of the hosts' services."""
-    ops_topic = os.environ.get("GRACEKIT_OPS_TOPIC", "{topic}-ops")
-    return svc.client(TRANSPORT, Settings(ops_topic=ops_topic))
-
-
 manager = ComputeManager(
     Hypervisor(CLOUD, os.environ.get("GRACEKIT_HOST", socket.gethostname())),
-    connect(),
     halt=CLOUD / "halt",
     at_most=os.environ.get("NOVA_HOLD", "15m"),
 )
 svc.include(manager)
-svc.on_start(manager.client.start)
-svc.on_stop(manager.client.stop)

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 
-from examples.nova.compute import CLOUD, ComputeManager, connect
+from examples.nova.compute import CLOUD, ComputeManager, svc
 from examples.nova.hypervisor import Hypervisor
-from gracekit import Draining
+from gracekit import Draining, RpcClient, Settings
+
+TRANSPORT = os.environ.get("GRACEKIT_TRANSPORT_URL", "sqlite:///gracekit.db")
+
+
+def connect() -> RpcClient:
+    """A client of the hosts' services."""
+    ops_topic = os.environ.get("GRACEKIT_OPS_TOPIC", "{topic}-ops")
+    return svc.client(TRANSPORT, Settings(ops_topic=ops_topic))
 
 
 def boot(vm: str, host: str, pages: int) -> None:

@@ -24,6 +24,7 @@ _LONGEST_DETAIL: Final = 120
 
 KINDS: Final = (
     "adopted",
+    "caller_cancel",
     "duplicate",
     "failed_attempt",
     "handed_over",

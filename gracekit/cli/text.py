@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 
 import click
 
-from gracekit.clock import age_s
 from gracekit.config.urls import redact_url
 from gracekit.config.values import duration
 from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
@@ -81,7 +80,7 @@ def progress_words(progress: Mapping[str, Any]) -> str:
     """`41 of 100 copying, 12s ago`: what a handler has said by `ctx.progress`, and when."""
     of = "" if progress["of"] is None else f" of {progress['of']}"
     note = f" {progress['note']}" if progress["note"] else ""
-    return f"{progress['done']}{of}{note}, {duration(age_s(time.time(), progress['at']))} ago"
+    return f"{progress['done']}{of}{note}, {duration(max(0.0, time.time() - progress['at']))} ago"
 
 
 def clock(seconds: float) -> str:

@@ -67,7 +67,7 @@ class Question(msgspec.Struct, kw_only=True, eq=False):
     until: float
 
 
-class _Asked(msgspec.Struct):
+class _Args(msgspec.Struct):
     """The arguments of a question."""
 
     ids: list[str]
@@ -138,7 +138,7 @@ class CallerTasks:
         if not self._is_on:
             raise NoSuchMethodError("the service answers no questions of its callers")
         try:
-            asked = msgspec.convert(request.args, _Asked)
+            asked = msgspec.convert(request.args, _Args)
         except msgspec.ValidationError as error:
             raise InvalidArgumentsError(f"{request.method}: {error}") from None
         if len(asked.ids) > MOST_IDS:
@@ -250,26 +250,42 @@ class CallerTasks:
         """
         user = question.context.get("user_id")
         for row in await self._found(question, most=-1):
-            allowed = self._allows(row)
-            if allowed == "nobody":
-                raise RpcError(
-                    f"{row.method}() is not cancelled by its callers: it is declared without "
-                    "allow_cancel"
-                )
-            if allowed == "sender" and not user:
-                raise RpcError(
-                    f"{row.method}() is cancelled by its sender alone, and the request names none: "
-                    "say prepare(context={'user_id': ...}) with the user that has sent it"
-                )
-            if row.finished_at is None:
-                who = f"user {str(user)[:LONGEST_NAME]}" if user else "a caller"
-                order = Order(verb=Verb.CANCEL, by=who, reason=question.reason, source="caller")
-                try:
-                    await self._orders.carry_out_anywhere(row.request_id, order)
-                except StoreError:
-                    raise
-                except GracekitError:  # it has ended meanwhile, or it is being cancelled already
-                    continue
+            await self._check_may_cancel(row, user)
+            if row.finished_at is not None:
+                continue
+            who = f"user {str(user)[:LONGEST_NAME]}" if user else "a caller"
+            order = Order(verb=Verb.CANCEL, by=who, reason=question.reason, source="caller")
+            try:
+                await self._orders.carry_out_anywhere(row.request_id, order)
+            except StoreError:
+                raise
+            except GracekitError:  # it has ended meanwhile, or it is being cancelled already
+                continue
+
+    async def _check_may_cancel(self, row: LookedUp, user: object) -> None:
+        allowed = self._allows(row)
+        if allowed == "nobody":
+            raise RpcError(
+                f"{row.method}() is not cancelled by its callers: it is declared without "
+                "allow_cancel"
+            )
+        if allowed == "anyone":
+            return
+        if not user:
+            raise RpcError(
+                f"{row.method}() is cancelled by its sender alone, and the request names none: "
+                "say prepare(context={'user_id': ...}) with the user that has sent it"
+            )
+        # A caller may be known by other keys (GRACEKIT_DEDUPE_CONTEXT) than the user's id.
+        known = await self._journal.known(row.request_id, "")
+        if (
+            known is not None
+            and known.finished_at is None
+            and (known.context or {}).get("user_id") != user
+        ):
+            raise RpcError(
+                f"{row.method}() is cancelled by its sender alone, which is another user"
+            )
 
 
 def _shown(row: LookedUp) -> dict[str, Any]:

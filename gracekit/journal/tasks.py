@@ -148,7 +148,7 @@ class Journal:
         riders, self._riders, self._removal = self._riders, [], None
         for batch, done in riders:
             self.engine.submit(batch).add_done_callback(partial(_ridden, done))
-        if self.engine.status.state is StoreState.REACHABLE:
+        if (self._dirty or self._advanced) and self.engine.status.state is StoreState.REACHABLE:
             self._submit_steps()
 
     def _await_ride(self, within_s: float) -> None:
@@ -487,8 +487,6 @@ class Journal:
             self._await_ride(PROGRESS_DELAY_S)
 
     def _submit_steps(self) -> None:
-        if not self._dirty and not self._advanced:
-            return
         batch = Batch(Point.SAFE_POINT)
         now = self.clock.wall()
         for row_id, task in self._dirty.items():

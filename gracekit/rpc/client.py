@@ -47,7 +47,7 @@ from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.plain import is_too_long
-from gracekit.rpc.questions import Asker
+from gracekit.rpc.questions import Questions
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.task_lookups import Lookups, TaskInfo, unknown
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
@@ -298,7 +298,7 @@ class RpcClient(ClientView, AsyncOnly):
         self._timeouts = SharedTimeouts()
         self._delaying: set[str | None] = set()
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
-        self._asker = Asker(
+        self._asker = Questions(
             self._transport, self._replies, self._clock, ops_topic=self._topics[True]
         )
         self._lookups = Lookups(

@@ -41,7 +41,7 @@ SIBLINGS_S: Final = 0.5
 """Seconds to wait for the siblings' answers after a first one that did not settle it."""
 
 
-class Asked:
+class OpenQuestion:
     """One question, which may be sent to several servers, and their answers."""
 
     def __init__(
@@ -79,12 +79,13 @@ class Asked:
         """
         if (reply := await self._heard.get()) is None:
             raise RpcError(
-                "the client was stopped before it had an answer: ask again by another client"
+                "the client was stopped before its question was answered, and no request was sent: "
+                "ask again by another client"
             )
         return reply
 
 
-class Asker:
+class Questions:
     """Asks the ops servers of one service.
 
     Args:
@@ -110,7 +111,7 @@ class Asker:
         *,
         namespace: str = CONTROL_NAMESPACE,
         context: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[Asked]:
+    ) -> AsyncIterator[OpenQuestion]:
         """One question, not yet sent; its answers are heard inside of the block."""
         address, heard = await self._replies.hear()
         request = Request(
@@ -122,7 +123,7 @@ class Asker:
             reply=address,
         )
         try:
-            yield Asked(self._transport, address, heard, request, ops_topic=self.ops_topic)
+            yield OpenQuestion(self._transport, address, heard, request, ops_topic=self.ops_topic)
         finally:
             self._replies.forget(address)
 

@@ -29,7 +29,7 @@ from gracekit.rpc.call_options import CallOptions
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import TASKS_NAMESPACE, CallerVerb, JsonObject, Reply
 from gracekit.rpc.oslo_wire import decode_reply
-from gracekit.rpc.questions import ASK_S, SIBLINGS_S, Asker
+from gracekit.rpc.questions import ASK_S, SIBLINGS_S, Questions
 
 MOST_IDS: Final = 500
 """Most ids in one question."""
@@ -47,8 +47,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         at: Wall time at which it said so, in seconds since 1970.
     """
 
-    done: float
-    of: float | None
+    done: int | float
+    of: int | float | None
     note: str
     at: float
 
@@ -116,7 +116,7 @@ class Lookups:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Questions,
         clock: Clock,
         exceptions: Mapping[str, type[Exception]],
         *,

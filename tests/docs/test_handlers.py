@@ -766,15 +766,6 @@ def serving(directory: Path, **env: str) -> Iterator[Program]:
         assert program.stop(signal.SIGTERM) == 0, program.log.read_text()
 
 
-@pytest.mark.process
-def test_call_under_the_id_of_a_cast_returns_its_result(tmp_path: Path):
-    """As the page prints it, and each picture is rendered once."""
-    PAGE.write_to(tmp_path)
-    with serving(tmp_path) as program:
-        assert run_python(tmp_path, "order.py") == PAGE.outputs[0]
-        assert program.log.read_text().count("spring/a is 200 pixels wide") == 1
-
-
 def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url: str):
     """Without an envelope, by a library that knows nothing of gracekit; its id is the request's."""
     PAGE.write_to(tmp_path)

@@ -74,12 +74,9 @@ def test_the_program_in_memory_prints_what_the_page_says(directory: Path):
 def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory: Path):
     """The id of the second request is made of the first one's, so a repetition is a duplicate."""
     chained, shipped = load_page("chained"), load_page("orders")
-    shipped.svc.start_hooks.remove(chained.open_client)  # this test's own client, in memory
-    shipped.svc.stop_hooks.remove(chained.close_client)
 
     async def main() -> None:
         async with InMemoryService(shipped.svc) as one:
-            chained.clients.append(one)
             one.crash_at(Point.FINISH, "before")
             await one.prepare(request_id="r1").cast(chained.pack, order="o-1")
             await one.wait_crashed()
@@ -93,8 +90,8 @@ def test_a_chained_task_is_started_once_although_its_sender_runs_twice(directory
 
 
 @pytest.mark.process
-def test_the_hook_opens_a_client_with_the_settings_of_a_file(directory: Path):
-    """Under `gracekit run` it finds the queue that a settings file names."""
+def test_the_chain_goes_by_the_queue_that_a_settings_file_names(directory: Path):
+    """The client of a handler sends where its service reads."""
     (directory / "orders.toml").write_text('transport_url = "sqlite:///in-the-file.db"\n')
     named = {"GRACEKIT_CONFIG": "orders.toml"}
     with Started(directory, "run", "chained:svc", **named) as service:

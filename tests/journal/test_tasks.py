@@ -218,6 +218,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         shown_context={"request_id": "req-1"},
         due_at=None,
         failures=0,
+        progress=None,
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
