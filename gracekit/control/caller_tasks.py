@@ -278,11 +278,8 @@ class CallerTasks:
             )
         # A caller may be known by other keys (GRACEKIT_DEDUPE_CONTEXT) than the user's id.
         known = await self._journal.known(row.request_id, "")
-        if (
-            known is not None
-            and known.finished_at is None
-            and (known.context or {}).get("user_id") != user
-        ):
+        sender = user if known is None or known.context is None else known.context.get("user_id")
+        if sender != user:
             raise RpcError(
                 f"{row.method}() is cancelled by its sender alone, which is another user"
             )

@@ -433,9 +433,7 @@ async def test_a_stop_ends_what_still_asks_whether_the_service_takes_requests(wa
     await asyncio.sleep(0.5)
 
     await client.stop()
-    with pytest.raises(
-        RpcError, match="stopped before its question was answered, and no request was sent"
-    ):
+    with pytest.raises(RpcError, match="no request was sent"):
         await asking
     await asyncio.sleep(60)
 
