@@ -69,7 +69,7 @@ def check(function: Callable[..., Any], what: str, *, awaited: bool = True) -> N
     """
     if not callable(function):
         raise DeclarationError(f"{what} {function!r} is no function")
-    name, inner = shown_name(function), _innermost(function)
+    name, inner = shown_name(function), innermost(function)
     if inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner):
         raise DeclarationError(
             f"{what} {name}() has a yield, so to call it runs nothing and makes a generator: "
@@ -127,7 +127,7 @@ def _names(written: str) -> list[str]:
     return [part.split(":")[0].strip() for part in written.split(",") if part.strip()]
 
 
-def _innermost(function: Callable[..., Any]) -> Any:
+def innermost(function: Callable[..., Any]) -> Any:
     """The function behind all decorators and partials, or the first one marked as `plain`."""
     for _ in range(_MOST_WRAPPERS):
         inner = getattr(function, "__wrapped__", None) or _called(function)

@@ -205,7 +205,8 @@ class RpcError(GracekitError):
 class BadMessageError(RpcError):
     """A message is no request: it is unreadable, nested too deep, or of another protocol version.
 
-    Correct the program that sent it. A service keeps such a message as a dead letter.
+    Correct the program that sent it. A service keeps such a message as a dead letter. A client
+    raises it for a result that does not fit the return annotation of its method.
     """
 
 
@@ -218,7 +219,7 @@ class MessageTooLargeError(BadMessageError):
 
 
 class InvalidArgumentsError(RpcError, TypeError):
-    """The arguments do not fit the method's signature, or an option cannot be used.
+    """The arguments do not fit the method's signature or types, or an option cannot be used.
 
     Nothing was run. Correct the call as the message says.
     """

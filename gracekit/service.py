@@ -90,6 +90,8 @@ class Service:
             may then move tasks that wait for capacity.
         queues: `"directed"` for a service that reads only new requests to its host, and fanouts:
             its hosts may have a store each. A request without a host is `Undeliverable`.
+        validate: Whether arguments are checked against the annotations of their method, and
+            converted; results for its clients, too. If false, both stay plain data.
         context_keys: Keys of the callers' contexts, such as `("request_id", "user_id")`, whose
             values are no secrets: events, log lines, listings and spans of a task show them.
 
@@ -106,6 +108,7 @@ class Service:
         defaults: Mapping[str, object] = MappingProxyType({}),
         task_api: bool | TaskApi = False,
         queues: ServiceQueues = "all",
+        validate: bool = True,
         context_keys: Sequence[str] = (),
         scope: Callable[[], str] | None = None,
         **unknown: Never,
@@ -113,6 +116,8 @@ class Service:
         _check_arguments(unknown, defaults)
         if not isinstance(task_api, bool) and task_api not in choices_of(TaskApi):
             raise DeclarationError(f"task_api={task_api!r} must be 'callers', True or False")
+        if not isinstance(validate, bool):  # a text such as "no" would count as true
+            raise DeclarationError(f"validate={validate!r} must be True or False")
         if queues not in choices_of(ServiceQueues):
             raise DeclarationError(f"queues={queues!r} must be 'all' or 'directed'")
         try:
@@ -121,14 +126,15 @@ class Service:
             check_exceptions(exceptions or {})
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
-        given: object = scope
-        if given is not None and (not callable(given) or is_async(given)):
+        named: object = scope
+        if named is not None and (not callable(named) or is_async(named)):
             raise DeclarationError(
                 f"scope={scope!r} is a plain function that returns a name: scope=lambda: 'rack-1'"
             )
         self.queues = queues
         self.answers_callers = task_api == "callers"
         self.scope = scope
+        self.validate = validate
         self.context_keys = checked_context_keys(context_keys)
         self.defaults = MappingProxyType(dict(defaults))
         self.version = version
@@ -139,6 +145,7 @@ class Service:
         self.start_hooks: list[ServiceHook] = []
         self.stop_hooks: list[ServiceHook] = []
         for method in task_methods() if task_api is True else ():
+            method.leave_types_unchecked()  # it checks its arguments itself
             self.methods.add(method)
 
     def __repr__(self) -> str:
@@ -176,10 +183,15 @@ class Service:
         def register(function: Callable[..., Any]) -> Method[Any, Any]:
             given = {"version": self.version, **options}
             method = _method(function, given, ops=ops, skip=1)
-            self.methods.add(method)
+            self._add(method)
             return method
 
         return register if handler is None else register(handler)
+
+    def _add(self, method: Method[Any, Any]) -> None:
+        if not self.validate:
+            method.leave_types_unchecked()
+        self.methods.add(method)
 
     def include(
         self, manager: object, *, namespace: str | None = None, version: str | None = None
@@ -216,9 +228,11 @@ class Service:
             )
         target = MethodTarget(namespace, version or self.version)
         for method in marked:
-            self.methods.add(method.served(manager, target))
+            self._add(method.served(manager, target))
         for method in marked:
             method.learn(manager, target)
+            if not self.validate:  # clients may be passed this one
+                method.leave_types_unchecked()
 
     # -- resources ----------------------------------------------------------------------
 

@@ -1040,7 +1040,7 @@ async def test_a_nul_reaches_no_column_of_text():
     world, svc = World(), a_service()
 
     @svc.rpc
-    async def hold(ctx: Context, key: str) -> None:
+    async def hold(ctx: Context, key: Any) -> None:
         await ctx.hold("migration", key, at_most="1h")
 
     @svc.rpc

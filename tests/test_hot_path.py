@@ -22,10 +22,10 @@ TIMES: Final = 6
 # Calls of gracekit's functions from the client's to the reply, or to the end of the record. A
 # change may raise one, and its commit says why; one that lowers one writes the new number here.
 CALLS: Final = {
-    ("cast", "retry"): 254,
-    ("call", "retry"): 353,
-    ("cast", "requeue"): 188,
-    ("call", "requeue"): 255,
+    ("cast", "retry"): 256,
+    ("call", "retry"): 357,
+    ("cast", "requeue"): 190,
+    ("call", "requeue"): 259,
 }
 
 

@@ -54,6 +54,25 @@ def check_probes(service: Service) -> Finding:
     return ok("probes", f"each method with on_interrupt='probe' ({len(methods)}) has its probe")
 
 
+def check_types(service: Service) -> Finding:
+    """Warn about annotations that name nothing at run time: these arguments are not checked."""
+    if not service.validate:
+        return ok("types", "validate=False: arguments are not checked against annotations")
+    methods = declared_ones(service.methods)
+    lost = [f"{m.name}({name}): {why}" for m in methods for name, why in m.types.unresolved.items()]
+    if lost:
+        return warn(
+            "types",
+            f"{len(lost)} annotations name nothing at run time, so they are not checked: "
+            f"{'; '.join(lost[:SHOWN])}",
+            "import the types where the module is loaded, and not under TYPE_CHECKING only",
+        )
+    number = sum(1 for method in methods if method.types.arguments is not None)
+    other = [f"{m.name}({name})" for m in methods for name in m.types.unsupported]
+    left = f"; others stay plain data: {', '.join(other[:SHOWN])}" if other else ""
+    return ok("types", f"arguments of {number} methods are checked by their annotations{left}")
+
+
 def check_kinds(service: Service) -> Iterator[Finding]:
     """Check the kinds of resources: their functions, their order, and that used ones exist."""
     if not len(service.kinds):

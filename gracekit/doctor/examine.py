@@ -144,6 +144,7 @@ def _declaration_checks(service: Service) -> tuple[Check, ...]:
     return (
         lambda: declared.check_methods(service),
         lambda: declared.check_probes(service),
+        lambda: declared.check_types(service),
         lambda: declared.check_kinds(service),
     )
 

@@ -317,6 +317,7 @@ ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.EXPIRED: "its caller stopped waiting before it could be started",
     Reason.GAVE_UP: "what became of it could not be found out in time",
     Reason.METHOD_GONE: "this version of the service has no such method",
+    Reason.ARGUMENTS: "its arguments on record do not fit the types of its method any more",
     Reason.OPERATOR: "an operator has given it up",
 }
 RESTORED_SENTENCE: Final = (

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
+from gracekit.journal.holds import Hold
 from gracekit.journal.order_rows import subject_of
 from gracekit.journal.outbox import News, add_update
 from gracekit.journal.rows import RESTORED_SENTENCE, Address, Outcome, TaskRow, address_of
@@ -30,14 +31,17 @@ from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Reason, TaskState
 
 
-def unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
-    """Why this version cannot run the row; None if it can."""
+def unservable(of: TaskRow | Hold, method: Method[Any, Any] | None) -> tuple[Reason, str] | None:
+    """Why this version cannot run a row, or probe a hold, with a sentence; None if it can."""
+    reason = Reason.METHOD_GONE
     if method is None:
-        return row.method
+        return reason, of.method
     try:
-        method.bind(row.args or {})
+        method.bind(of.args or {})
+        reason = Reason.ARGUMENTS
+        method.converted(of.args or {})
     except InvalidArgumentsError as error:
-        return str(error)
+        return reason, str(error)
     return None
 
 
@@ -119,7 +123,9 @@ class Ends:
         if row is not None:
             await self._answers.send_due(row_id, address, outcome_of(row), patient=False)
 
-    async def leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> bool:
+    async def leave_or_end(
+        self, row: TaskRow, method: Method[Any, Any] | None, why: tuple[Reason, str]
+    ) -> bool:
         """Leave a row that this version cannot run to a living sibling that can, or end it.
 
         Returns:
@@ -132,14 +138,14 @@ class Ends:
             self._left[row.id] = self._clock.loop() + left_for_s
             await self.postpone(row, 0.0)
             return False
-        await self.end(row, errored_row(row, Reason.METHOD_GONE, why), method)
+        await self.end(row, errored_row(row, *why), method)
         return True
 
     async def _is_served_elsewhere(self, row: TaskRow) -> bool:
         """Whether a living sibling may claim the row, and serves it."""
+        asked, own = (row.namespace, row.method, row.version, row.args or {}), self._members.methods
         return any(
-            row.target in {"", run.host, run.instance}
-            and can_serve(methods, row.namespace, row.method, row.version, row.args or {})
+            row.target in {"", run.host, run.instance} and can_serve(methods, *asked, unlike=own)
             for run, methods in await self._members.siblings()
         )
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit.callables import is_async
-from gracekit.errors import DependencyError, RpcError
+from gracekit.errors import DependencyError, InvalidArgumentsError, RpcError
 from gracekit.journal.holds import Hold
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
@@ -165,7 +165,8 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task: The task that the hook's context shows.
-        args: Arguments of the request, as sent; a hook also gets the defaults of its method.
+        args: Arguments of the request, as sent. A hook gets them as its method does, and also the
+            defaults; if they do not fit the types of this version, it gets them as sent.
         caller: Context of the request.
         waiting_since: Wall time at which its probe first answered Wait; None before that.
     """
@@ -335,7 +336,10 @@ class MethodHooks:
         traced = self._telemetry.tracing.hook(
             what, subject.caller, method=method.name, message_id=subject.task.request_id
         )
-        args = {**method.hook_arguments(hook, subject.args), **extra}
+        values = subject.args
+        with contextlib.suppress(InvalidArgumentsError):
+            values = method.converted(values)
+        args = {**method.hook_arguments(hook, values), **extra}
         return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced, tracked=work)
 
     def _tell(

@@ -25,7 +25,7 @@ from gracekit.journal.order_rows import (
 from gracekit.journal.outbox import utc_text
 from gracekit.journal.rows import TaskRow
 from gracekit.recovery.decisions import Done, Wait
-from gracekit.recovery.ends import Ends
+from gracekit.recovery.ends import Ends, unservable
 from gracekit.recovery.hook_calls import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import expired, ordered
@@ -98,6 +98,8 @@ class LeftHolds:
             await self._end(hold, "host_gone", errored=method is not None)
         elif method is None or method.probe_hook is None:
             await self._end(hold, "no_probe", errored=method is not None)
+        elif (gone := unservable(hold, method)) is not None:
+            await self._end(hold, gone[0].value, errored=True)
         elif is_guilty(hold.crashes, self._hooks.cap_of(method), alone=hold.alone):
             why = self._hooks.give_up(f"{hold.method}.probe", hold.crashes)
             await self._end(hold, "given_up", errored=True, given_up=why)

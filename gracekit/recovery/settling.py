@@ -166,9 +166,9 @@ class Settling:
     async def _settle(self, row: TaskRow) -> bool:
         """Carry out the decision on one claimed row; returns whether it has ended or runs again."""
         method = self._hooks.method_of(row)
-        why = unservable(row, method)
-        if method is None or why is not None:
-            return await self._ends.leave_or_end(row, method, why or "")
+        if (gone := unservable(row, method)) is not None:
+            return await self._ends.leave_or_end(row, method, gone)
+        assert method is not None
         decision = decide(
             row,
             policy=policy_of(row.on_interrupt, method.options.on_interrupt),

@@ -251,6 +251,9 @@ class Arrivals:
             method=method,
             gate=gate,
             args=request.args,
+            values=request.args
+            if method.types.arguments is None
+            else method.converted(request.args),
             caller=request.context,
             delivery=delivery,
             caller_hash=caller_hash(request.context, self._dedupe_context),
@@ -354,6 +357,7 @@ class Arrivals:
             method=method,
             gate=gate,
             args=row.args or {},
+            values=method.converted(row.args or {}),
             caller=row.context or {},
             settle_s=row.settle_s,
             expires_at=expires_at,

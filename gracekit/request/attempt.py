@@ -167,7 +167,7 @@ class Attempts:
         end = _NO_END
         task.children = {}
         try:
-            end = await run_attempt(method, ctx, task, job.args, job.gate.threads, self._services)
+            end = await run_attempt(method, ctx, task, job.values, job.gate.threads, self._services)
             if task.children or task.child_error is not None:
                 end = await self._end_of_children(job, end)
             if end.interrupted_by:

@@ -167,6 +167,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """One request in this process: the tracked task and what is needed to run it.
 
     Attributes:
+        args: The arguments as sent: plain data.
+        values: The arguments as the handler gets them.
         caller_hash: Hash of the caller's context, as the journal keeps it.
         reply: Where the answer goes, for tasks without a row; others ask the journal.
         copies: Further deliveries of a request without a row, settled and answered with it.
@@ -193,6 +195,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     method: Method[Any, Any]
     gate: LaneGate
     args: Mapping[str, Any]
+    values: Mapping[str, Any]
     caller: Mapping[str, Any]
     delivery: Delivery | None = None
     request: Acceptance | None = None

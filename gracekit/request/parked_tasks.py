@@ -226,6 +226,7 @@ class ParkedTasks:
         method = self._methods.resolve(row.namespace, row.method, row.version)
         replaced = {**row.args, **args}
         method.bind(replaced)
+        method.converted(replaced)
         if method.reads_early is not None:
             raise InvalidArgumentsError(
                 f"{target} acts on {_named(target.shown_resource)}, which a serializer has found "

@@ -83,15 +83,17 @@ class Detour:
         if request.reply is not None:
             return False
         asked = (request.namespace, request.method, request.version, request.args)
-        return any(can_serve(text, *asked) for text in await self._members.offers())
+        own = self._members.methods
+        return any(can_serve(text, *asked, unlike=own) for text in await self._members.offers())
 
     async def _siblings_that_serve(self, request: Request, queue: Queue) -> list[str]:
         """The names of the instances of another version that serve it."""
         asked = (request.namespace, request.method, request.version, request.args)
+        own = self._members.methods
         return [
             run.instance
             for run, methods in await self._members.siblings()
-            if _reads(run, queue) and can_serve(methods, *asked)
+            if _reads(run, queue) and can_serve(methods, *asked, unlike=own)
         ]
 
     def _tell(

@@ -6,6 +6,7 @@ each further one a key of a mapping or else an attribute. Paths are read, and ch
 
 from __future__ import annotations
 
+import enum
 import typing
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -44,6 +45,8 @@ def resource_id_of(value: object) -> str | None:
             text = str(int(value))
         case Decimal() if value.as_tuple().exponent == 0:  # the whole number of a database
             return resource_id_of(int(value))
+        case enum.Enum():  # it is sent as its value
+            return resource_id_of(value.value)
         case _:
             return None
     is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text

@@ -98,10 +98,11 @@ class ClientView:
             method: The method itself, so that arguments and result are typed
                 and checked before sending, or its name.
             args: Refused: requests carry their arguments by name.
-            kwargs: Its arguments, plain data.
+            kwargs: Its arguments; dataclasses, datetimes and others are sent as plain data.
 
         Returns:
-            What the handler returned, as plain data.
+            What the handler returned: of the annotated type if *method* is the method itself,
+            otherwise plain data.
 
         Raises:
             CallTimeoutError: no reply in time; the request may still run if a service
@@ -116,6 +117,7 @@ class ClientView:
                 capacity and the call was made without `pending`.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
+            BadMessageError: the task has succeeded, and its result does not fit the annotation.
             DependencyError: the broker cannot be reached, or takes nothing; nothing was sent.
             UnconfirmedError: the broker did not confirm the request, which may be in its queue;
                 `request_id` has its id.
@@ -425,7 +427,7 @@ class RpcClient(ClientView, AsyncOnly):
                 self._replies.forget(address)
         if reply.failure is not None:
             raise rebuild(reply.failure, self._exceptions)
-        return reply.result
+        return reply.result if isinstance(method, str) else method.converted_result(reply.result)
 
     def _silence(
         self, options: CallOptions, method: AnyMethod, request: Request

@@ -13,15 +13,17 @@ import difflib
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from gracekit.callables import check, is_async, name_of, shown_name
 from gracekit.config.choices import AllowCancel, InDrain, OnInterrupt, choices_of
-from gracekit.errors import DeclarationError, InvalidArgumentsError
+from gracekit.errors import BadMessageError, DeclarationError, InvalidArgumentsError
 from gracekit.rpc.argument_paths import RESOURCE_ID, check_path, resource_id_of, value_of
 from gracekit.rpc.method_options import MethodOptions, major
+from gracekit.rpc.typed import UNCHECKED, MisfitError, Types, typed, types_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
@@ -62,6 +64,7 @@ class Method(Generic[P, R_co]):
         self.errored_hook: MethodHook | None = None
         self.reads_early: Callable[..., tuple[str, str] | None] | None = None
         self._owner: object = None
+        self._marked: Method[P, R_co] | None = None  # that of the class, for a copy
         self._learnt: list[
             tuple[Callable[[], object], MethodTarget]
         ] = []  # shared with bound copies
@@ -77,6 +80,15 @@ class Method(Generic[P, R_co]):
     def ops(self) -> bool:
         """Whether it runs in the ops lane."""
         return self.options.ops
+
+    @cached_property
+    def types(self) -> Types:
+        """What its annotations say. Read at the first use, when all of its module is declared."""
+        return self._marked.types if self._marked else types_of(self.handler, self.signature)
+
+    def leave_types_unchecked(self) -> None:
+        """From now on arguments and result stay plain data, whatever the annotations say."""
+        self.types = UNCHECKED
 
     @property
     def namespace(self) -> str | None:
@@ -123,6 +135,35 @@ class Method(Generic[P, R_co]):
         unknown = () if self.takes_more else args.keys() - self._named
         if missing or unknown:
             raise InvalidArgumentsError(self._explain(args, missing, unknown))
+
+    def converted(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the handler gets for *args*, which `bind` accepts: they have its annotated types.
+
+        Raises:
+            InvalidArgumentsError: one does not fit its annotation; the message names the field.
+        """
+        if (into := self.types.arguments) is None:
+            return args
+        try:
+            return typed(args, into, self.types.changing)
+        except MisfitError as error:
+            raise InvalidArgumentsError(self._refusal(str(error))) from None
+
+    def converted_result(self, result: Any) -> Any:
+        """What a caller that has passed the method gets for *result*, which is plain data.
+
+        Raises:
+            BadMessageError: it does not fit the annotation.
+        """
+        if (into := self.types.result) is None:
+            return result
+        try:
+            return typed({"result": result}, into, ("result",))["result"]
+        except MisfitError as error:
+            raise BadMessageError(
+                f"{self.name}() has succeeded, and its result does not fit its annotation: {error};"
+                f" call it by its name, {self.name!r}, to get plain data"
+            ) from None
 
     def hook_arguments(self, hook: MethodHook, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments for *hook*, about a request with *args*.
@@ -201,12 +242,14 @@ class Method(Generic[P, R_co]):
             self.options, namespace=target.namespace, version=target.version
         )
         bound._learnt = []  # noqa: SLF001 - also a Method
+        bound._marked = None  # noqa: SLF001 - another service may have left its types unchecked
+        vars(bound).pop("types", None)
         return bound
 
     def attached(self, owner: object) -> Method[P, R_co]:
         """A copy of the method, bound to *owner*."""
         bound = copy.copy(self)
-        bound._owner = owner  # noqa: SLF001 - also a Method
+        bound._owner, bound._marked = owner, self  # noqa: SLF001 - also a Method
         bound.handler = self.handler.__get__(owner)
         for hook in ("probe_hook", "errored_hook"):
             function = getattr(self, hook)
@@ -242,7 +285,10 @@ class Method(Generic[P, R_co]):
                     else f"; {taken!r} gets the Context: write def {self.name}(ctx, {taken}, ...)"
                 )
             wrong.append(f"got an unexpected keyword argument {_listed(names)}{''.join(hints)}")
-        return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {'; '.join(wrong)}"
+        return self._refusal("; ".join(wrong))
+
+    def _refusal(self, why: str) -> str:
+        return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {why}"
 
 
 # Bounds on refusals, which must be short and quick to make: any client can send requests with

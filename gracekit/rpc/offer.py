@@ -26,6 +26,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         optional: Names of the optional arguments.
         more: Whether it takes arguments of any other name.
         resource: Path of its resource's id, which must not be empty; None if only a run knows it.
+        types: Digest of the types of its arguments; empty if none is checked.
     """
 
     namespace: str | None = None
@@ -35,6 +36,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optional: tuple[str, ...] = ()
     more: bool = False
     resource: str | None = None
+    types: str = ""
 
     def takes(self, args: Mapping[str, Any]) -> bool:
         """Whether it can be called with *args*."""
@@ -50,11 +52,22 @@ def written(methods: MethodTable) -> str:
 
 
 def can_serve(
-    text: str, namespace: str | None, name: str, version: str, args: Mapping[str, Any]
+    text: str,
+    namespace: str | None,
+    name: str,
+    version: str,
+    args: Mapping[str, Any],
+    *,
+    unlike: str = "[]",
 ) -> bool:
-    """Whether the run that wrote *text* serves such a request."""
+    """Whether the run that wrote *text* may serve such a request.
+
+    It does not if it offers the same as the run that wrote *unlike*, which has refused the request:
+    the text does not say which values fit a type.
+    """
+    refused = _offers(unlike).get((namespace, name), ())
     return any(
-        serves(offer.version, version) and offer.takes(args)
+        serves(offer.version, version) and offer.takes(args) and offer not in refused
         for offer in _offers(text).get((namespace, name), ())
     )
 
@@ -79,4 +92,5 @@ def _offer(method: Method[Any, Any]) -> Offer:
         optional=tuple(p.name for p in named if p.default is not p.empty),
         more=len(named) < len(method.signature.parameters),
         resource=source if isinstance(source, str) and method.reads_early is None else None,
+        types=method.types.digest,
     )

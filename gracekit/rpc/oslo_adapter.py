@@ -100,6 +100,7 @@ def include_endpoints(
             said = serializer or oslo_messaging.NoOpSerializer()
             handler = _handler(name, endpoint, function, said)
             for method in _methods(handler, endpoint, function, options.get(name, {})):
+                method.leave_types_unchecked()
                 source = method.options.resource and method.options.resource[1]
                 if serializer and source and source not in method.signature.parameters:
                     method.reads_early = partial(_read_early, method, serializer)

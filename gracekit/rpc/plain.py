@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import enum
 import ipaddress
 import math
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 import msgspec
@@ -183,7 +185,9 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
 
     Tuples and sets become lists (sets in a fixed order, so that a repeated
     request has equal content). Integer keys, UUIDs, decimals, IP addresses and
-    bytes become text, and dates and datetimes become ISO text.
+    bytes become text, and dates, times and durations become ISO text. Members of
+    an enum become their value; Structs, dataclasses and models of pydantic become
+    what `gracekit.rpc.typed` reads.
 
     Args:
         value: The value.
@@ -212,8 +216,12 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
             return value.isoformat()
         case uuid.UUID() | decimal.Decimal() | ipaddress.IPv4Address() | ipaddress.IPv6Address():
             return str(value)
+        case dt.time() | dt.timedelta():
+            return msgspec.to_builtins(value)
         case bytes():
             return _decoded(value, path)
+        case enum.Enum():
+            return plain(value.value, path, depth)
         case Mapping() | list() | tuple() | set() | frozenset() if depth >= MAX_DEPTH:
             raise UnserialisableError(
                 f"{path[:MAX_SHOWN]}: nested deeper than {MAX_DEPTH} levels, or in a circle"
@@ -226,9 +234,30 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
             items = [plain(item, f"{path}{{}}", depth + 1) for item in value]
             return sorted(items, key=msgspec.json.encode)
         case _:
-            raise UnserialisableError(
-                f"{path}: object of type {type(value).__name__}; a message carries only plain data"
-            )
+            return plain(_fields_of(value, path), path, depth)
+
+
+def _fields_of(value: object, path: str) -> Any:
+    """An object with fields as its class says that it is written; bytes in it become base64.
+
+    Raises:
+        UnserialisableError: it is none, or holds something that cannot be written.
+    """
+
+    def other(inner: object) -> Any:
+        if callable(dump := getattr(type(inner), "model_dump", None)):  # a model of pydantic
+            return dump(inner, mode="json", by_alias=True)
+        raise UnserialisableError(
+            f"{path}: object of type {type(inner).__name__}; a message carries only plain data"
+        )
+
+    has_fields = isinstance(value, msgspec.Struct) or is_dataclass(value)
+    if isinstance(value, type) or not (has_fields or hasattr(type(value), "__attrs_attrs__")):
+        return other(value)
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=other, order="deterministic")
+    except (TypeError, ValueError, RecursionError) as error:  # such as a key that is no text
+        raise UnserialisableError(f"{path}: {excerpt(str(error))}") from None
 
 
 def _are_scalars(items: Sequence[object]) -> bool:

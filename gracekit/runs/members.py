@@ -51,6 +51,7 @@ class Members:
 
     Attributes:
         joined_at: Wall time at which the row of this run was written; None before that.
+        methods: What this run serves, as a text of `gracekit.rpc.offer`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Members:
         self._lock_directory = lock_directory
         self._heart = heart
         self.joined_at: float | None = None
+        self.methods = "[]"
         self._beaten: tuple[str, float] | None = None  # phase and loop time of the last beat
         self._may_act_at: Hashable = None  # mark of the store that says so
 
@@ -100,7 +102,7 @@ class Members:
             AlreadyRunningError: another run has joined as this instance meanwhile.
         """
         now, heart = self._clock.wall(), self._heart
-        self.joined_at, me = now, seat.identity
+        self.joined_at, self.methods, me = now, methods, seat.identity
         batch = Batch(Point.JOIN)
         for dead in seat.replaced:
             self._add_replaced(batch, dead, at=now)

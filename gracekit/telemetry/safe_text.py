@@ -13,6 +13,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.config.urls import redact_url
 
 LONGEST_TEXT: Final = 256
@@ -62,9 +64,9 @@ def counted(value: object, most: int) -> tuple[int, int]:
     """How many of *most* characters are left at most when *value* is written, and its containers.
 
     To write out what an application hands over may take seconds, for which the loop would stand.
-    It looks into the usual containers, dataclasses and exceptions. A member of a container takes
-    two characters at least. It counts no further than *most*, nor than `MOST_HOLDERS` containers;
-    one that holds itself has no end.
+    It looks into the usual containers, dataclasses, Structs and exceptions. A member of a
+    container takes two characters at least. It counts no further than *most*, nor than
+    `MOST_HOLDERS` containers; one that holds itself has no end.
     """
     waiting, holders = [value], 0
     while waiting and most >= 0 and holders <= MOST_HOLDERS:
@@ -84,6 +86,8 @@ def counted(value: object, most: int) -> tuple[int, int]:
             waiting.append(BaseException.args.__get__(part))  # type: ignore[attr-defined]
         elif is_dataclass(part):
             waiting.append(getattr(part, "__dict__", None))
+        elif isinstance(part, msgspec.Struct):
+            waiting.append(msgspec.structs.astuple(part))
         else:
             most -= _OTHER
     return most, holders

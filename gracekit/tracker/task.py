@@ -190,6 +190,7 @@ class Reason(enum.Enum):
     EXPIRED = "expired"
     GAVE_UP = "gave_up"
     METHOD_GONE = "method_gone"
+    ARGUMENTS = "arguments"
     OPERATOR = "operator"
 
 

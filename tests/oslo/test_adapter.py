@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime as dt
 import functools
 import gc
 import io
@@ -1241,3 +1242,18 @@ def test_patched_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
 
     with pytest.raises(DeclarationError, match=r"remove eventlet\.monkey_patch"):
         include_endpoints(Service("shop"), [Stock()])
+
+
+@virtual
+async def test_annotations_of_an_endpoint_are_not_checked():
+    """As under oslo: its callers send what they always sent, and it gets that."""
+
+    class Typed:
+        def build(self, ctxt: Any, vm: int, at: dt.datetime | None = None) -> int:
+            return [vm, at]  # type: ignore[return-value]
+
+    svc = Service("shop")
+    include_endpoints(svc, [Typed()])
+
+    async with InMemoryService(svc) as one:
+        assert await one.call("build", vm="vm-1", at="soon") == ["vm-1", "soon"]

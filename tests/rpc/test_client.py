@@ -136,7 +136,7 @@ async def migrate(ctx: object, vm: str, dest: str = "any") -> dict[str, str]:
     return {"vm": vm, "dest": dest}
 
 
-async def done(ctx: object, vm: str) -> None: ...
+async def done(ctx: object, vm: str) -> Any: ...
 
 
 MIGRATE: Method[..., Any] = Method(migrate, options_from(resource="vm", version="1.4"), skip=1)

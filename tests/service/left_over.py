@@ -35,7 +35,7 @@ class Job:
         self._begun = asyncio.Event()
 
         @svc.rpc(resource="vm", **options)
-        async def work(ctx: Context, vm: str) -> int:
+        async def work(ctx: Context, vm: str) -> Any:
             self.attempts.append((ctx.attempt, now()))
             self.tokens.append(ctx.fence)
             self._begun.set()

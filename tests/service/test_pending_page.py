@@ -197,7 +197,7 @@ async def test_a_listener_of_oslo_gets_what_is_missing(
     log = tmp_path / "log"
     await until(lambda: "service.serving" in log.read_text(), log.read_text)
     start("heard", "oslo_listen.py", url, python=oslo_python())
-    call = ("-m", "gracekit", "call", "scheduler", "build", "vm=81", "memory_mb=8192")
+    call = ("-m", "gracekit", "call", "scheduler", "build", 'vm="81"', "memory_mb=8192")
     start("called", *call, **at_broker)
 
     heard = tmp_path / "heard"

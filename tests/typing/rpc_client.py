@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
 from gracekit.rpc.client import ClientView, RpcClient
@@ -47,3 +49,23 @@ async def calls(client: RpcClient) -> None:
     client.prepare(version_cap=6.4)  # type: ignore[arg-type]
     client.prepare(fail_fast="1s")  # type: ignore[arg-type]
     client.can_send_version(6.4)  # type: ignore[arg-type]
+
+
+@dataclass
+class Guest:
+    """A typed argument and result."""
+
+    until: dt.datetime
+
+
+@rpc
+async def extend(ctx: object, guest: Guest, by: dt.timedelta) -> Guest:
+    """A method whose arguments and result are converted."""
+    return Guest(guest.until + by)
+
+
+async def typed(client: RpcClient, guest: Guest) -> None:
+    """What a checker knows is what is true at run time."""
+    assert_type(await client.call(extend, guest=guest, by=dt.timedelta(days=1)), Guest)
+    assert_type(await client.call("extend", guest=guest, by="P1D"), Any)
+    await client.call(extend, guest={"until": ""}, by=dt.timedelta(1))  # type: ignore[call-overload]
