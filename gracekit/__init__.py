@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gracekit.rpc.methods import Method
     from gracekit.rpc.notification_listener import NotificationListener
     from gracekit.rpc.notifications import Notification
+    from gracekit.rpc.sync.sync_client import SyncClient
     from gracekit.rpc.task_lookups import Progress, TaskInfo
     from gracekit.runtime.face import Runtime
     from gracekit.service import Service, ops_method, rpc_method
@@ -110,6 +111,7 @@ __all__ = [
     "Settings",
     "Settled",
     "StaleVersionError",
+    "SyncClient",
     "TaskCancelledError",
     "TaskInfo",
     "TaskInterruptedError",
@@ -153,6 +155,7 @@ _ELSEWHERE = {
     "ServiceState": "phase",
     "Settings": "config",
     "Settled": "recovery.resources.found",
+    "SyncClient": "rpc.sync.sync_client",
     "TaskInfo": "rpc.task_lookups",
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Never,
@@ -47,6 +48,9 @@ from gracekit.rpc.methods import (
     MethodTarget,
 )
 from gracekit.telemetry.logs import checked_context_keys
+
+if TYPE_CHECKING:
+    from gracekit.rpc.sync.sync_client import ClientOptions, SyncClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -372,16 +376,22 @@ class Service:
             settings: None for the defaults. The client uses the ops topic, exchange, declare
                 profile and largest body, which must be the same as the service's.
         """
-        settings = settings or Settings()
-        return RpcClient(
-            url,
-            self.topic,
-            ops_topic=settings.ops_topic_of(self.topic),
-            exceptions=self.exceptions,
-            exchange=settings.exchange,
-            declare_profile=settings.declare_profile,
-            max_body_bytes=settings.max_body_bytes,
-        )
+        return RpcClient(url, self.topic, **self._client_options(settings or Settings()))
+
+    def sync_client(self, url: str, settings: Settings | None = None) -> SyncClient:
+        """A client of this service for code that is not async; see `client` for the arguments."""
+        from gracekit.rpc.sync.sync_client import SyncClient  # noqa: PLC0415 - few programs have one
+
+        return SyncClient(url, self.topic, **self._client_options(settings or Settings()))
+
+    def _client_options(self, settings: Settings) -> ClientOptions:
+        return {
+            "ops_topic": settings.ops_topic_of(self.topic),
+            "exceptions": self.exceptions,
+            "exchange": settings.exchange,
+            "declare_profile": settings.declare_profile,
+            "max_body_bytes": settings.max_body_bytes,
+        }
 
     def run(self, settings: Settings | None = None) -> None:
         """Run until a signal ends the service, then exit with the exit code of its drain."""

@@ -31,6 +31,7 @@ MUTATE_LOCK: Final = ROOT / "requirements" / "mutate.lock"
 DOCS_LOCK: Final = ROOT / "requirements" / "docs.lock"
 OSLO_LOCK: Final = ROOT / "requirements" / "oslo.lock"
 API_LOCK: Final = ROOT / "requirements" / "api.lock"
+WSGI_LOCK: Final = ROOT / "requirements" / "wsgi.lock"
 PEERS_LOCK: Final = ROOT / "requirements" / "peers.lock"
 POSTGRES_PEERS_LOCK: Final = ROOT / "requirements" / "postgres-peers.lock"
 
@@ -258,7 +259,7 @@ def test(arguments: Sequence[str]) -> int:
 
 def others() -> None:
     """Make the environments of the tests' peers now, because a test has too little time for it."""
-    for lock_of_peers in (OSLO_LOCK, API_LOCK):
+    for lock_of_peers in (OSLO_LOCK, API_LOCK, WSGI_LOCK):
         python(lock_of_peers)
 
 
@@ -368,6 +369,7 @@ def lock(arguments: Sequence[str]) -> int:
     options = ("--no-allow-unsafe", *left_out, *arguments)
     code = code or _compile([*runtime, *_group(project, "oslo")], OSLO_LOCK, options)
     code = code or _compile(_group(project, "api"), API_LOCK, arguments)
+    code = code or _compile([*runtime, *_group(project, "wsgi")], WSGI_LOCK, arguments)
     code = code or _compile(_group(project, "peers"), PEERS_LOCK, arguments)
     return code or _compile(_group(project, "postgres-peers"), POSTGRES_PEERS_LOCK, arguments)
 

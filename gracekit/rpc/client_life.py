@@ -150,9 +150,8 @@ class ClientLife:
         over = ", which is closed" if home.loop.is_closed() else ""
         raise ConfigError(
             f"this {self._who} was started in another event loop{over}, and cannot be {asked} in "
-            f"this one: open one for each loop with `{self._way}`, or use it in its own loop only, "
-            "from other threads through a portal (docs/embedding.md, 'A program without an event "
-            "loop')"
+            f"this one: open one for each loop with `{self._way}`, or, where no loop runs, "
+            "call by `svc.sync_client(...)` (docs/callers.md, 'From code that is not async')"
         )
 
 

@@ -88,29 +88,6 @@ def test_program_prints_what_the_page_shows(directory: Path, program: str):
     assert run(directory, program) == output
 
 
-ONE_REQUEST = """
-import os, sys, wsgi
-
-child = os.fork()  # as a server does after the import
-said = []
-print(said, wsgi.application({}, lambda status, _: said.append(status)), flush=True)
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.process
-def test_a_wsgi_program_answers_in_each_process_and_exits(directory: Path):
-    """Each has a portal of its own, which the module keeps; without `atexit` neither would end."""
-    with running(directory, "-m", "gracekit", "run", "inside:svc") as service:
-        service.wait_text("service.serving")
-        (directory / "one_request.py").write_text(ONE_REQUEST)
-        output = run(directory, "one_request.py")
-        service.stop(signal.SIGTERM)
-
-    assert output == "['200 OK'] [b'42\\n']\n" * 2
-
-
 @pytest.mark.process
 def test_fastapi_program_serves_and_drains_when_it_shuts_down(directory: Path, port: str):
     """uvicorn chooses the exit code; the end of the service is on record."""

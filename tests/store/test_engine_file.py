@@ -543,6 +543,44 @@ asyncio.run(main())
     assert output.splitlines() == ["StoreError True"] * 3 + ["StopIteration False", "[(1,), (2,)]"]
 
 
+@pytest.mark.process
+def test_engine_that_a_forked_child_opens_is_its_own(database):
+    """SQLite's note of the locks of the parent is not the child's: nobody removes its log."""
+    output = run_script(
+        """
+with asyncio.Runner() as runner:
+    runner.run(engine.start())
+    runner.run(engine.commit(insert("parent", 1)))
+    (told, tell), (go, say) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        async def child():
+            own = SqliteEngine(engine.path, engine._migrations, process=Process())
+            await own.start()
+            await own.commit(insert("child", 1))
+            os.write(tell, b"1")
+            os.read(go, 1)
+            await own.commit(insert("child", 2))
+            await own.stop()
+        asyncio.run(child())
+        os._exit(0)
+    os.close(tell)
+    os.read(told, 1)
+    runner.run(engine.commit(insert("parent", 2)))
+    runner.run(engine.stop())
+    print(Path(f"{engine.path}-wal").exists())  # the last one that has the file open removes it
+    runner.run(engine.start())
+    os.write(say, b"1")
+    print(os.waitpid(pid, 0)[1], runner.run(engine.query("SELECT owner, number FROM log")))
+    runner.run(engine.stop())
+""",
+        database,
+    )
+
+    rows = [("child", 1), ("child", 2), ("parent", 1), ("parent", 2)]
+    assert output == f"True\n0 {rows}\n"
+
+
 # -- the turn ---------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.methods import Method
+from gracekit.rpc.sync.sync_client import SyncClient, SyncView
+from gracekit.rpc.task_lookups import TaskInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,3 +71,18 @@ async def typed(client: RpcClient, guest: Guest) -> None:
     assert_type(await client.call(extend, guest=guest, by=dt.timedelta(days=1)), Guest)
     assert_type(await client.call("extend", guest=guest, by="P1D"), Any)
     await client.call(extend, guest={"until": ""}, by=dt.timedelta(1))  # type: ignore[call-overload]
+
+
+def blocking_calls(client: SyncClient) -> None:
+    """The same of a client that blocks."""
+    assert_type(client.call(migrate, vm="vm"), dict[str, str])
+    assert_type(client.prepare(ops=True).call(migrate, vm="vm", dest=1), dict[str, str])
+    assert_type(client.cast(migrate, vm="vm"), str)
+    assert_type(client.prepare(host="n", timeout="5m"), SyncView)
+    assert_type(client.state("id"), TaskInfo)
+    assert_type(client.prepare(host="n").states(["id"]), dict[str, TaskInfo])
+    client.result("id", wait="1m")
+    client.result("id", wiat=1)  # type: ignore[call-arg]
+    client.fanout("by name", anything=1)
+    client.call(migrate, vm=1)  # type: ignore[call-overload]
+    client.prepare(timeuot=1)  # type: ignore[call-arg]

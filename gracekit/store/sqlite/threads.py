@@ -1,17 +1,20 @@
 """What an engine's two threads do: one writes, one only reads.
 
 Closing a connection could checkpoint a database that another process is writing, so only the
-threads refer to the connections (`store.worker`). The writer lock is an exception: its engine asks
-whether it is held.
+threads refer to the connections (`store.worker`), and a forked child closes its copies (`InForks`).
+The writer lock is an exception: its engine asks whether it is held.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
+from weakref import WeakSet
 
 import apsw
 
@@ -32,6 +35,50 @@ _CLOSING_TIMEOUT_MS: Final = 1000
 _TRY_MS: Final = 250
 """Longest wait for a lock; then another process has its turn, later batches join, and we retry."""
 
+_BEFORE_FORK_S: Final = 1.0
+
+
+class InForks:
+    """A connection, of which a forked child closes its copy before it can open the file itself.
+
+    SQLite notes for each file which locks its process has on it. A child has the note, and not the
+    locks: beside the copy, its own connection would lock nothing, and other processes would remove
+    the WAL that it writes.
+    """
+
+    _all: ClassVar[WeakSet[InForks]] = WeakSet()
+    _at_rest: ClassVar[threading.local] = threading.local()
+
+    def __init__(self) -> None:
+        self.connection: apsw.Connection | None = None
+        self.using = threading.Lock()  # while its thread is inside of SQLite
+        self._all.add(self)
+
+    @classmethod
+    def wait_rest(cls) -> None:
+        """Before a fork: what a thread is using could not be closed in the child."""
+        cls._at_rest.all = [one for one in [*cls._all] if one.using.acquire(timeout=_BEFORE_FORK_S)]
+
+    @classmethod
+    def go_on(cls) -> None:
+        """After it, in the parent."""
+        for one in cls._at_rest.all:
+            one.using.release()
+
+    @classmethod
+    def leave_child(cls) -> None:
+        """After it, in the child: without a checkpoint, which it could not lock."""
+        for one in getattr(cls._at_rest, "all", ()):  # some servers call no hook before a fork
+            if one.connection is not None:
+                with contextlib.suppress(apsw.Error):  # its thread has closed it
+                    one.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                    one.connection.close()
+
+
+os.register_at_fork(
+    before=InForks.wait_rest, after_in_parent=InForks.go_on, after_in_child=InForks.leave_child
+)
+
 
 class FileHandler:
     """A file is never unreachable: there is nothing to mend."""
@@ -51,8 +98,10 @@ class WriteHandler(FileHandler):
         writer_lock: WriterLock,
         group: GroupCommit,
         source: StatusSource,
+        in_forks: InForks,
     ) -> None:
         self._connection = connection
+        self._in_forks = in_forks
         self.writer_lock = writer_lock
         self._group = group
         self._source = source
@@ -64,20 +113,21 @@ class WriteHandler(FileHandler):
     def run(self, batches: Sequence[Batch], /) -> Sequence[BatchOutcome]:
         """Commit the group and let the next process write."""
         try:
-            return self._group.run(batches)
+            with self._in_forks.using:
+                return self._group.run(batches)
         finally:
             self.writer_lock.give()
 
     def close(self) -> None:
         """Empty the WAL, unless another connection prevents it for 1 s; then close."""
-        with contextlib.suppress(apsw.Error):
+        with self._in_forks.using, contextlib.suppress(apsw.Error):
             if self._source.status.state is not StoreState.BROKEN:
                 _empty_wal(self._connection)
             else:
                 # After a disk error pages may be bad: leave them in the WAL, where the next start
                 # verifies their checksums.
                 self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        with contextlib.suppress(apsw.Error):
+        with self._in_forks.using, contextlib.suppress(apsw.Error):
             self._connection.close()
         self.writer_lock.close()
 
@@ -103,7 +153,8 @@ def open_writer(
     """
     files.check_library(apsw.sqlite_lib_version())
     real = files.prepare_file(path)
-    with contextlib.ExitStack() as undo, _translated(real, source.break_):
+    in_forks = InForks()
+    with in_forks.using, contextlib.ExitStack() as undo, _translated(real, source.break_):
         writer_lock = files.open_writer_lock(real)
         undo.callback(writer_lock.close)
         writer_lock.take()
@@ -111,6 +162,7 @@ def open_writer(
         connection = files.connect_writer(
             real, synchronous=synchronous, busy_timeout_s=busy_timeout_s
         )
+        in_forks.connection = connection
         undo.callback(connection.close)
         with _room_for_migration(connection, migrations, real):
             check_room = partial(_check_room, connection, real)
@@ -120,7 +172,7 @@ def open_writer(
         connection.set_busy_timeout(min(_TRY_MS, int(busy_timeout_s * 1000)))
         undo.pop_all()
         writer_lock.give()
-    return WriteHandler(connection, writer_lock, group, source)
+    return WriteHandler(connection, writer_lock, group, source, in_forks)
 
 
 @contextlib.contextmanager
@@ -172,8 +224,9 @@ def _check_room(connection: apsw.Connection, path: Path) -> None:
 class ReadHandler(FileHandler):
     """Answers queries; see `open_reader`."""
 
-    def __init__(self, connection: apsw.Connection, on_broken: OnBroken) -> None:
+    def __init__(self, connection: apsw.Connection, on_broken: OnBroken, in_forks: InForks) -> None:
         self._connection = connection
+        self._in_forks = in_forks
         self._on_broken = on_broken
 
     def await_turn(self) -> None:
@@ -181,19 +234,22 @@ class ReadHandler(FileHandler):
 
     def run(self, queries: Sequence[Query], /) -> Sequence[list[Row] | StoreError]:
         """Run the queries; each sees all commits that were made before it."""
-        return [read(self._connection, query, self._on_broken) for query in queries]
+        with self._in_forks.using:
+            return [read(self._connection, query, self._on_broken) for query in queries]
 
     def close(self) -> None:
         """Close the connection."""
-        with contextlib.suppress(apsw.Error):
+        with self._in_forks.using, contextlib.suppress(apsw.Error):
             self._connection.close()
 
 
 def open_reader(path: Path, *, busy_timeout_s: float, on_broken: OnBroken) -> ReadHandler:
     """Connect to a file that this process's writer has opened already."""
     real = path.parent.resolve() / path.name
-    with _translated(real, on_broken):
-        return ReadHandler(files.connect_reader(real, busy_timeout_s=busy_timeout_s), on_broken)
+    in_forks = InForks()
+    with in_forks.using, _translated(real, on_broken):
+        in_forks.connection = files.connect_reader(real, busy_timeout_s=busy_timeout_s)
+        return ReadHandler(in_forks.connection, on_broken, in_forks)
 
 
 def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list[Row] | StoreError:

@@ -1,0 +1,1 @@
+"""The client for code that is not async."""
