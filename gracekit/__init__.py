@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from gracekit.recovery.resources.kinds import ResourceKind
     from gracekit.request.context import Context
     from gracekit.request.current import current
+    from gracekit.rpc.callers.sync_client import SyncClient
+    from gracekit.rpc.callers.task_lookups import Progress, TaskInfo
     from gracekit.rpc.client import RpcClient
     from gracekit.rpc.methods import Method
     from gracekit.rpc.notification_listener import NotificationListener
     from gracekit.rpc.notifications import Notification
-    from gracekit.rpc.sync.sync_client import SyncClient
-    from gracekit.rpc.task_lookups import Progress, TaskInfo
     from gracekit.runtime.face import Runtime
     from gracekit.service import Service, ops_method, rpc_method
     from gracekit.tracker.task import TaskState
@@ -146,7 +146,7 @@ _ELSEWHERE = {
     "Method": "rpc.methods",
     "Notification": "rpc.notifications",
     "NotificationListener": "rpc.notification_listener",
-    "Progress": "rpc.task_lookups",
+    "Progress": "rpc.callers.task_lookups",
     "ResourceKind": "recovery.resources.kinds",
     "Retry": "recovery.decisions",
     "RpcClient": "rpc.client",
@@ -155,8 +155,8 @@ _ELSEWHERE = {
     "ServiceState": "phase",
     "Settings": "config",
     "Settled": "recovery.resources.found",
-    "SyncClient": "rpc.sync.sync_client",
-    "TaskInfo": "rpc.task_lookups",
+    "SyncClient": "rpc.callers.sync_client",
+    "TaskInfo": "rpc.callers.task_lookups",
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",
     "current": "request.current",

@@ -50,7 +50,7 @@ from gracekit.rpc.methods import (
 from gracekit.telemetry.logs import checked_context_keys
 
 if TYPE_CHECKING:
-    from gracekit.rpc.sync.sync_client import ClientOptions, SyncClient
+    from gracekit.rpc.callers.sync_client import ClientOptions, SyncClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -380,7 +380,7 @@ class Service:
 
     def sync_client(self, url: str, settings: Settings | None = None) -> SyncClient:
         """A client of this service for code that is not async; see `client` for the arguments."""
-        from gracekit.rpc.sync.sync_client import SyncClient  # noqa: PLC0415 - few programs have one
+        from gracekit.rpc.callers.sync_client import SyncClient  # noqa: PLC0415 - few programs have one
 
         return SyncClient(url, self.topic, **self._client_options(settings or Settings()))
 

@@ -32,9 +32,9 @@ from gracekit.phase import Phase
 from gracekit.request.answers import Answers
 from gracekit.request.outcomes import succeeded
 from gracekit.request.parked_tasks import PAGE_BYTES, PAGE_KEYS
+from gracekit.rpc.callers.task_lookups import MOST_IDS, MOST_WAIT_S
 from gracekit.rpc.message import CallerVerb, Request
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.task_lookups import MOST_IDS, MOST_WAIT_S
 from gracekit.tracker.task import Order, Verb
 from gracekit.tracker.tracker import Tracker
 
@@ -286,7 +286,7 @@ class CallerTasks:
 
 
 def _shown(row: LookedUp) -> dict[str, Any]:
-    """A task as `rpc.task_lookups.TaskInfo` reads it."""
+    """A task as `rpc.callers.task_lookups.TaskInfo` reads it."""
     names = (
         "method", "reason", "attempts", "failures", "accepted_at", "started_at", "due_at",
         "finished_at", "progress",

@@ -40,6 +40,8 @@ from gracekit.rpc.call_options import (
     request_of,
     too_late,
 )
+from gracekit.rpc.callers.questions import Questions
+from gracekit.rpc.callers.task_lookups import Lookups, TaskInfo, unknown
 from gracekit.rpc.client_life import ClientLife
 from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.failures import rebuild
@@ -47,9 +49,7 @@ from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.plain import is_too_long
-from gracekit.rpc.questions import Questions
 from gracekit.rpc.replies import Replies
-from gracekit.rpc.task_lookups import Lookups, TaskInfo, unknown
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, no_host, shared_queue
 from gracekit.telemetry.logs import running
 from gracekit.tracing.carrier import outgoing, stamped

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gracekit.clock import Clock
+from gracekit.rpc.callers.task_lookups import TaskInfo
 from gracekit.rpc.client import ClientView, PrepareOptions, RpcClient
 from gracekit.rpc.methods import Method
-from gracekit.rpc.task_lookups import TaskInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

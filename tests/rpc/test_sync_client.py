@@ -463,7 +463,7 @@ atexit.register(client.stop)
 def test_ctrl_c_ends_a_call_at_once_and_forgets_it(directory: Path):
     """The client goes on, and nothing of the call is left."""
     program = """
-from gracekit.rpc.sync.sync_client import _Loop
+from gracekit.rpc.callers.sync_client import _Loop
 
 def interrupt():
     wait_file("never-waits")
@@ -495,7 +495,7 @@ def late():
         print(error)
 
 from gracekit.errors import DependencyError
-from gracekit.rpc.sync.sync_client import _Loop
+from gracekit.rpc.callers.sync_client import _Loop
 print(client.call(double, n=1))
 threading.Thread(target=late).start()
 """

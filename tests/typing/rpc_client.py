@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
+from gracekit.rpc.callers.sync_client import SyncClient, SyncView
+from gracekit.rpc.callers.task_lookups import TaskInfo
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.methods import Method
-from gracekit.rpc.sync.sync_client import SyncClient, SyncView
-from gracekit.rpc.task_lookups import TaskInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,10 +26,10 @@ from gracekit.errors import (
     UnsupportedVersionError,
 )
 from gracekit.rpc.call_options import CallOptions
+from gracekit.rpc.callers.questions import ASK_S, SIBLINGS_S, Questions
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import TASKS_NAMESPACE, CallerVerb, JsonObject, Reply
 from gracekit.rpc.oslo_wire import decode_reply
-from gracekit.rpc.questions import ASK_S, SIBLINGS_S, Questions
 
 MOST_IDS: Final = 500
 """Most ids in one question."""
