@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.server, pytest.mark.process, pytest.mark.timeout(scale
 SERVICE: Final = "tests/service"
 SOME: Final = (
     f"{SERVICE}/test_store_states.py",
+    f"{SERVICE}/test_tries.py",
+    f"{SERVICE}/test_lookups.py",
     f"{SERVICE}/test_pending_crashes.py::test_a_crash_while_it_is_parked",
     f"{SERVICE}/test_resource_crashes.py::test_a_crash_at_any_step_leads_to_one_end",
 )

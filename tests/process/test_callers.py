@@ -1,119 +1,78 @@
-"""Must-hold 4: callers get their answers, through a drain and through a crash."""
+"""Callers of real processes: waits outlive kills, and cancels end what has not ended."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
-from gracekit import CallTimeoutError, RpcClient
-from tests.process import served
-from tests.process.helpers import Site, until
+from gracekit.errors import NoAnswerError, TaskCancelledError
+from tests.process import asked
+from tests.process.helpers import Site
+from tests.scale import scale
+
+pytestmark = pytest.mark.timeout(scale(120, 600))
+
+TASKS = scale(20, 300)
+PATIENT = f"{scale(100, 500)}s"
 
 
-@pytest.mark.parametrize("way", ["python served.py", "gracekit run"])
-async def test_call_in_flight_is_answered_during_the_drain(
-    site: Site, client: RpcClient, way: str
-) -> None:
-    """A call that runs when the stop comes gets its reply from the draining process, however that
-    was started.
-    """
-    service = site.start_cli() if way == "gracekit run" else site.start()
-    await service.serving()
-    call = asyncio.create_task(client.call(served.through_drain, key="c1", s=0.3))
-    await site.effect("start", "c1")
+async def play(site: Site) -> None:
+    """Some are delayed, some fail once, while a process is killed and its callers wait."""
+    services = [await site.start_program("asked").serving() for _ in range(2)]
+    async with asked.svc.client(site.url) as client:
+        keys = [f"k-{number}" for number in range(TASKS)]
+        ids = [
+            await client.prepare(delay="500ms" if number % 2 else None).cast(
+                asked.work, key=key, fails=number % 3 % 2
+            )
+            for number, key in enumerate(keys)
+        ]
+        stays = await client.cast(asked.work, key="stays", waits=True)
+        late = await client.prepare(delay="1h").cast(asked.work, key="late")
+        waiting = asyncio.create_task(client.results(ids, wait=PATIENT))
+        await site.effect("start", "stays")
+        services[0].kill()
+        await services[0].exit_code()
+        await site.start_program("asked").serving()
 
-    code = await service.stop()
+        assert list((await waiting).values()) == [f"{key} is done" for key in keys]
 
-    assert await call == "c1"
-    assert code == 0
-    assert not site.transient()
-
-
-async def test_ops_calls_are_answered_until_the_last_task_ends(
-    site: Site, client: RpcClient
-) -> None:
-    """While a task holds the drain every ops call is answered, by the draining process."""
-    service = await site.start(drain_timeout="60s").serving()
-    call = asyncio.create_task(client.call(served.held, key="c1", vm="v"))
-    await site.effect("start", "c1")
-    service.terminate()
-    await service.wait_log("intake.closed")
-
-    for _ in range(5):
-        assert await client.prepare(timeout=20).call(served.ping) == service.pid
-    assert not call.done()
-    site.go()
-
-    assert await call == "c1"
-    assert await service.exit_code() == 0
+        for task in (stays, late):
+            await client.cancel(task, reason="nobody waits for it")
+        ended = await client.results([stays, late], wait=PATIENT)
+        assert {type(error) for error in ended.values()} == {TaskCancelledError}
+        done = Counter(line.key for line in site.seen("done"))
+        assert {done[key] for key in keys} <= {1, 2}  # killed between its effect and its outcome
+        assert not site.seen("start", "late")
+        assert {info.state for info in (await client.states(ids)).values()} == {"succeeded"}
 
 
-async def test_closed_topic_keeps_casts_for_the_restart_and_lets_calls_time_out(
-    site: Site, client: RpcClient
-) -> None:
-    """During a drain a call to the new-request topic waits and times out unserved; a cast waits
-    and runs after the restart.
-    """
-    service = await site.start(drain_timeout="60s").serving()
-    call = asyncio.create_task(client.call(served.held, key="c1", vm="v"))
-    await site.effect("start", "c1")
-    service.terminate()
-    await service.wait_log("intake.closed")
-
-    cast = await client.cast(served.slow, key="later", s=0.0)
-    with pytest.raises(CallTimeoutError):
-        await client.prepare(timeout=0.3).call(served.slow, key="never", s=0.0)
-    site.go()
-    assert await call == "c1"
-    assert await service.exit_code() == 0
-    assert site.state(cast) is None, "the drain took in nothing new"
-    assert site.queued() >= 1
-
-    again = await site.start().serving()
-    await site.in_state(cast, "succeeded")
-    assert await client.call(served.slow, key="behind", s=0.0) == "behind"
-    assert await again.stop() == 0
-    assert not site.seen("start", "never"), "nobody waits for it any more"
+@pytest.mark.process
+async def test_results_come_although_attempts_fail_and_a_process_is_killed(tmp_path) -> None:
+    """Through a file of queues."""
+    site = Site(tmp_path)
+    try:
+        await play(site)
+    finally:
+        site.close()
 
 
-@pytest.mark.parametrize("point", ["finish.after", "reply.before", "reply_sent.before"])
-async def test_call_is_answered_by_the_next_start_after_a_crash_behind_the_outcome(
-    site: Site, client: RpcClient, point: str
-) -> None:
-    """Killed between the recorded outcome and the forgotten reply, the service answers the waiting
-    caller from the record when it is back, and does not run the handler again.
-    """
-    first = await site.start(failpoint=point).serving()
-    call = asyncio.create_task(client.call(served.slow, key="c1", s=0.0))
-    assert await first.exit_code() == -9
-
-    again = await site.start().serving()
-
-    assert await call == "c1"
-    assert len(site.seen("start", "c1")) == 1
-    await until(lambda: not site.rows("SELECT 1 FROM reply"), "the reply forgotten")
-    assert await again.stop() == 0
-
-
-async def test_call_cut_by_a_crash_is_answered_with_the_verdict(
-    site: Site, client: RpcClient
-) -> None:
-    """A caller whose `retry` task was cut gets the second attempt's result; of an `error` one, the
-    reason why it will not be run again.
-    """
-    first = await site.start().serving()
-    retried = asyncio.create_task(client.call(served.retried, key="r1", vm="v", s=300, again_s=0))
-    errored = asyncio.create_task(client.call(served.slow, key="e1", s=300))
-    await site.effect("start", "r1")
-    await site.effect("start", "e1")
-    first.kill()
-
-    again = await site.start().serving()
-
-    assert await retried == "r1"
-    with pytest.raises(Exception, match=r"ERRORED\(interrupted\)"):
-        await errored
-    assert [e.more[0] for e in site.seen("start", "r1")] == ["1", "2"]
-    assert len(site.seen("start", "e1")) == 1
-    assert await again.stop() == 0
+@pytest.mark.process
+async def test_nobody_answers_when_no_service_runs(tmp_path) -> None:
+    """Within two seconds, and nothing is started by it."""
+    site = Site(tmp_path)
+    try:
+        service = await site.start_program("asked").serving()
+        async with asked.svc.client(site.url) as client:
+            task = await client.cast(asked.work, key="k")
+            assert await client.result(task, wait=PATIENT) == "k is done"
+            assert await service.stop() == 0
+            with pytest.raises(NoAnswerError):
+                await client.result(task)
+            await site.start_program("asked").serving()
+            assert await client.result(task, wait=PATIENT) == "k is done"
+        assert len(site.seen("start")) == 1
+    finally:
+        site.close()
