@@ -364,7 +364,8 @@ class TryAgain(RpcError):  # noqa: N818 - named for what is asked for
 
     Args:
         reason: Why, in a sentence.
-        after: Seconds (or "30s") until the next attempt; None for the method's `backoff`.
+        after: Seconds (or "30s") until the next attempt, less than 0 for at once; None for the
+            method's `backoff`.
     """
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:

@@ -34,7 +34,8 @@ from gracekit.recovery.resources.kind_table import KindTable, undeclared_kind
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.request.task_api import task_methods
-from gracekit.rpc.client import RpcClient, check_exceptions
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.failures import check_exceptions
 from gracekit.rpc.method_options import (
     MarkOptions,
     OpsMarkOptions,

@@ -22,9 +22,9 @@ TIMES: Final = 6
 # Calls of gracekit's functions from the client's to the reply, or to the end of the record. A
 # change may raise one, and its commit says why; one that lowers one writes the new number here.
 CALLS: Final = {
-    ("cast", "retry"): 256,
+    ("cast", "retry"): 261,
     ("call", "retry"): 357,
-    ("cast", "requeue"): 190,
+    ("cast", "requeue"): 195,
     ("call", "requeue"): 259,
 }
 

@@ -18,6 +18,8 @@ from gracekit.clock import Clock
 from gracekit.config.values import words_in
 from gracekit.control.orders import Orders
 from gracekit.errors import (
+    ConflictingRequestError,
+    Draining,
     GracekitError,
     InvalidArgumentsError,
     NoSuchMethodError,
@@ -26,16 +28,16 @@ from gracekit.errors import (
     UnknownTaskError,
 )
 from gracekit.journal.lookups import LookedUp, looked_up
-from gracekit.journal.rows import Address, caller_hash
+from gracekit.journal.rows import Address, Outcome, caller_hash
 from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase
 from gracekit.request.answers import Answers
-from gracekit.request.outcomes import succeeded
+from gracekit.request.outcomes import failed, succeeded
 from gracekit.request.parked_tasks import PAGE_BYTES, PAGE_KEYS
-from gracekit.rpc.callers.task_lookups import MOST_IDS, MOST_WAIT_S
+from gracekit.rpc.callers.task_lookups import LONGEST_REASON, MOST_IDS, MOST_WAIT_S
 from gracekit.rpc.message import CallerVerb, Request
 from gracekit.rpc.method_table import MethodTable
-from gracekit.tracker.task import Order, Verb
+from gracekit.tracker.task import Order, TaskState, Verb
 from gracekit.tracker.tracker import Tracker
 
 MOST_WAITS: Final = 100
@@ -44,7 +46,6 @@ LOOK_EVERY_S: Final = 1.0
 """Seconds between looks at what siblings have ended, while a question waits."""
 BETWEEN_LOOKS_S: Final = 0.05
 """Seconds between looks at what this run has ended."""
-LONGEST_REASON: Final = 500
 LONGEST_NAME: Final = 100
 
 
@@ -186,22 +187,23 @@ class CallerTasks:
         has_room = len(self._waits) < MOST_WAITS
         return question.verb is CallerVerb.LOOK and is_known and has_time and has_room
 
-    async def _found(self, question: Question, *, most: int) -> list[LookedUp]:
-        journal = self._journal
-        rows = await looked_up(journal.engine, journal.service, question.ids, most=most)
-        return [row for row in rows if self._may_see(question, row)]
-
-    def _may_see(self, question: Question, row: LookedUp) -> bool:
-        if question.verb is CallerVerb.CANCEL and self._allows(row) == "anyone":
-            return True
-        return row.caller_hash == question.caller
+    async def _found(self, question: Question, *, most: int = -1) -> list[LookedUp]:
+        """The tasks of the caller; to cancel, also others whose method lets anyone do that."""
+        journal, is_cancel = self._journal, question.verb is CallerVerb.CANCEL
+        caller = "*" if is_cancel else question.caller
+        found: dict[str, LookedUp] = {}
+        for row in await looked_up(
+            journal.engine, journal.service, question.ids, caller, most=most
+        ):
+            if row.caller_hash == question.caller or self._allows(row) == "anyone":
+                found.setdefault(row.request_id, row)
+        return list(found.values())
 
     async def _send_outcome(self, question: Question) -> None:
         """Answer as the call itself would be."""
-        journal = self._journal
-        for row in await looked_up(journal.engine, journal.service, question.ids[:1], most=2**31):
-            if self._may_see(question, row) and row.outcome is not None:
-                await self._answers.send(question.address, row.outcome)
+        for row in await self._found(question, most=2**31):
+            if (outcome := _outcome(row)) is not None:
+                await self._answers.send(question.address, outcome)
                 return
         raise UnknownTaskError("it is not on record any more, or runs again")
 
@@ -212,9 +214,9 @@ class CallerTasks:
         text = json.dumps(tasks)
         size, keys = len(json.dumps(text)), text.count(":")
         for one in found:
-            if one.outcome is None:
+            if (outcome := _outcome(one)) is None:
                 continue
-            said = self._answers.written(one.outcome)
+            said = self._answers.written(outcome)
             size += len(json.dumps(json.dumps(said)))
             keys += said.count(":") + 1
             if size > PAGE_BYTES or keys > PAGE_KEYS:
@@ -249,7 +251,7 @@ class CallerTasks:
             RpcError: the method allows it to nobody, or not to this caller.
         """
         user = question.context.get("user_id")
-        for row in await self._found(question, most=-1):
+        for row in await self._found(question):
             await self._check_may_cancel(row, user)
             if row.finished_at is not None:
                 continue
@@ -285,6 +287,23 @@ class CallerTasks:
             )
 
 
+_REFUSED: Final[Mapping[str | None, type[RpcError]]] = {
+    "arguments": InvalidArgumentsError,
+    "unknown_method": NoSuchMethodError,
+    "conflicting_id": ConflictingRequestError,
+    "draining": Draining,
+}
+"""What the caller of a refused call is told, by the reason on record."""
+
+
+def _outcome(row: LookedUp) -> Outcome | None:
+    """How a task has ended, or that its request was refused; None if it has not."""
+    if row.state is TaskState.REJECTED:
+        error = _REFUSED.get(row.reason, RpcError)(row.detail or "it was refused")
+        return failed(error, TaskState.REJECTED)
+    return row.outcome
+
+
 def _shown(row: LookedUp) -> dict[str, Any]:
     """A task as `rpc.callers.task_lookups.TaskInfo` reads it."""
     names = (
@@ -292,4 +311,6 @@ def _shown(row: LookedUp) -> dict[str, Any]:
         "finished_at", "progress",
     )  # fmt: skip
     shown = {name: value for name in names if (value := getattr(row, name)) is not None}
+    if row.finished_at is not None:
+        shown.pop("due_at", None)
     return shown | {"task_id": row.request_id, "state": row.state.value}

@@ -50,7 +50,7 @@ class LookedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def looked_up(
-    engine: Queries, service: str, ids: Sequence[str], *, most: int = -1
+    engine: Queries, service: str, ids: Sequence[str], caller: str, *, most: int = -1
 ) -> list[LookedUp]:
     """The tasks of *service* with these request ids, as far as they are on record.
 
@@ -58,13 +58,14 @@ async def looked_up(
         engine: The store.
         service: Name of the service.
         ids: Request ids.
+        caller: Hash of the caller whose tasks they are; `*` for those of any caller.
         most: So many characters of results and failures are read, of whole ones; -1 for none.
     """
     found = list[LookedUp]()
     for at in range(0, len(ids), sql.AT_ONCE):
         some = ids[at : at + sql.AT_ONCE]
         filled = [*some, *("" for _ in range(sql.AT_ONCE - len(some)))]
-        for row in await engine.query(sql.LOOK, most, service, *filled):
+        for row in await engine.query(sql.LOOK, most, service, caller, *filled):
             columns: dict[str, Any] = dict(zip(sql.NAMES, row, strict=True))
             columns["state"] = TaskState(str(columns["state"]))
             columns["progress"] = from_json(columns["progress"])

@@ -11,11 +11,13 @@ NAMES: Final = (
 )  # fmt: skip
 AT_ONCE: Final = 100
 _SHOWN: Final = ", ".join(NAMES[:-2])
-# What tasks have returned is read in the order of their acceptance, as far as ?1 characters go.
+# What was accepted comes first: the recipient of a refused request is a word, and its sender may
+# have sent it many times. What tasks have returned is read as far as ?1 characters go.
 LOOK: Final = f"""
 SELECT {_SHOWN}, CASE WHEN size <= ?1 THEN result END, CASE WHEN size <= ?1 THEN failure END
 FROM (SELECT *, sum(coalesce(length(result), 0) + coalesce(length(failure), 0))
         OVER (ORDER BY id) AS size
-    FROM task WHERE service = ?2 AND recipient = ''
-        AND request_id IN ({", ".join(f"?{n}" for n in range(3, 3 + AT_ONCE))})) AS looked
-ORDER BY id"""
+    FROM task WHERE service = ?2 AND (recipient = '' OR state = 'rejected')
+        AND (caller_hash = ?3 OR ?3 = '*')
+        AND request_id IN ({", ".join(f"?{n}" for n in range(4, 4 + AT_ONCE))})) AS looked
+ORDER BY recipient, id LIMIT 1000"""

@@ -57,7 +57,7 @@ UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
 WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
     AND (owner IS NULL OR probing = 0)"""
 BEGIN_NOW: Final = """
-UPDATE task SET due_at = NULL, crashes = 0, alone = 0, failures = 0
+UPDATE task SET due_at = NULL, crashes = 0, alone = 0
 WHERE id = ? AND state = ? AND due_at IS NOT NULL"""
 # Its replies were sent, its hook was called, its lease is free. So the row is open again as if just
 # accepted, but keeps its cursor, its attempts and, until the next end, its last failure. It has no

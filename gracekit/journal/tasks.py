@@ -245,7 +245,8 @@ class Journal:
         """Record a delivery that never becomes a task; a known id is only counted.
 
         Args:
-            delivery: Its columns in the row, from request_id to version, and shown_context.
+            delivery: Its columns in the row, from request_id to version, shown_context and
+                caller_hash.
             reason: One word.
             detail: A sentence, cut at 1000 characters.
         """
@@ -267,6 +268,7 @@ class Journal:
             reason,
             detail[:1000],
             _text_of(delivery["shown_context"]),
+            delivery.get("caller_hash", ""),
         )
         batch.add_up(COUNT, "rejected", 1)
         self.add_note(batch, "rejected", delivery["request_id"], delivery["method"], detail)

@@ -107,8 +107,8 @@ PROGRESS: Final = "UPDATE task SET progress = ? WHERE id = ? AND owner = ? AND s
 REJECT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail,
-    shown_context)
-VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?, ?)
+    shown_context, caller_hash)
+VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?, ?, ?)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 # A client can have any number of requests refused, so the oldest are removed, and counted.
 _LAST_REJECTED: Final = (

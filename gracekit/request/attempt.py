@@ -354,7 +354,7 @@ def _failed(
         try:
             again_s = pause_before_retry(task, method.options, error, services.clock)
         except ConfigError as wrong:
-            return AttemptEnd(outcome=failed(wrong))
+            return AttemptEnd(outcome=failed(ConfigError(f"TryAgain(after=): {wrong}")))
         return AttemptEnd(outcome=outcome, expected=expected, again_s=again_s)
     if why := why_not_parked(error, task):
         return AttemptEnd(outcome=not_parked(outcome, why), expected=expected)
@@ -364,20 +364,17 @@ def _failed(
 def pause_before_retry(
     task: TrackedTask, options: MethodOptions, error: BaseException, clock: Clock
 ) -> float | None:
-    """Seconds until *task*, whose handler raised *error*, is tried again; None if it is not.
-
-    Raises:
-        ConfigError: the `after` of a TryAgain is no duration.
-    """
+    """Seconds until *task*, whose handler raised *error*, is tried again; None if it is not."""
     asks = isinstance(error, TryAgain) and not is_foreign(error)
     if not asks and not isinstance(error, options.retry_on):
         return None
     if not task.journaled or task.on_interrupt == "requeue" or task.failures >= options.retries:
         return None
     if isinstance(error, TryAgain) and asks and error.after is not None:
-        return parse_duration(error.after)
+        is_past = isinstance(error.after, int | float) and error.after < 0
+        return 0.0 if is_past else parse_duration(error.after)
     doubled = options.backoff_s * 2.0 ** min(task.failures, 1000)
-    return clock.jitter(min(options.backoff_max_s, doubled))
+    return min(options.backoff_max_s, clock.jitter(doubled))
 
 
 def _was_cancelled_again(task: TrackedTask, error: BaseException) -> bool:

@@ -310,9 +310,12 @@ class Context(Mapping[str, Any]):
 
         Raises:
             InvalidArgumentsError: *done* or *of* is no such number, or *note* no text.
+            UnserialisableError: *note* has half a character, or a number has too many digits.
         """
-        for name, number in (("done", done), ("of", 0 if of is None else of)):
-            if type(number) not in {int, float} or not 0 <= number < math.inf:
+        given: list[tuple[str, object]] = [("done", done), ("of", 0 if of is None else of)]
+        for name, number in given:
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if not is_number or not 0 <= float(str(number)) < math.inf:
                 raise InvalidArgumentsError(f"{name}={number!r} must be a number of at least 0")
         if not isinstance(note, str):
             raise InvalidArgumentsError(f"note={note!r} must be a text")
@@ -320,7 +323,9 @@ class Context(Mapping[str, Any]):
         while task.row_id is None and task.parent is not None:
             task = task.parent
         said, at = note[:200].replace("\0", "\\0"), services.clock.wall()
-        task.progress = {"done": done, "of": of, "note": said, "at": at}
+        progress = {"done": done, "of": of, "note": said, "at": at}
+        # It raises here, in the handler, and not in a commit for many tasks.
+        task.progress = small_plain(progress, "progress", "it is written often")
         try:
             asyncio.get_running_loop()
         except RuntimeError:

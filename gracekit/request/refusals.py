@@ -14,7 +14,7 @@ from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.choices import RejectReason
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
-from gracekit.journal.rows import Address
+from gracekit.journal.rows import Address, caller_hash
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.lanes import LaneGate
@@ -146,6 +146,7 @@ class Refusals:
         clock: Clock,
         detour: Detour,
         context_keys: tuple[str, ...] = (),
+        who: Sequence[str] = (),
     ) -> None:
         self._journal = journal
         self._detour = detour
@@ -153,6 +154,7 @@ class Refusals:
         self.telemetry = telemetry
         self._clock = clock
         self.context_keys = context_keys
+        self._who = who  # keys of a caller's context by which it is known
 
     async def refuse(
         self, request: Request, delivery: Delivery, gate: LaneGate, error: RpcError
@@ -209,6 +211,7 @@ class Refusals:
             "method": request.method[:200] if request else "",
             "version": request.version[:50] if request else "",
             "shown_context": context,
+            "caller_hash": caller_hash(request.context, self._who) if request else "",
         }
         try:
             await self._journal.reject(detail, reason=reason, detail=str(error))

@@ -28,6 +28,7 @@ from gracekit.rpc.message import LEASE_KEY, Request, carried_lease
 from gracekit.rpc.method_options import serves
 from gracekit.rpc.methods import Method, MethodTarget
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.rpc.plain import plain
 
 CALL_TIMEOUT_S: Final = 60.0
 SHORTEST_MONITOR_S: Final = 2.0
@@ -338,6 +339,16 @@ def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
         raise InvalidArgumentsError(
             f"{error}; options of a call are given by client.prepare({given}).call(...)"
         ) from None
+
+
+def check_types(method: AnyMethod, args: Mapping[str, Any]) -> None:
+    """Check arguments that nobody would be told of: a service refuses a cast without an answer.
+
+    Raises:
+        InvalidArgumentsError: one does not fit the annotation of *method*.
+    """
+    if not isinstance(method, str) and method.types.arguments is not None:
+        method.converted(plain(args, "args"))
 
 
 def _with_lease(context: Mapping[str, Any]) -> Mapping[str, Any]:

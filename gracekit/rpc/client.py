@@ -19,7 +19,6 @@ from gracekit.background import AsyncOnly, need_loop
 from gracekit.clock import Clock, SharedTimeouts
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
-    ConfigError,
     HeartbeatTimeoutError,
     InvalidArgumentsError,
     MessageTooLargeError,
@@ -35,6 +34,7 @@ from gracekit.rpc.call_options import (
     PrepareOptions,
     Sent,
     add_id,
+    check_types,
     name_of,
     no_reply,
     request_of,
@@ -44,7 +44,7 @@ from gracekit.rpc.callers.questions import Questions
 from gracekit.rpc.callers.task_lookups import Lookups, TaskInfo, unknown
 from gracekit.rpc.client_life import ClientLife
 from gracekit.rpc.connect import given_or_opened
-from gracekit.rpc.failures import rebuild
+from gracekit.rpc.failures import check_exceptions, rebuild
 from gracekit.rpc.message import CONTROL_NAMESPACE, ReplyAddress, Request
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
@@ -191,11 +191,19 @@ class ClientView:
         """As `state`, of several requests by their ids, without those that are not known."""
         return await self._client._lookups.states(self._options, request_ids)  # noqa: SLF001
 
-    async def result(self, request_id: str, /, *, wait: float | str = 0.0) -> Any:
+    async def result(
+        self,
+        request_id: str,
+        /,
+        *,
+        wait: float | str = 0.0,
+        of: Method[..., Any] | None = None,
+    ) -> Any:
         """The result of a request, as its call would have returned it; it starts nothing.
 
         Args:
             request_id: The id that `cast` has returned, or a prepared one.
+            of: Its method, to get a result of the annotated type; None for plain data.
             wait: Seconds (or "10m") to wait for its end, also while it is not known yet or the
                 service is away.
 
@@ -207,7 +215,7 @@ class ClientView:
         result = (await self.results([request_id], wait=wait))[request_id]
         if isinstance(result, Exception):
             raise result
-        return result
+        return result if of is None else of.converted_result(result)
 
     async def results(
         self, request_ids: Iterable[str], /, *, wait: float | str = 0.0
@@ -446,6 +454,7 @@ class RpcClient(ClientView, AsyncOnly):
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         request = self._request(options, method, args, kwargs)
+        check_types(method, request.args)
         with self._sending("cast", request, options, method):
             if options.fail_fast:
                 await self._check_open(options, method)
@@ -473,6 +482,7 @@ class RpcClient(ClientView, AsyncOnly):
                 "a fanout goes to every instance, so there is nobody to ask: leave fail_fast out"
             )
         request = self._request(options, method, args, kwargs)
+        check_types(method, request.args)
         topic = self._topic(options, method)
         with self._sending("fanout", request, options, method):
             try:
@@ -571,22 +581,3 @@ def _cannot_wait(verb: str) -> InvalidArgumentsError:
 
 def _queue_of(topic: str, host: str | None) -> Queue:
     return directed_queue(topic, host) if host else shared_queue(topic)
-
-
-def check_exceptions(exceptions: object) -> None:
-    """Check that *exceptions* maps names to exception classes.
-
-    Raises:
-        ConfigError: it is no mapping, or a value is no exception class.
-    """
-    if not isinstance(exceptions, Mapping):
-        raise ConfigError(
-            f"exceptions={exceptions!r} is no mapping: write exceptions={{'myapp.errors.Refused': "
-            "Refused}, by module and class as the service raises them"
-        )
-    for name, kind in exceptions.items():
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise ConfigError(
-                f"exceptions[{name!r}] is {kind!r}, not a subclass of Exception; "
-                "map 'module.Class' as the service sends it to a class of yours"
-            )

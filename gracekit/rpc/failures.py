@@ -49,7 +49,7 @@ _SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyTyp
 _NOT_REBUILT: Final = (
     *(ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError),
     *(errors.VersionCapError, errors.DependencyError, errors.Undeliverable),
-    *(errors.UnconfirmedError, errors.CallTimeoutError),
+    *(errors.UnconfirmedError, errors.CallTimeoutError, errors.NoAnswerError),
 )
 
 
@@ -311,3 +311,22 @@ def _build(kind: type[Exception], failure: Failure) -> Exception | None:
         if isinstance(exception, kind):
             return exception
     return None
+
+
+def check_exceptions(exceptions: object) -> None:
+    """Check that *exceptions* maps names to exception classes.
+
+    Raises:
+        ConfigError: it is no mapping, or a value is no exception class.
+    """
+    if not isinstance(exceptions, Mapping):
+        raise errors.ConfigError(
+            f"exceptions={exceptions!r} is no mapping: write exceptions={{'myapp.errors.Refused': "
+            "Refused}, by module and class as the service raises them"
+        )
+    for name, kind in exceptions.items():
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise errors.ConfigError(
+                f"exceptions[{name!r}] is {kind!r}, not a subclass of Exception; "
+                "map 'module.Class' as the service sends it to a class of yours"
+            )

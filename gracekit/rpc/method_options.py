@@ -185,7 +185,7 @@ def options_from(
         probe_timeout_s=_bound("probe_timeout", probe_timeout),
         pending_timeout_s=_limit("pending_timeout", pending_timeout),
         retry_on=_exceptions(retry_on),
-        retries=_count("retries", retries) or 0,
+        retries=_count("retries", retries, optional=False) or 0,
         backoff_s=_seconds("backoff", backoff),
         backoff_max_s=max(_seconds("backoff", backoff), _seconds("backoff_max", backoff_max)),
         allow_cancel=allow_cancel,
@@ -228,8 +228,8 @@ def _bound(option: str, value: str | float | None) -> float | None:
     return seconds
 
 
-def _count(option: str, value: object) -> int | None:
-    if value is None:
+def _count(option: str, value: object, *, optional: bool = True) -> int | None:
+    if value is None and optional:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{option}={value!r} must be a whole number from 1, or be left out")

@@ -399,16 +399,16 @@ def _check(method: Method[Any, Any]) -> None:
     ):
         if given not in words:
             raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")
-    if options.on_interrupt == "requeue" and options.retry_on:
-        raise DeclarationError(
-            f"{name}: on_interrupt='requeue' keeps no journal row that could wait for its next "
-            "try: leave retry_on out, or use on_interrupt='retry'"
-        )
-    if options.on_interrupt == "requeue" and options.pending_timeout_s is not None:
-        raise DeclarationError(
-            f"{name}: on_interrupt='requeue' keeps no journal row, so its requests cannot wait for "
-            "capacity: leave pending_timeout out, or use on_interrupt='retry'"
-        )
+    for option, is_given, missing in (
+        ("retry_on", options.retry_on != (), "wait for its next try"),
+        ("allow_cancel", options.allow_cancel != "nobody", "be cancelled"),
+        ("pending_timeout", options.pending_timeout_s is not None, "wait for capacity"),
+    ):
+        if is_given and options.on_interrupt == "requeue":
+            raise DeclarationError(
+                f"{name}: on_interrupt='requeue' keeps no journal row that could {missing}: leave "
+                f"{option} out, or use on_interrupt='retry'"
+            )
     if options.in_drain == "refuse" and not options.ops:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from gracekit.admin.api import AdminApi
 from gracekit.callables import name_of
+from gracekit.config.values import words_in
 from gracekit.control.accounts import AccountsCount
 from gracekit.control.caller_tasks import CallerTasks
 from gracekit.control.dumps import Dumps
@@ -247,9 +248,10 @@ def _requests(ground: Ground, records: Records) -> Requests:
 def _arrivals(ground: Ground, records: Records, answers: Answers) -> Arrivals:
     service, clock, telemetry = ground.service, ground.clock, ground.telemetry
     keys, detour = service.context_keys, Detour(records.members, clock, telemetry)
+    who = words_in(ground.settings.dedupe_context)
     return Arrivals(
         service.methods,
-        Refusals(records.journal, answers, telemetry, clock, detour, keys),
+        Refusals(records.journal, answers, telemetry, clock, detour, keys, who),
         ground.phase,
         ground.settings,
         clock,

@@ -125,9 +125,16 @@ class Caller:
         """The same of several. See `RpcClient.states`."""
         return await self._view.states(request_ids)
 
-    async def result(self, request_id: str, /, *, wait: float | str = 0.0) -> Any:
+    async def result(
+        self,
+        request_id: str,
+        /,
+        *,
+        wait: float | str = 0.0,
+        of: Method[..., Any] | None = None,
+    ) -> Any:
         """The result of a request. See `RpcClient.result`."""
-        return await self._view.result(request_id, wait=wait)
+        return await self._view.result(request_id, wait=wait, of=of)
 
     async def results(
         self, request_ids: Iterable[str], /, *, wait: float | str = 0.0

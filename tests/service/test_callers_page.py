@@ -16,7 +16,7 @@ from gracekit.testing import run as play
 from tests.docs.pages import Page, run, running
 
 PAGE = Page("callers.md")
-NOT_ASYNC = ["hello.py", "script.py", "wsgi.py"]
+NOT_ASYNC = ["hello.py", "script.py", "wsgi.py", "patient.py"]
 
 
 def test_the_table_lists_every_option():

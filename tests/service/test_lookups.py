@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from gracekit import (
     CallTimeoutError,
     Context,
+    DeclarationError,
     NoAnswerError,
     NoSuchMethodError,
+    RemoteError,
     RpcError,
     Service,
     TaskCancelledError,
     UnknownTaskError,
 )
+from gracekit.journal.lookups import looked_up
 from gracekit.testing import InMemoryService, run
 
 
@@ -83,7 +87,7 @@ def test_a_wait_that_is_over_says_how_far_the_task_is() -> None:
     async def main() -> None:
         async with InMemoryService(_service()) as one:
             task = await one.client.cast("resize", vm="vm-1", s=600)
-            with pytest.raises(CallTimeoutError, match="not ended within 10s: it is running"):
+            with pytest.raises(CallTimeoutError, match="not ended within 10 s: it is running"):
                 await one.client.result(task, wait="10s")
             info = await one.client.state(task)
             assert (info.state, info.ended) == ("running", False)
@@ -375,5 +379,136 @@ def test_a_handler_calls_its_own_service_and_another_on_its_own_connection() -> 
 
         async with InMemoryService(svc) as one, InMemoryService(other, beside=one):
             assert await one.call("boot", vm="vm-1") == ["p-1 is plugged", "vm-1 is resized"]
+
+    run(main())
+
+
+def test_a_refused_cast_is_told_to_its_sender_alone() -> None:
+    async def main() -> None:
+        async with InMemoryService(_service()) as one:
+            ada = one.prepare(context={"user_id": "ada"})
+            task = await ada.cast("resize", flavor="m1")
+            with pytest.raises(TypeError, match="flavor"):
+                await ada.result(task, wait="1m")
+            info = await ada.state(task)
+            assert (info.state, info.reason, info.ended) == ("rejected", "arguments", True)
+            with pytest.raises(UnknownTaskError):
+                await one.state(task)
+            again = ada.prepare(request_id=task)
+            await again.cast("resize", vm="vm-1")  # an id of a refused request is free
+            assert await ada.result(task, wait="1m") == "vm-1 is resized"
+            await again.cast("resize", vm="vm-2")  # conflicts, and changes nothing
+            await asyncio.sleep(1)
+            assert await ada.result(task, wait="1m") == "vm-1 is resized"
+
+    run(main())
+
+
+def test_a_cast_of_the_method_itself_is_checked_before_it_is_sent() -> None:
+    async def main() -> None:
+        svc = Service("compute", task_api="callers")
+
+        @svc.rpc(on_interrupt="retry")
+        async def pay(ctx: Context, amount: Decimal) -> Decimal:
+            return amount * 2
+
+        async with InMemoryService(svc) as one:
+            with pytest.raises(TypeError, match="amount"):
+                await one.cast(pay, amount="much")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="amount"):
+                await one.fanout(pay, amount="much")  # type: ignore[arg-type]
+            task = await one.cast(pay, amount=Decimal("19.90"))
+            assert await one.result(task, wait="1m") == "39.80"
+            assert await one.result(task, of=pay) == Decimal("39.80")
+
+    run(main())
+
+
+def test_retries_of_none_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="retries=None must be a whole number"):
+        Service("compute").rpc(retries=None)(lambda ctx: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"note": "caf\udce9"}, {"done": 10**5000}, {"done": 1, "of": 10**5000}]
+)
+def test_a_progress_that_cannot_be_written_is_refused_in_its_handler(bad: dict[str, Any]) -> None:
+    async def main() -> None:
+        svc = Service("compute")
+
+        @svc.rpc(on_interrupt="retry")
+        async def copy(ctx: Context) -> None:
+            ctx.progress(**{"done": 1, **bad})
+
+        @svc.rpc(on_interrupt="retry")
+        async def other(ctx: Context) -> str:
+            return "works"
+
+        async with InMemoryService(svc) as one:
+            with pytest.raises((TypeError, ValueError)):
+                await one.call("copy")
+            assert await one.call("other") == "works"
+
+    run(main())
+
+
+def test_a_wait_outlives_the_death_of_the_process_that_was_asked() -> None:
+    async def main() -> None:
+        async with InMemoryService(_service()) as one:
+            task = await one.cast("resize", vm="vm-1", s=4)
+            waiting = asyncio.ensure_future(one.result(task, wait="30s"))
+            begin = asyncio.get_running_loop().time()
+            await asyncio.sleep(1)
+            await one.crash()
+            await one.start()
+            assert await waiting == "vm-1 is resized"
+            assert asyncio.get_running_loop().time() - begin < 18  # with its settle time of 10 s
+
+    run(main())
+
+
+def test_a_question_that_cannot_be_asked_is_refused_by_the_client() -> None:
+    async def main() -> None:
+        async with InMemoryService(_service()) as one:
+            for ids in ("abc", ["x" * 256], [""], [None]):
+                with pytest.raises(TypeError, match="no request ids"):
+                    await one.states(ids)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="must be a text"):
+                await one.cancel("id", reason=None)  # type: ignore[arg-type]
+            with pytest.raises(UnknownTaskError):
+                await one.cancel("id", reason="long " * 500_000)
+
+    run(main())
+
+
+def test_a_foreign_task_costs_no_more_than_one_that_is_not_known() -> None:
+    async def main() -> None:
+        svc = Service("compute", task_api="callers")
+
+        @svc.rpc(on_interrupt="retry")
+        async def make(ctx: Context) -> str:
+            return "x" * 900_000
+
+        async with InMemoryService(svc) as one:
+            ada = one.prepare(context={"user_id": "ada"})
+            task = await ada.cast("make")
+            await ada.result(task, wait="1m")
+            engine, service = one.runtime.ground.engine, svc.topic
+            assert await looked_up(engine, service, [task], "of-bob", most=10**6) == []
+
+    run(main())
+
+
+def test_a_handler_that_nobody_answers_does_not_tell_its_caller_that_it_was_not_sent() -> None:
+    async def main() -> None:
+        svc = _service()
+
+        @svc.rpc(on_interrupt="retry")
+        async def nest(ctx: Context) -> None:
+            await ctx.client("nobody").result("some-id")
+
+        async with InMemoryService(svc) as one:
+            with pytest.raises(RemoteError, match="NoAnswerError"):
+                await one.call("nest")
 
     run(main())

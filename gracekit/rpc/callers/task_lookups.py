@@ -7,6 +7,7 @@ service have a store each, all of them are asked, and the one that knows the req
 from __future__ import annotations
 
 import asyncio
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,15 +27,16 @@ from gracekit.errors import (
     UnsupportedVersionError,
 )
 from gracekit.rpc.call_options import CallOptions
-from gracekit.rpc.callers.questions import ASK_S, SIBLINGS_S, Questions
+from gracekit.rpc.callers.questions import ASK_S, Questions
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import TASKS_NAMESPACE, CallerVerb, JsonObject, Reply
-from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.oslo_wire import MAX_NAME, decode_reply
 
 MOST_IDS: Final = 500
 """Most ids in one question."""
-MOST_WAIT_S: Final = 10.0
-"""Longest wait of a server for one question, after which it is asked again."""
+LONGEST_REASON: Final = 500
+MOST_WAIT_S: Final = 3.0
+"""Longest wait of a server for one question. It is asked again then, as it may have died."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +62,11 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
         task_id: The request id.
         method: Name of the method.
         state: A `TaskState` as a word: accepted, running, pending, handed_over, succeeded, failed,
-            cancelled or errored.
-        reason: Why, in a word, if it is errored, cancelled or pending.
+            cancelled, errored or rejected.
+        reason: Why, in a word, if it is errored, cancelled, pending or rejected.
         attempts: How often its handler was begun.
         failures: How many of its attempts have failed and were tried again.
-        accepted_at: When it was accepted.
+        accepted_at: When it was accepted, or refused.
         started_at: When its last attempt began; None before the first.
         due_at: Before which it does not begin; None if nothing but a place is missing.
         finished_at: When it ended; None if it has not.
@@ -164,7 +166,9 @@ class Lookups:
 
     async def cancel(self, options: CallOptions, task_id: str, reason: str) -> TaskInfo:
         """End a request, as its method allows."""
-        args = {"ids": list(_checked([task_id])), "reason": reason}
+        if not isinstance(reason, str):
+            raise InvalidArgumentsError(f"reason={reprlib.repr(reason)} must be a text")
+        args = {"ids": list(_checked([task_id])), "reason": reason[:LONGEST_REASON]}
         told = await self.ask(options, options.host, CallerVerb.CANCEL, args)
         if not told.tasks and told.is_apart and options.host is None:
             told = await self.ask_all(options, CallerVerb.CANCEL, args)
@@ -196,12 +200,16 @@ class Lookups:
             async with asyncio.timeout(within_s), asking as asked:
                 await asked.send(host)
                 return await asked.answer()
-        except (TimeoutError, Undeliverable) as error:
+        except TimeoutError as error:
+            known = (
+                "it may have been carried out" if verb is CallerVerb.CANCEL else "nothing is known"
+            )
             raise NoAnswerError(
                 f"no server of {self._asker.ops_topic!r}{f' on {host}' if host else ''} has "
-                f"answered within {within_s:g} s, so nothing is known and nothing was changed: ask "
-                "again when the service runs"
+                f"answered, so {known}: ask again when the service runs"
             ) from error
+        except Undeliverable as error:
+            raise NoAnswerError(f"nobody was asked: {error}") from error
 
     async def ask_all(self, options: CallOptions, verb: CallerVerb, args: JsonObject) -> _Told:
         """Ask every server that runs now; of each request one that knows it is enough."""
@@ -210,7 +218,7 @@ class Lookups:
             verb.value, args, namespace=TASKS_NAMESPACE, context=options.context
         )
         try:
-            async with asyncio.timeout(SIBLINGS_S), asking as asked:
+            async with asyncio.timeout(ASK_S), asking as asked:
                 await asked.send_to_all()
                 while len(found.tasks) < len(args["ids"]):
                     if (reply := await asked.answer()).failure is not None:
@@ -315,8 +323,8 @@ class _Search:
             return self.unheard or unknown(task_id)
         due = "" if info.due_at is None else " and not due yet"
         error = CallTimeoutError(
-            f"task {task_id} ({info.method}) has not ended within {wait}: it is {info.state}{due}; "
-            "ask again, with a longer wait"
+            f"task {task_id} ({info.method}) has not ended within {parse_duration(wait):g} s: it "
+            f"is {info.state}{due}; ask again, with a longer wait"
         )
         error.request_id = task_id
         return error
@@ -331,10 +339,10 @@ def _told(reply: Reply) -> _Told:
 
 def _checked(ids: Iterable[str]) -> Sequence[str]:
     given: list[object] = [ids] if isinstance(ids, str) else list(ids)
-    texts = [one for one in given if isinstance(one, str) and one]
+    texts = [one for one in given if isinstance(one, str) and 0 < len(one) <= MAX_NAME]
     if isinstance(ids, str) or len(texts) < len(given):
         raise InvalidArgumentsError(
-            f"{ids!r} are no request ids: pass a list of texts, as cast() returns them"
+            f"{reprlib.repr(ids)} are no request ids: pass a list of texts, as cast() returns them"
         )
     return list(dict.fromkeys(texts))
 
@@ -342,9 +350,9 @@ def _checked(ids: Iterable[str]) -> Sequence[str]:
 def unknown(task_id: str) -> UnknownTaskError:
     """The error about a request that no server knows."""
     error = UnknownTaskError(
-        f"no task {task_id[:100]!r} of this caller is on record: it may still be in the queue, on "
-        "a host with a store of its own that does not answer now, by a `requeue` method, which "
-        "has no record, or removed after GRACEKIT_RETENTION"
+        f"no task {task_id[:100]!r} of this caller is on record: it is still in the queue; or a "
+        "host has it that has a store of its own and does not answer now; or its method is "
+        "`requeue`, which keeps no record; or it was removed after GRACEKIT_RETENTION"
     )
     error.request_id = task_id
     return error
