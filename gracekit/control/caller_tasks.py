@@ -246,7 +246,7 @@ class CallerTasks:
         """End the tasks that this caller may end; those that have ended stay as they are.
 
         Raises:
-            RpcError: the method allows it to nobody, or not to this caller.
+            RpcError: the method allows it to nobody, or not to this caller; or it is not recorded.
         """
         user = question.context.get("user_id")
         for row in await self._found(question, most=-1):
@@ -268,8 +268,14 @@ class CallerTasks:
                     await self._orders.carry_out_anywhere(row.request_id, order)
                 except StoreError:
                     raise
-                except GracekitError:  # it has ended meanwhile, or it is being cancelled already
-                    continue
+                except GracekitError as error:
+                    if await self._is_open(row):
+                        raise RpcError(str(error)) from error
+
+    async def _is_open(self, row: LookedUp) -> bool:
+        journal = self._journal
+        rows = await looked_up(journal.engine, journal.service, [row.request_id])
+        return any(one.finished_at is None for one in rows)
 
 
 def _shown(row: LookedUp) -> dict[str, Any]:
