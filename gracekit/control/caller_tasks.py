@@ -248,7 +248,7 @@ class CallerTasks:
         """End the tasks that this caller may end; those that have ended stay as they are.
 
         Raises:
-            RpcError: the method allows it to nobody, or not to this caller.
+            RpcError: the method allows it to nobody, or not to this caller; or it is not recorded.
         """
         user = question.context.get("user_id")
         for row in await self._found(question):
@@ -261,8 +261,9 @@ class CallerTasks:
                 await self._orders.carry_out_anywhere(row.request_id, order)
             except StoreError:
                 raise
-            except GracekitError:  # it has ended meanwhile, or it is being cancelled already
-                continue
+            except GracekitError as error:
+                if any(one.finished_at is None for one in await self._found(question)):
+                    raise RpcError(str(error)) from error
 
     async def _check_may_cancel(self, row: LookedUp, user: object) -> None:
         allowed = self._allows(row)

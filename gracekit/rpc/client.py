@@ -244,7 +244,8 @@ class ClientView:
         Raises:
             UnknownTaskError: as with `state`; it may still be in the queue, and run later.
             NoAnswerError: no server has answered within 2 s; it may have been cancelled.
-            RpcError: its method does not allow that to this caller.
+            RpcError: its method does not allow that to this caller; or it cannot be cancelled now,
+                as the message says, and goes on.
             NoSuchMethodError: as with `state`.
         """
         return await self._client._lookups.cancel(self._options, request_id, reason)  # noqa: SLF001

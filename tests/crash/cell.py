@@ -18,6 +18,7 @@ from typing import Any, Final
 from gracekit.errors import GracekitError
 from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON
 from gracekit.rpc.client import RpcClient
+from gracekit.rpc.task_lookups import TaskInfo
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
 from tests.crash.queues import PATIENCE_S, Queues, until
 from tests.crash.service import TOPIC, effects
@@ -52,6 +53,7 @@ class Cell:
     Attributes:
         sent: Request ids whose publish was confirmed, and the method of each.
         calls: Those whose caller waits for an answer, by id and a number.
+        cancels: What callers have asked to cancel; each may be answered or not.
         child: The service, or None.
     """
 
@@ -62,6 +64,7 @@ class Cell:
         self.client = RpcClient(self.transport, TOPIC)
         self.sent: dict[str, tuple[str, dict[str, Any]]] = {}
         self.calls: list[tuple[str, asyncio.Task[Any]]] = []
+        self.cancels: list[tuple[str, asyncio.Task[TaskInfo]]] = []
         self.garbage: list[bytes] = []
         self.child: asyncio.subprocess.Process | None = None
         self._starts = 0
@@ -144,9 +147,10 @@ class Cell:
         if self.child is not None and self.child.returncode is None:
             self.child.kill()
             await self.child.wait()
-        for _, call in self.calls:
+        asked = [call for _, call in (*self.calls, *self.cancels)]
+        for call in asked:
             call.cancel()
-        await asyncio.gather(*(call for _, call in self.calls), return_exceptions=True)
+        await asyncio.gather(*asked, return_exceptions=True)
         await self.client.stop()
         await self.transport.stop()
         self.queues.close()
@@ -168,6 +172,10 @@ class Cell:
         await self.until(lambda: self.transport.confirmed > before)
         self.sent[request_id] = (method, args)
         return request_id
+
+    def cancel(self, request_id: str) -> None:
+        """Ask once to cancel a request, and go on."""
+        self.cancels.append((request_id, asyncio.create_task(self.client.cancel(request_id))))
 
     async def send_garbage(self) -> None:
         """Send what is no request."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gracekit.errors import CallTimeoutError, NoCapacity
+from gracekit.errors import CallTimeoutError, NoCapacity, TaskCancelledError
 from gracekit.life import read_note
 from gracekit.rpc.notifications import decode_notification
 from tests.crash.cell import Cell
@@ -41,6 +41,7 @@ class Task:
     parkings: int
     failures: int
     is_overdue: bool
+    is_ordered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def look(cell: Cell) -> Snapshot:
     queued, dead = cell.queues.bodies()
     tasks = cell.rows(
         "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner, "
-        "namespace, parkings, failures, pending_deadline <= ? FROM task",
+        "namespace, parkings, failures, pending_deadline <= ?, ordered IS NOT NULL FROM task",
         time.time(),
     )
     locks = cell.directory / RUNS
@@ -216,6 +217,11 @@ def is_over(task: Task) -> bool:
     return task.state in TERMINAL
 
 
+def is_free(task: Task) -> bool:
+    """Whether it is not at work, and nothing but a place is missing."""
+    return not task.is_ordered and (task.state == "accepted" or stopped_by_itself(task))
+
+
 def stopped_by_itself(task: Task | None) -> bool:
     return task is not None and task.state == "handed_over" and task.cut == "safe_point"
 
@@ -235,7 +241,7 @@ def is_quiet(cell: Cell, crash: Snapshot, *, but_parked: bool = False) -> bool:
             is_over(task) or (but_parked and task.state == "pending") for task in now.tasks.values()
         )
         and not now.queued
-        and all(call.done() for _, call in cell.calls)
+        and all(call.done() for _, call in (*cell.calls, *cell.cancels))
         and all(run.verdict for run in now.runs[:-1])
         and not cell.rows("SELECT 1 FROM reply")
         and not cell.rows("SELECT 1 FROM task WHERE errored_due = 1")
@@ -265,6 +271,16 @@ def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False)
     check_verdicts(history)
     check_volumes(cell, crash, end)
     check_news(cell, end)
+    check_cancels(cell, end)
+
+
+def check_cancels(cell: Cell, end: Snapshot) -> None:
+    """What was told to be cancelled is, and what was not ordered on record is not."""
+    for request_id, cancel in cell.cancels:
+        if cancel.exception() is None and cancel.result().state == "cancelled":
+            assert end.tasks[request_id].state == "cancelled", end.tasks[request_id]
+    cancelled = {task.request_id for task in end.tasks.values() if task.state == "cancelled"}
+    assert len(cancelled) == end.incidents["caller_cancel"], (cancelled, end.incidents)
 
 
 def check_news(cell: Cell, end: Snapshot) -> None:
@@ -302,6 +318,7 @@ def check_outcome(task: Task, crash: Snapshot, end: Snapshot) -> None:
     more = end.starts[task.request_id] - crash.starts[task.request_id]
     assert more == starts, f"{task} was started {more} times after the crash, not {starts}"
     assert state != "succeeded" or task.request_id in end.done, f"{task} did nothing"
+    assert state != "cancelled" or task.request_id not in end.done, f"{task} was done"
 
 
 def expected_of(task: Task, crash: Snapshot) -> tuple[str, int]:
@@ -309,17 +326,18 @@ def expected_of(task: Task, crash: Snapshot) -> tuple[str, int]:
     before = crash.tasks.get(task.request_id)
     if task.state == "rejected" or (before is not None and is_over(before)):
         return (before or task).state, 0
-    if before is None or before.state == "accepted" or stopped_by_itself(before):
+    if before is None or is_free(before):
         return "succeeded", 1
     match task.on_interrupt:
+        case _ if before.is_ordered:
+            return "cancelled", 0
         case _ if before.state == "pending":  # else the resolver lets it run
             return ("errored", 0) if before.is_overdue else ("succeeded", 1)
         case "error":
             return "errored", 0
-        case "probe" if task.request_id in crash.done:
-            return "succeeded", 0
-        case _:
-            return "succeeded", 1
+        case policy:
+            is_known = policy == "probe" and task.request_id in crash.done
+            return "succeeded", 0 if is_known else 1
 
 
 def check_answers(cell: Cell, end: Snapshot) -> None:
@@ -331,6 +349,8 @@ def check_answers(cell: Cell, end: Snapshot) -> None:
         task = end.tasks.get(request_id)
         if task is not None and not (task.parkings and isinstance(error, NoCapacity)):
             assert (task.state == "succeeded") == (error is None), f"{task} answered {error!r}"
+            is_cancel = isinstance(error, TaskCancelledError)
+            assert (task.state == "cancelled") == is_cancel, f"{task} answered {error!r}"
 
 
 def check_verdicts(history: Sequence[Snapshot]) -> None:

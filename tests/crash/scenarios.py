@@ -211,6 +211,38 @@ async def later(story: Story) -> None:
     await story.cell.cast(story.thing, delay="50ms", thing="a")
 
 
+async def cancel(story: Story) -> None:
+    """A caller cancels what runs."""
+    await story.arm()
+    story.cell.cancel(await story.begun("gate"))
+
+
+async def cancel_waiting(story: Story) -> None:
+    """A caller cancels what waits for its turn."""
+    await story.arm()
+    await story.begun("gate")
+    second = await story.cell.call(story.thing, thing="a")
+    await story.cell.until_state(second, "accepted")
+    story.cell.cancel(second)
+
+
+async def cancel_later(story: Story) -> None:
+    """A caller cancels what is not due yet, and has no owner."""
+    await story.arm()
+    await story.cell.until(lambda: bool(story.cell.rows("SELECT 1 FROM run WHERE phase='serving'")))
+    request_id = await story.cell.cast(story.thing, delay="10s", thing="a")
+    await story.cell.until_state(request_id, "accepted")
+    story.cell.cancel(request_id)
+
+
+async def cancel_parked(story: Story) -> None:
+    """A caller cancels what waits for capacity."""
+    request_id = await story.cell.call(story.thing, how="park", thing="a")
+    await story.arm()
+    await story.cell.until_state(request_id, "pending")
+    story.cell.cancel(request_id)
+
+
 # -- drains -----------------------------------------------------------------------
 
 
@@ -340,6 +372,14 @@ async def after_accept(story: Story) -> None:
     await story.arm(**AT_ONCE)
 
 
+async def after_cancel(story: Story) -> None:
+    """The start after a cancel was on record, and its handler had not returned."""
+    await story.cell.start("tally.after", **AT_ONCE)
+    story.cell.cancel(await story.begun("gate"))
+    await story.killed()
+    await story.arm(**AT_ONCE)
+
+
 async def after_hold(story: Story) -> None:
     """The start after a process died that was held."""
     await story.cell.start()
@@ -442,6 +482,11 @@ TABLE: Final = (
     Reaches(expire, (P.UNPARK,), JOURNALED),
     Reaches(fail, (P.TRY_LATER, P.CLAIM, (P.CLAIM, 2), P.BEGIN, P.FINISH), JOURNALED),
     Reaches(later, (P.ACCEPT, P.CLAIM, (P.CLAIM, 2), P.BEGIN), JOURNALED),
+    # Progress rides with the cursors, at SAFE_POINT; a lookup commits nothing, so it has no point.
+    Reaches(cancel, (P.TALLY, P.FINISH, P.REPLY, P.REPLY_SENT), JOURNALED),
+    Reaches(cancel_waiting, (P.TALLY, P.FINISH, P.REPLY), JOURNALED),
+    Reaches(cancel_later, (P.SETTLE, P.REPLY), JOURNALED),
+    Reaches(cancel_parked, (P.UNPARK, (P.NOTIFY, 3)), JOURNALED),
     Reaches(refuse, (P.REJECT, P.REPLY, P.ACK), ANY),
     Reaches(garbage, (P.REJECT, P.DEAD_LETTER), ANY),
     Reaches(caller, (P.CONNECT, P.PUBLISH), ANY),
@@ -464,6 +509,7 @@ TABLE: Final = (
     Reaches(after_park, (P.ADOPT, P.NOTIFY, (P.NOTIFY, 2), P.OUTBOX_SENT, P.REPLY), JOURNALED),
     Reaches(after_deadline, (P.UNPARK, P.NOTIFY, P.OUTBOX_SENT), JOURNALED),
     Reaches(after_accept, (P.ADOPT, P.CLAIM, P.BEGIN), JOURNALED),
+    Reaches(after_cancel, (P.ADOPT, P.SETTLE, P.REPLY, P.REPLY_SENT), JOURNALED),
     Reaches(after_hold, (P.ADOPT, P.CALL_HOOK, P.END_HOLD, P.ERRORED_DONE), JOURNALED),
     Reaches(after_safe_point, (P.CLAIM, P.SETTLE), ERROR, always=True),
     Reaches(after_safe_point, (P.CLAIM, P.SETTLE), AGAIN),

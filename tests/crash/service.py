@@ -28,6 +28,7 @@ EFFECTS: Final = Path("effects")
 GATE: Final = Path("gate")
 
 svc = Service(TOPIC, task_api=True)
+svc.answers_callers = True  # beside resolvers
 
 
 def tell(what: str, ctx: Context, **more: Any) -> None:
@@ -137,7 +138,7 @@ def declare(name: str, **options: Any) -> None:
         return await work(ctx, how, thing)
 
     handler.__name__ = name
-    method = svc.rpc(**options)(handler)
+    method = svc.rpc(allow_cancel="anyone", **options)(handler)
     method.errored(errored)
     if options["on_interrupt"] == "probe":
         method.probe(probe)

@@ -12,6 +12,7 @@ from gracekit import (
     CallTimeoutError,
     Context,
     DeclarationError,
+    MethodTimeoutError,
     NoAnswerError,
     NoSuchMethodError,
     RemoteError,
@@ -302,6 +303,31 @@ def test_a_cancel_needs_a_user_and_a_method_that_allows_it() -> None:
             with pytest.raises(TaskCancelledError):
                 await ada.result(freed, wait="1s")
             assert (await one.client.state(kept)).state == "running"
+
+    run(main())
+
+
+def test_a_cancel_that_is_not_on_record_is_refused() -> None:
+    """Otherwise its caller would take a task for cancelled that goes on, or runs again later."""
+
+    async def main() -> None:
+        svc = _service()
+
+        @svc.rpc(on_interrupt="retry", allow_cancel="anyone", timeout="1s")
+        async def stubborn(ctx: Context) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(10)
+                raise
+
+        async with InMemoryService(svc) as one:
+            task = await one.client.cast("stubborn")
+            await asyncio.sleep(3)
+            with pytest.raises(RpcError, match="is being cancelled already"):
+                await one.client.cancel(task)
+            with pytest.raises(MethodTimeoutError):
+                await one.client.result(task, wait="1m")
 
     run(main())
 

@@ -14,6 +14,9 @@ from tests.simulation.truth import BACKOFF_S, RETRIES, Flaky, Truth
 SETTLE_S = 3.0
 POLICIES = ("error", "retry", "probe", "requeue")
 STYLES = ("plain", "steps", "thread", "thread_steps", "spawned", "spawned_steps")
+CANCELLED_BY = dict(
+    zip(STYLES, ("sender", "anyone", "nobody", "sender", "anyone", "sender"), strict=True)
+)
 
 
 class App:
@@ -50,6 +53,7 @@ class App:
             "settle": SETTLE_S,
             "max_wait": "10m",
             "timeout": 60,
+            "allow_cancel": CANCELLED_BY[style],
         }
         if on_vm:
             options["resource"] = "vm"

@@ -128,6 +128,9 @@ class Callers:
         plan = self._with_need(plan)
         self._story.truth.plans[request_id] = plan
         is_call = not fanout and rng.random() < 0.5
+        user = self._story.inquirers.user_of(request_id)
+        if self._story.inquirers.is_on and user is not None:
+            options["context"] = {"user_id": user}
         if not (is_call or fanout) and shape.random() < 0.2:
             options["delay"] = shape.choice([5, 40, 120])
         return Sent(
@@ -188,8 +191,11 @@ class Callers:
     async def _ask(self, request_id: str, version: int) -> None:
         story, one = self._story, self._story.sent[request_id]
         knows = random.Random(f"{story.seed} {request_id} {version} again").random() < 0.5
+        who = one.options.get("context", {})
         one = replace(one, options={"pending": knows})
-        view = self._clients[0].prepare(request_id=request_id, pending=knows, timeout=ANSWERED_S)
+        view = self._clients[0].prepare(
+            request_id=request_id, pending=knows, timeout=ANSWERED_S, context=who
+        )
         moves, serving = story.parked.moves[request_id], story.serving()
         try:
             await view.call(one.method, **one.args)

@@ -64,7 +64,6 @@ class Ledger:
 
     Attributes:
         is_ready: The store has its tables.
-        more_triggers: Of whoever else watches this disk, by `read_parked`.
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
@@ -86,8 +85,8 @@ class Ledger:
         self._seen = -1  # changes of the disk that were judged
         self.edges: Counter[tuple[str, str]] = Counter()
         self.reads_failed: Callable[[], bool] = lambda: False
-        self.more_triggers = ""
-        self.read_parked: Callable[[Life], None] = lambda _: None
+        self._more_triggers = ""
+        self._readers: list[Callable[[Life], None]] = []
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
         self.fenced: set[str] = set()
@@ -106,13 +105,18 @@ class Ledger:
         """Runs that may not act, although their process may live."""
         return self.left | self.fenced | self.declared
 
+    def add(self, triggers: str, read: Callable[[Life], None]) -> None:
+        """Let somebody else watch this disk, too: *read* is called after each commit."""
+        self._more_triggers += triggers
+        self._readers.append(read)
+
     def read(self, actor: Life) -> None:
         """Judge what the last commit of *actor* has done."""
         disk = self._machine.disk
         if not self.is_ready:
             if not self._machine.rows("SELECT 1 FROM sqlite_master WHERE name = 'task'"):
                 return
-            disk.execute(_SCHEMA + self.more_triggers)
+            disk.execute(_SCHEMA + self._more_triggers)
             self.is_ready = True
         if actor.runtime.run_id not in self.runs:
             self.runs[actor.runtime.run_id] = actor
@@ -121,7 +125,8 @@ class Ledger:
         if changes == self._seen:
             return
         self._seen = changes
-        self.read_parked(actor)
+        for read in self._readers:
+            read(actor)
         steps = list(disk.execute("SELECT * FROM step ORDER BY n"))
         if not steps:
             return

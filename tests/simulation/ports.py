@@ -59,6 +59,7 @@ class SimEngine(PlayedEngine):
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         self.story.note_commit(self.life, batch.point)
+        self.story.judged(self.story.inquirers.check_commit, self.life, batch.point)
         return super().submit(batch)
 
     def _carry_out(self) -> None:
@@ -85,6 +86,7 @@ class SimTransport(PlayedTransport):
 
     async def consume(self, queues: Any, on_delivery: Any, *, prefetch: int) -> Any:
         def take(delivery: Delivery) -> None:
+            self.life.story.inquirers.watch(self.life)
             self.taken = [one for one in self.taken if not one.settled]
             self.taken.append(delivery)
             self._watch(delivery)

@@ -18,6 +18,7 @@ class Reckoning:
 
     def __init__(self, story: Story) -> None:
         self._story = story
+        self._reckoned: set[str] = set()
 
     def unsettled(self) -> list[str]:
         found = [
@@ -89,8 +90,14 @@ class Reckoning:
             life = self._story.ledger.runs[lease["owner"]]
             if life.report is None or not life.report.leases_kept:
                 raise Violation(f"I12: {life.name}, which is gone, still has lease {lease}")
-        for one in self._story.sent.values():
-            self._reckon_one(one)
+        self.reckon_requests()
+
+    def reckon_requests(self) -> None:
+        """Each request once: retention may remove its record later."""
+        for request_id, one in self._story.sent.items():
+            if request_id not in self._reckoned:
+                self._reckoned.add(request_id)
+                self._reckon_one(one)
         self._story.raise_first()
 
     def _reckon_one(self, one: Sent) -> None:
@@ -100,10 +107,12 @@ class Reckoning:
         )
         self._reckon_charges(one, rows)
         self._reckon_orders(rows)
+        for row in rows:
+            self._story.inquirers.histories.check_answers(one, row)
         if one.is_fanout:
             return
         if plan.policy == "requeue":
-            refused = any(row["state"] == "rejected" for row in rows)
+            refused = any(row["state"] in {"rejected", "cancelled"} for row in rows)
             started = self._story.watch.was_started(plan.request_id)
             if one.confirmed and not one.is_call and not started and not refused:
                 raise Violation(f"I1: requeue cast {plan.request_id} was never run")
@@ -142,7 +151,11 @@ class Reckoning:
         self._reckon_hook(one, row)
         rightful = {
             ("cancelled", row["reason"]): truth.was_ordered(request_id, Verb.CANCEL)
-            or self._was_cancelled(one),
+            or self._was_cancelled(one)
+            or (
+                row["reason"] == "caller"
+                and request_id in self._story.inquirers.histories.may_cancel
+            ),
             ("errored", "operator"): truth.was_ordered(request_id, Verb.FAIL)
             or Verb.FAIL in self._story.capacity.asked[request_id],
             ("errored", "gave_up"): truth.was_ordered(request_id, Verb.GIVE_UP)

@@ -26,6 +26,8 @@ from tests.simulation.app import App
 from tests.simulation.beats import Beats
 from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
 from tests.simulation.capacity import Capacity
+from tests.simulation.histories import SCHEMA as HISTORIES
+from tests.simulation.inquirers import ASKERS, Inquirers
 from tests.simulation.ledger import Ledger
 from tests.simulation.operators import Operator
 from tests.simulation.parked import OVERDUE_S, SCHEMA, ParkedTasks
@@ -89,6 +91,7 @@ class Story:
         self.ends: Counter[str] = Counter()
         self.capacity = Capacity(self)
         self.parked = ParkedTasks(self)
+        self.inquirers = Inquirers(self)
         self.apart = HostsApart(self)
         self.beats = Beats(self)
         self.truth = app.truth = Truth(
@@ -99,6 +102,7 @@ class Story:
             jumps=self.swarm.jumps,
             take_room=self.capacity.take,
             on_hook=self.parked.check_hook,
+            on_effect=self.inquirers.histories.check_acts,
             hook_s=(0.0, 0.5, 2.0) if self.capacity.is_on else (0.0,),
             has_left=lambda life: life.runtime.run_id in self.ledger.left,
             is_fenced=self.is_fenced,
@@ -106,6 +110,7 @@ class Story:
         )
         if self.capacity.is_on:
             self.truth.take_along = self.callers.take_along
+        app.svc.answers_callers = self.inquirers.is_on
         self.records = app.records = Records(self)
         self.sent: dict[str, Sent] = {}
         self._killer_from = self._draw_killer()
@@ -153,7 +158,9 @@ class Story:
         self.machine.story = self
         self.ledger = Ledger(self.machine, self.truth, self.tell)
         if self.capacity.is_on:
-            self.ledger.more_triggers, self.ledger.read_parked = SCHEMA, self.parked.read
+            self.ledger.add(SCHEMA, self.parked.read)
+        if self.inquirers.is_on:
+            self.ledger.add(HISTORIES, self.inquirers.histories.read)
         self.ledger.reads_failed = self._may_reads_have_failed
         self.ledger.check_declared = self.beats.check_declared
         self.ledger.note_joined = self.beats.note_landed
@@ -244,6 +251,8 @@ class Story:
             clients.append(self.spawn(work))
         for n in range(self.capacity.resolvers):
             self.spawn(Resolver(self, n).live())
+        for n in range(ASKERS if self.inquirers.is_on else 0):
+            self.spawn(self.inquirers.work(n))
         await asyncio.wait(clients)
         for client in clients:
             client.result()
@@ -269,6 +278,7 @@ class Story:
             "retention_after_s": 600.0,
             **self._settings_of_rules(),
             **self.capacity.settings(),
+            **self.inquirers.settings(),
             **({"ops_max_running": 1} if self._has_one_ops_slot else {}),
         }
 
@@ -410,6 +420,7 @@ class Story:
             if self.loop.time() > limit:
                 raise Violation(f"I13: not settled after {QUIET_S} s: {self.reckoning.unsettled()}")
             await asyncio.sleep(5.0)
+        await self.inquirers.rest()
         await self._last_drains()
 
     def _look_at_parked(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gracekit.testing.faults import Fault
-from gracekit.tracker.task import _NEXT, Verb
+from gracekit.tracker.task import _NEXT, TaskState, Verb
 from tests.scale import scale
 from tests.simulation.capacity import POINTS
 
@@ -65,6 +65,19 @@ PARKED = {
     *(f"operator: {verb.value} of a parked task" for verb in Verb),
 }
 
+# What callers ask, of what, and what they are told.
+ASKED = {
+    *(f"lookup: {state.value}" for state in TaskState if state is not TaskState.REJECTED),
+    *("lookup: unknown", "lookup: NoAnswerError", "outlived by callers"),
+    *("result: str", "result: ValueError", "result: TaskCancelledError", "result: NoCapacity"),
+    *("result: UnknownTaskError", "result: NoAnswerError", "result: CallTimeoutError"),
+    *(f"cancel of a task that is {state}" for state in ("accepted", "running", "pending")),
+    *(f"cancel of a task that is {state}" for state in ("succeeded", "failed", "cancelled")),
+    *("cancel of a task that is handed_over", "cancel taken", "cancel left to a sibling"),
+    *("cancel: cancelled", "cancel: running", "cancel: succeeded"),
+    *("cancel: RpcError", "cancel: UnknownTaskError", "cancel: NoAnswerError"),
+}
+
 
 @pytest.mark.process
 @pytest.mark.timeout(scale(600, 7200))
@@ -87,6 +100,7 @@ def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, 
     assert {"declared dead", "hosts: copy fenced"} <= set(met["ends"])
     assert {f"hosts: {blow}" for blow in BLOWS} <= set(met["ends"])
     assert set(met["ends"]) >= PARKED
+    assert set(met["ends"]) >= ASKED
 
 
 def _edges() -> set[tuple[str, str]]:

@@ -164,6 +164,7 @@ class Truth:
     take_room: Callable[[str, int], None] = lambda *_: None
     take_along: Callable[[Context, str], Coroutine[Any, Any, None]] | None = None
     on_hook: Callable[[Context, Life], None] = lambda *_: None
+    on_effect: Callable[[Act], None] = lambda _: None
     hook_s: tuple[float, ...] = (0.0,)
     built: dict[str, Life] = field(default_factory=dict)
     has_left: Callable[[Life], bool] = lambda _: False
@@ -265,6 +266,8 @@ class Truth:
 
     def send_effect(self, act: Act, item: int) -> None:
         """An effect sets out; it lands even if the process dies meanwhile."""
+        if act.life.process.lives and not self.is_fenced(act.life):
+            self.judged(self.on_effect, act)
         plan = self.plans[act.request_id]
         rng = random.Random(f"{plan.seed}:{act.key}:{item}:{self.starts[act.key]}")
         delay = rng.random() * min(plan.item_s, 0.9 * plan.settle_s)

@@ -319,7 +319,7 @@ class _Search:
         """What became of one request."""
         if (reply := self._replies.get(task_id)) is not None:
             return reply
-        if (info := self.tasks.get(task_id)) is None:
+        if (info := self.tasks.get(task_id)) is None or info.ended:
             return self.unheard or unknown(task_id)
         due = "" if info.due_at is None else " and not due yet"
         error = CallTimeoutError(
