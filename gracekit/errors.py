@@ -294,9 +294,10 @@ class HeartbeatTimeoutError(CallTimeoutError):
 
 
 class NoAnswerError(RpcError, TimeoutError):
-    """No server of the service has answered a question, so nothing is known, and nothing was sent.
+    """No server of the service has answered a question.
 
-    It may be down, or busy. Ask again, or start it.
+    It may be down, or busy. A delayed cast was not sent; a cancel may have been carried out. Ask
+    again, or start the service.
     """
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from gracekit.errors import GracekitError
 from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON
+from gracekit.rpc.callers.task_lookups import TaskInfo
 from gracekit.rpc.client import RpcClient
-from gracekit.rpc.task_lookups import TaskInfo
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
 from tests.crash.queues import PATIENCE_S, Queues, until
 from tests.crash.service import TOPIC, effects

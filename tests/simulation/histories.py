@@ -16,8 +16,8 @@ import msgspec
 
 from gracekit.journal.rows import caller_hash
 from gracekit.request.outcomes import failure_from
+from gracekit.rpc.callers.task_lookups import TaskInfo
 from gracekit.rpc.failures import rebuild
-from gracekit.rpc.task_lookups import TaskInfo
 from gracekit.tracker.task import Verb
 from tests.simulation.truth import Act, Violation
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gracekit import CallTimeoutError, NoAnswerError, RpcClient, RpcError, UnknownTaskError
 from gracekit.errors import StoreError
 from gracekit.process import Point
+from gracekit.rpc.callers.task_lookups import TaskInfo
 from gracekit.rpc.message import CallerVerb, Request
-from gracekit.rpc.task_lookups import TaskInfo
 from tests.simulation.histories import Asked, Histories
 from tests.simulation.truth import Violation, violate
 
