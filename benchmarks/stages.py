@@ -79,7 +79,7 @@ TABLE: Final[Mapping[str, Sequence[str]]] = {
     "ack": (
         "gracekit/rpc/amqp/intake.py:",
         "gracekit/rpc/transport.py:Delivery",
-        "gracekit/request/settlement.py:settle",
+        "gracekit/rpc/transport.py:settle",
         "aiormq/channel.py:Channel.basic_ack",
         "aio_pika/message.py:IncomingMessage.ack",
     ),

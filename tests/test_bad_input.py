@@ -730,7 +730,7 @@ def test_a_kind_in_the_place_of_its_name_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"task_api": "yes"}, "task_api='yes' must be True or False"),
+        ({"task_api": "yes"}, "task_api='yes' must be 'callers', True or False"),
         ({"queues": "host"}, "queues='host' must be 'all' or 'directed'"),
         (
             {"use_pending_state": True},

@@ -401,7 +401,6 @@ def _check(method: Method[Any, Any]) -> None:
             raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")
     for option, is_given, missing in (
         ("retry_on", options.retry_on != (), "wait for its next try"),
-        ("allow_cancel", options.allow_cancel != "nobody", "be cancelled"),
         ("pending_timeout", options.pending_timeout_s is not None, "wait for capacity"),
     ):
         if is_given and options.on_interrupt == "requeue":

@@ -13,8 +13,6 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
-
 from gracekit.config.urls import redact_url
 
 LONGEST_TEXT: Final = 256
@@ -86,8 +84,8 @@ def counted(value: object, most: int) -> tuple[int, int]:
             waiting.append(BaseException.args.__get__(part))  # type: ignore[attr-defined]
         elif is_dataclass(part):
             waiting.append(getattr(part, "__dict__", None))
-        elif isinstance(part, msgspec.Struct):
-            waiting.append(msgspec.structs.astuple(part))
+        elif fields := getattr(type(part), "__struct_fields__", None):
+            waiting.append([getattr(part, name) for name in fields])
         else:
             most -= _OTHER
     return most, holders

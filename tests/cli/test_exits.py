@@ -86,7 +86,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def ask(directory: Path, how: str) -> None:
-    gracekit(directory, "cast", "compute", "end", f"how={how}")
+    gracekit(directory, "cast", "compute", "end", f'how="{how}"')
 
 
 # -- one process of each end --------------------------------------------------------------

@@ -84,7 +84,9 @@ def test_what_waits_for_a_host_that_is_gone_ends(directory: Path):
     """Its task and its hold by a living run, its finding and its messages at once."""
     with Running(directory, "--host", "pod-a") as run:
         gracekit(directory, "call", "compute", "hold", "vm=vm-7", "--host", "pod-a")
-        gracekit(directory, "cast", "compute", "work", "vm=1", "--host", "pod-a", "--id", "order")
+        gracekit(
+            directory, "cast", "compute", "work", "vm=vm-1", "--host", "pod-a", "--id", "order"
+        )
         run.wait_line("at work")
         refused = gone(directory, "pod-a")
         run.kill()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gracekit.errors import RpcError
 from gracekit.journal.rows import caller_hash
 from gracekit.request.outcomes import failure_from
 from gracekit.rpc.callers.task_lookups import TaskInfo
@@ -158,6 +159,8 @@ class Histories:
         """L1, C3: what is told was so, and is told to whom it may be."""
         if not self._may_see(asked):
             raise Violation(f"{'C3' if asked.cancels else 'L1'}: {asked} is told {info}")
+        if info.state == "rejected" and self._was_refused(asked):
+            return
         rows = [row for row in self._during(asked) if row is not None]
         if not any(
             (row["state"], row["finished_at"]) == (info.state, info.finished_at) for row in rows
@@ -179,6 +182,8 @@ class Histories:
         """L1: a result that is told is the one on record."""
         rows = [row for row in self._during(asked) if row is not None]
         told = _shown(result)
+        if self._may_see(asked) and isinstance(result, RpcError) and self._was_refused(asked):
+            return
         if not self._may_see(asked) or told not in map(self._end_of, rows):
             raise Violation(f"L1: {asked} is told {told}, and on record were {rows}")
         if any(row["state"] == "cancelled" for row in rows):
@@ -195,6 +200,12 @@ class Histories:
         cannot = any(why in str(error) for why in _CANNOT)
         if asked.may and not cannot:
             raise Violation(f"C3: {asked} is refused: {error}")
+
+    def _was_refused(self, asked: Asked) -> bool:
+        """Whether it was refused, and at some moment nothing else was on record of it."""
+        refused = "SELECT 1 FROM task WHERE request_id = ? AND state = 'rejected'"
+        rows = list(self._story.machine.disk.execute(refused, (asked.request_id,)))
+        return bool(rows) and None in self._during(asked)
 
     def _may_see(self, asked: Asked) -> bool:
         """Whether that caller is told of a request, if it is on record."""

@@ -134,7 +134,7 @@ CREATE TABLE task (
     due_at DOUBLE PRECISION,
     due_ahead_s DOUBLE PRECISION,
     failures BIGINT NOT NULL DEFAULT 0,
-    progress TEXT,
+    progress TEXT COLLATE "C",
     parkings BIGINT NOT NULL DEFAULT 0,
     parked_at DOUBLE PRECISION,
     parked_ahead_s DOUBLE PRECISION,
