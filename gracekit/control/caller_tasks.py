@@ -165,7 +165,7 @@ class CallerTasks:
         """
         try:
             if question.verb is CallerVerb.CANCEL:
-                await self._cancel(question)
+                question.ids = await self._cancel(question)
             found = await self._found(question, most=PAGE_BYTES if question.results else -1)
         except StoreError:
             return
@@ -244,14 +244,18 @@ class CallerTasks:
             return "nobody"
         return method.options.allow_cancel
 
-    async def _cancel(self, question: Question) -> None:
+    async def _cancel(self, question: Question) -> list[str]:
         """End the tasks that this caller may end; those that have ended stay as they are.
+
+        Returns:
+            The ids that were on record. One that is accepted meanwhile was not cancelled.
 
         Raises:
             RpcError: the method allows it to nobody, or not to this caller; or it is not recorded.
         """
         user = question.context.get("user_id")
-        for row in await self._found(question):
+        rows = await self._found(question)
+        for row in rows:
             await self._check_may_cancel(row, user)
             if row.finished_at is not None:
                 continue
@@ -264,6 +268,7 @@ class CallerTasks:
             except GracekitError as error:
                 if any(one.finished_at is None for one in await self._found(question)):
                     raise RpcError(str(error)) from error
+        return [row.request_id for row in rows]
 
     async def _check_may_cancel(self, row: LookedUp, user: object) -> None:
         allowed = self._allows(row)
