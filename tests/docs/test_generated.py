@@ -62,7 +62,7 @@ def test_a_caller_gets_the_class_that_a_handler_has_raised(name: str):
     """But for those that the page names."""
     of_a_sender = (
         *(errors.VersionCapError, errors.DependencyError, errors.Undeliverable),
-        *(errors.UnconfirmedError, errors.CallTimeoutError),
+        *(errors.UnconfirmedError, errors.CallTimeoutError, errors.NoAnswerError),
     )
     expected: type[Exception] = pages.error_classes()[name]
     if issubclass(expected, (errors.ConflictError, *of_a_sender)):
