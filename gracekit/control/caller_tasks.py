@@ -8,8 +8,9 @@ begins. If this process ends meanwhile it is not answered, and its client asks a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +35,7 @@ from gracekit.phase import Phase
 from gracekit.request.answers import Answers
 from gracekit.request.outcomes import failed, succeeded
 from gracekit.request.parked_tasks import PAGE_BYTES, PAGE_KEYS
+from gracekit.rpc.callers.questions import ASK_S
 from gracekit.rpc.callers.task_lookups import LONGEST_REASON, MOST_IDS, MOST_WAIT_S
 from gracekit.rpc.message import CallerVerb, Request
 from gracekit.rpc.method_table import MethodTable
@@ -122,16 +124,18 @@ class CallerTasks:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
-        for question in list(self._waits):
-            await self._answer(question, wait=False)
+        await self._end_waits(list(self._waits))
 
     async def take(self, request: Request) -> None:
         """Answer a question, now or once what it waits for has ended."""
         if request.reply is None:
             return
-        address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
+        reply, until = request.reply, self._clock.wall() + MOST_WAIT_S + ASK_S
+        address = Address(queue=reply.queue, msg_id=reply.msg_id, expires_at=until)
         try:
-            await self._answer(self._question(request, address), wait=True)
+            await self._take(self._question(request, address))
+        except StoreError:
+            pass  # its client asks again
         except RpcError as error:
             await self._answers.refuse(address, error)
 
@@ -157,35 +161,39 @@ class CallerTasks:
 
     # -- answers ------------------------------------------------------------------------
 
-    async def _answer(self, question: Question, *, wait: bool) -> None:
-        """Answer *question*, or with *wait* let it wait; while the store is away it is dropped.
+    async def _take(self, question: Question) -> None:
+        """Answer *question*, or let it wait.
 
         Raises:
             RpcError: it is refused.
+            StoreError: the store is away.
         """
-        try:
-            if question.verb is CallerVerb.CANCEL:
-                question.ids = await self._cancel(question)
-            found = await self._found(question, most=PAGE_BYTES if question.results else -1)
-        except StoreError:
+        if question.verb is CallerVerb.OUTCOME:
+            await self._send_outcome(question)
             return
-        ended = sum(one.finished_at is not None for one in found)
-        if wait and ended < len(question.ids) and self._may_wait(question, len(found)):
+        if question.verb is CallerVerb.CANCEL:
+            question.ids = await self._cancel(question)
+        found = await self._found(question, most=PAGE_BYTES if question.results else -1)
+        if self._may_wait(question, found):
             self._waits[question] = None
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(), name="gracekit-look-ups")
-            return
-        if question.verb is CallerVerb.OUTCOME:
-            await self._send_outcome(question)
         else:
-            told = {"host": self._host, "is_apart": self._is_apart} | self._page(found)
-            await self._answers.send(question.address, succeeded(question.verb.value, told))
+            await self._tell(question, found)
 
-    def _may_wait(self, question: Question, found: int) -> bool:
-        is_known = found == len(question.ids) or not self._is_apart  # another host may know one
-        has_time = question.until > self._clock.loop() and not self._phase.draining
-        has_room = len(self._waits) < MOST_WAITS
-        return question.verb is CallerVerb.LOOK and is_known and has_time and has_room
+    async def _tell(self, question: Question, found: list[LookedUp]) -> None:
+        told = {"host": self._host, "is_apart": self._is_apart} | self._page(found)
+        await self._answers.send(question.address, succeeded(question.verb.value, told))
+
+    def _may_wait(self, question: Question, found: list[LookedUp]) -> bool:
+        ended = sum(one.finished_at is not None for one in found)
+        is_known = len(found) == len(question.ids) or not self._is_apart  # another host may know
+        has_room = len(self._waits) < MOST_WAITS and not self._is_over(question)
+        waits = ended < len(question.ids) and is_known and has_room
+        return question.verb is CallerVerb.LOOK and waits
+
+    def _is_over(self, question: Question) -> bool:
+        return question.until <= self._clock.loop() or self._phase.draining
 
     async def _found(self, question: Question, *, most: int = -1) -> list[LookedUp]:
         """The tasks of the caller; to cancel, also others whose method lets anyone do that."""
@@ -224,16 +232,46 @@ class CallerTasks:
             outcomes[one.request_id] = said
         return {"tasks": tasks, "outcomes": outcomes}
 
+    # -- waits --------------------------------------------------------------------------
+
     async def _look(self) -> None:
-        """Look at the waiting questions whenever a task has ended here, and each second."""
+        """Look for what has ended whenever a task has ended here, and each second."""
         while self._waits:
             now = self._clock.loop()
             first = min(question.until for question in self._waits)
             await self._tracker.wait_change(deadline=min(first, now + LOOK_EVERY_S))
             await asyncio.sleep(BETWEEN_LOOKS_S)
-            for question in list(self._waits):
-                del self._waits[question]
-                await self._answer(question, wait=True)
+            ended = await self._ended([one for question in self._waits for one in question.ids])
+            await self._end_waits(
+                [
+                    question
+                    for question in self._waits
+                    if self._is_over(question)
+                    or all((one, question.caller) in ended for one in question.ids)
+                ]
+            )
+
+    async def _ended(self, ids: Sequence[str]) -> set[tuple[str, str]]:
+        """Those of *ids* that have ended, each with the hash of its caller, by one look for all."""
+        journal = self._journal
+        try:
+            rows = await looked_up(journal.engine, journal.service, list(dict.fromkeys(ids)), "*")
+        except StoreError:  # the questions wait on
+            return set()
+        first: dict[tuple[str, str], LookedUp] = {}  # what was accepted comes before refusals
+        for row in rows:
+            first.setdefault((row.request_id, row.caller_hash), row)
+        return {key for key, row in first.items() if row.finished_at is not None}
+
+    async def _end_waits(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            del self._waits[question]
+        await asyncio.gather(*map(self._end_wait, questions))
+
+    async def _end_wait(self, question: Question) -> None:
+        with contextlib.suppress(StoreError):  # its client asks again
+            found = await self._found(question, most=PAGE_BYTES if question.results else -1)
+            await self._tell(question, found)
 
     # -- cancels ------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from gracekit import (
     UnknownTaskError,
 )
 from gracekit.journal.lookups import looked_up
+from gracekit.journal.lookups_sql import LOOK
 from gracekit.testing import InMemoryService, run
+from gracekit.tracker.task import Lane
 
 
 def _service(**options: Any) -> Service:
@@ -536,5 +538,44 @@ def test_a_handler_that_nobody_answers_does_not_tell_its_caller_that_it_was_not_
         async with InMemoryService(svc) as one:
             with pytest.raises(RemoteError, match="NoAnswerError"):
                 await one.call("nest")
+
+    run(main())
+
+
+def test_a_refused_copy_does_not_end_the_wait_for_what_was_accepted() -> None:
+    async def main() -> None:
+        async with InMemoryService(_service()) as one:
+            known = one.prepare(request_id="order-1")
+            await known.cast("resize", vm="vm-1", s=20)
+            await known.cast("resize", vm="other")  # refused: another content
+            await asyncio.sleep(1)
+            lane = one.runtime.wired.servers[Lane.OPS]
+            before = sum(lane.fresh.values())
+            assert await one.result("order-1", wait="1m") == "vm-1 is resized"
+            assert sum(lane.fresh.values()) - before < 10  # one question each 3 s
+
+    run(main())
+
+
+def test_a_hundred_waits_cost_one_look_at_the_store() -> None:
+    async def main() -> None:
+        async with InMemoryService(_service()) as one:
+            tasks = [await one.cast("resize", vm=f"vm-{n}", s=60) for n in range(90)]
+            waits = [asyncio.ensure_future(one.result(task, wait="50s")) for task in tasks]
+            await asyncio.sleep(3.5)
+            engine, asked = one.runtime.ground.engine, 0
+            query = engine.query
+
+            async def counted(sql: str, *params: Any) -> Any:
+                nonlocal asked
+                asked += sql == LOOK
+                return await query(sql, *params)
+
+            engine.query = counted  # type: ignore[method-assign]
+            await asyncio.sleep(2.2)  # nobody's question ends or begins meanwhile
+            engine.query = query  # type: ignore[method-assign]
+            assert 2 <= asked <= 3  # one each second, for all of them
+            for wait in waits:
+                wait.cancel()
 
     run(main())

@@ -28,7 +28,6 @@ from gracekit.rpc.message import (
     STATE_VERB,
     JsonObject,
     Reply,
-    ReplyAddress,
     Request,
 )
 from gracekit.rpc.oslo_wire import encode_request
@@ -47,7 +46,6 @@ class OpenQuestion:
     def __init__(
         self,
         transport: Transport,
-        address: ReplyAddress,
         heard: asyncio.Queue[Reply | None],
         request: Request,
         *,
@@ -57,19 +55,18 @@ class OpenQuestion:
         self._heard = heard
         self._request = request
         self._topic = ops_topic
-        self.address = address
 
     async def send(self, host: str | None) -> None:
         """Send it to any server, or to one of *host*."""
         queue = directed_queue(self._topic, host) if host else shared_queue(self._topic)
-        await self._transport.publish(queue, self._message(ASK_S))
+        await self._transport.publish(queue, self._message())
 
     async def send_to_all(self) -> None:
         """Send it to every server that runs now."""
-        await self._transport.publish_fanout(self._topic, self._message(SIBLINGS_S))
+        await self._transport.publish_fanout(self._topic, self._message())
 
-    def _message(self, expires_in_s: float) -> Message:
-        return Message(body=encode_request(self._request), expires_in_s=expires_in_s)
+    def _message(self) -> Message:
+        return Message(body=encode_request(self._request), expires_in_s=ASK_S)
 
     async def answer(self) -> Reply:
         """The next answer.
@@ -123,7 +120,7 @@ class Questions:
             reply=address,
         )
         try:
-            yield OpenQuestion(self._transport, address, heard, request, ops_topic=self.ops_topic)
+            yield OpenQuestion(self._transport, heard, request, ops_topic=self.ops_topic)
         finally:
             self._replies.forget(address)
 
