@@ -20,12 +20,12 @@ svc = Service(
 
 
 @svc.rpc(on_interrupt="retry", allow_cancel="sender")
-async def copy(ctx: Context, key: str) -> str:
+async def copy(ctx: Context, key: str, size: int = 0) -> str:
     effect("start", key, ctx.host)
     while not Path(key).exists():
         await asyncio.sleep(0.02)
     effect("done", key)
-    return f"{key} on {ctx.host}"
+    return f"{key} on {ctx.host}{' ' * size}"
 
 
 if __name__ == "__main__":

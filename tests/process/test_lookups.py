@@ -117,3 +117,24 @@ async def test_a_wait_goes_on_while_its_service_is_restarted(apart: Site, ada: C
     assert await waiting == "long on one"
     await until(lambda: len(apart.seen("start", "long")) == 2, "the second start")
     assert await second.stop() == 0
+
+
+async def test_results_that_are_too_large_for_one_answer_come_from_the_host_of_each(
+    apart: Site, ada: ClientView
+) -> None:
+    """A page holds none of them, so each is asked for by itself."""
+    hosts = {name: await start(apart, name).serving() for name in ("one", "two")}
+    keys = [f"{name}-{number}" for number in range(3) for name in hosts]
+    for key in keys:
+        (apart.root / key).touch()
+    tasks = [
+        await ada.prepare(host=key.partition("-")[0]).cast("copy", key=key, size=700_000)
+        for key in keys
+    ]
+
+    found = await ada.results(tasks, wait="60s")
+
+    assert [str(one)[:20].strip() for one in found.values()] == [
+        f"{key} on {key.partition('-')[0]}" for key in keys
+    ]
+    assert [await host.stop() for host in hosts.values()] == [0, 0]

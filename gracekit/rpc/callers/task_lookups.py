@@ -91,7 +91,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.finished_at is not None
 
 
-class _Told(msgspec.Struct, kw_only=True):
+class _Answer(msgspec.Struct, kw_only=True):
     """What one server has answered.
 
     Attributes:
@@ -133,8 +133,8 @@ class Lookups:
         """What is known of requests, without those that are not known."""
         search = _Search(self, options, _checked(ids))
         await search.look(0.0, results=False)
-        if search.unheard is not None:
-            raise search.unheard
+        if search.no_answer is not None:
+            raise search.no_answer
         return search.tasks
 
     async def results(
@@ -154,7 +154,7 @@ class Lookups:
                 continue
             if not search.open or now >= until:
                 return {one: self._value(search.answer(one, wait)) for one in search.ids}
-            if now - begun < asked_s:  # nobody waited, or not for so long
+            if now - begun < asked_s:  # the server did not wait, or not for so long
                 await asyncio.sleep(min(next(pauses), until - now))
 
     def _value(self, answer: Reply | Exception) -> Any:
@@ -169,12 +169,13 @@ class Lookups:
         if not isinstance(reason, str):
             raise InvalidArgumentsError(f"reason={reprlib.repr(reason)} must be a text")
         args = {"ids": list(_checked([task_id])), "reason": reason[:LONGEST_REASON]}
-        told = await self.ask(options, options.host, CallerVerb.CANCEL, args)
-        if not told.tasks and told.is_apart and options.host is None:
-            told = await self.ask_all(options, CallerVerb.CANCEL, args)
-        if task_id not in told.tasks:
-            raise unknown(task_id)
-        return told.tasks[task_id]
+        answers = [await self.ask(options, options.host, CallerVerb.CANCEL, args)]
+        if not answers[0].tasks and answers[0].is_apart and options.host is None:
+            answers = await self.ask_all(options, CallerVerb.CANCEL, args)
+        for answer in answers:
+            if task_id in answer.tasks:
+                return answer.tasks[task_id]
+        raise unknown(task_id)
 
     async def outcome(self, options: CallOptions, host: str | None, task_id: str) -> Reply:
         """The whole answer of one request, which was too large beside others."""
@@ -182,12 +183,12 @@ class Lookups:
 
     async def ask(
         self, options: CallOptions, host: str | None, verb: CallerVerb, args: JsonObject
-    ) -> _Told:
+    ) -> _Answer:
         """Ask one server, of *host* or any; it may take *args'* `wait_s` longer."""
         reply = await self._reply(options, host, verb, args)
         if reply.failure is not None:
             raise self._refused(reply)
-        return _told(reply)
+        return _read(reply)
 
     async def _reply(
         self, options: CallOptions, host: str | None, verb: CallerVerb, args: JsonObject
@@ -209,27 +210,28 @@ class Lookups:
                 f"answered, so {known}: ask again when the service runs"
             ) from error
         except Undeliverable as error:
-            raise NoAnswerError(f"nobody was asked: {error}") from error
+            raise NoAnswerError(f"no server could be asked: {error}") from error
 
-    async def ask_all(self, options: CallOptions, verb: CallerVerb, args: JsonObject) -> _Told:
-        """Ask every server that runs now; of each request one that knows it is enough."""
-        found = _Told(host="", is_apart=True, tasks={})
+    async def ask_all(
+        self, options: CallOptions, verb: CallerVerb, args: JsonObject
+    ) -> list[_Answer]:
+        """Ask every server that runs now, until each request was known to one, or for `ASK_S`."""
+        answers: list[_Answer] = []
+        missing = set(args["ids"])
         asking = self._asker.asking(
             verb.value, args, namespace=TASKS_NAMESPACE, context=options.context
         )
         try:
             async with asyncio.timeout(ASK_S), asking as asked:
                 await asked.send_to_all()
-                while len(found.tasks) < len(args["ids"]):
+                while missing:
                     if (reply := await asked.answer()).failure is not None:
                         raise self._refused(reply)
-                    told = _told(reply)
-                    found.tasks |= told.tasks
-                    found.outcomes |= told.outcomes
-                    found.host = told.host
+                    answers.append(_read(reply))
+                    missing -= answers[-1].tasks.keys()
         except (TimeoutError, Undeliverable):
             pass
-        return found
+        return answers
 
     def _refused(self, reply: Reply) -> Exception:
         assert reply.failure is not None
@@ -252,7 +254,7 @@ class _Search:
     Attributes:
         tasks: What is known, by request id.
         open: Those whose answer is not known yet.
-        unheard: Why nobody has answered a question of the last look; None if all were answered.
+        no_answer: Why a question of the last look was not answered; None if each was.
         is_paged: Whether some that have ended did not fit into the answers of the last look.
     """
 
@@ -260,7 +262,7 @@ class _Search:
         self.ids = ids
         self.tasks: dict[str, TaskInfo] = {}
         self.open = dict.fromkeys(ids)
-        self.unheard: NoAnswerError | None = None
+        self.no_answer: NoAnswerError | None = None
         self.is_paged = False
         self._lookups = lookups
         self._options = options
@@ -277,35 +279,35 @@ class _Search:
             for host, ids in groups.items()
             for at in range(0, len(ids), MOST_IDS)
         ]
-        self.unheard, self.is_paged = None, False
+        self.no_answer, self.is_paged = None, False
         asks = [self._ask(host, page, wait_s, results=results) for host, page in pages]
         await asyncio.gather(*asks)
 
     async def _ask(self, host: str | None, ids: list[str], wait_s: float, *, results: bool) -> None:
         args = {"ids": ids, "results": results, "wait_s": wait_s}
         try:
-            told = await self._lookups.ask(self._options, host, CallerVerb.LOOK, args)
-            await self._note(told, host, results=results)
-            missing = [one for one in ids if one not in told.tasks]
-            if missing and told.is_apart and self._options.host is None:
+            answer = await self._lookups.ask(self._options, host, CallerVerb.LOOK, args)
+            await self._note(answer, host, results=results)
+            missing = [one for one in ids if one not in answer.tasks]
+            if missing and answer.is_apart and self._options.host is None:
                 args = {"ids": missing, "results": results, "wait_s": 0.0}
-                found = await self._lookups.ask_all(self._options, CallerVerb.LOOK, args)
-                await self._note(found, found.host, results=results)
+                for found in await self._lookups.ask_all(self._options, CallerVerb.LOOK, args):
+                    await self._note(found, found.host, results=results)
         except NoAnswerError as error:
-            self.unheard = error
+            self.no_answer = error
             for one in ids:
                 self._hosts.pop(one, None)
 
-    async def _note(self, told: _Told, host: str | None, *, results: bool) -> None:
-        self.tasks |= told.tasks
-        if told.is_apart:
-            self._hosts |= dict.fromkeys(told.tasks, told.host)
+    async def _note(self, answer: _Answer, host: str | None, *, results: bool) -> None:
+        self.tasks |= answer.tasks
+        if answer.is_apart:
+            self._hosts |= dict.fromkeys(answer.tasks, answer.host)
         if not results:
             return
-        for one, text in told.outcomes.items():
+        for one, text in answer.outcomes.items():
             self._close(one, self._lookups.value_of(text))
-        left_out = [one for one in told.tasks if one in self.open and self.tasks[one].ended]
-        if left_out and not told.outcomes:  # not even one has fitted beside the others
+        left_out = [one for one in answer.tasks if one in self.open and self.tasks[one].ended]
+        if left_out and not answer.outcomes:  # not even one has fitted beside the others
             one = left_out.pop(0)
             of = self._hosts.get(one, host)
             self._close(one, await self._lookups.outcome(self._options, of, one))
@@ -320,7 +322,7 @@ class _Search:
         if (reply := self._replies.get(task_id)) is not None:
             return reply
         if (info := self.tasks.get(task_id)) is None or info.ended:
-            return self.unheard or unknown(task_id)
+            return self.no_answer or unknown(task_id)
         due = "" if info.due_at is None else " and not due yet"
         error = CallTimeoutError(
             f"task {task_id} ({info.method}) has not ended within {parse_duration(wait):g} s: it "
@@ -330,9 +332,9 @@ class _Search:
         return error
 
 
-def _told(reply: Reply) -> _Told:
+def _read(reply: Reply) -> _Answer:
     try:
-        return msgspec.convert(reply.result, _Told, strict=False)
+        return msgspec.convert(reply.result, _Answer, strict=False)
     except msgspec.ValidationError as error:
         raise BadMessageError(f"the answer about tasks cannot be read: {error}") from None
 
