@@ -179,11 +179,11 @@ class CallerTasks:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(), name="gracekit-look-ups")
         else:
-            await self._tell(question, found)
+            await self._send(question, found)
 
-    async def _tell(self, question: Question, found: list[LookedUp]) -> None:
-        told = {"host": self._host, "is_apart": self._is_apart} | self._page(found)
-        await self._answers.send(question.address, succeeded(question.verb.value, told))
+    async def _send(self, question: Question, found: list[LookedUp]) -> None:
+        answer = {"host": self._host, "is_apart": self._is_apart} | self._page(found)
+        await self._answers.send(question.address, succeeded(question.verb.value, answer))
 
     def _may_wait(self, question: Question, found: list[LookedUp]) -> bool:
         ended = sum(one.finished_at is not None for one in found)
@@ -216,7 +216,7 @@ class CallerTasks:
         raise UnknownTaskError("it is not on record any more, or runs again")
 
     def _page(self, found: list[LookedUp]) -> dict[str, Any]:
-        """What is told of tasks, and their outcomes as far as they fit into one message."""
+        """The tasks in an answer, and their outcomes as far as they fit into one message."""
         tasks = {one.request_id: _shown(one) for one in found}
         outcomes: dict[str, str] = {}
         text = json.dumps(tasks)
@@ -271,7 +271,7 @@ class CallerTasks:
     async def _end_wait(self, question: Question) -> None:
         with contextlib.suppress(StoreError):  # its client asks again
             found = await self._found(question, most=PAGE_BYTES if question.results else -1)
-            await self._tell(question, found)
+            await self._send(question, found)
 
     # -- cancels ------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class CallerTasks:
             The ids that were on record. One that is accepted meanwhile was not cancelled.
 
         Raises:
-            RpcError: the method allows it to nobody, or not to this caller; or it is not recorded.
+            RpcError: the method does not allow it, or not to this caller; or it is not recorded.
         """
         user = question.context.get("user_id")
         rows = await self._found(question)
@@ -337,7 +337,7 @@ _REFUSED: Final[Mapping[str | None, type[RpcError]]] = {
     "conflicting_id": ConflictingRequestError,
     "draining": Draining,
 }
-"""What the caller of a refused call is told, by the reason on record."""
+"""The error for the caller of a refused request, by the reason on record."""
 
 
 def _outcome(row: LookedUp) -> Outcome | None:

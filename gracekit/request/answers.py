@@ -104,8 +104,8 @@ class Answers:
                 return SendResult.YES
 
     def written(self, outcome: Outcome) -> str:
-        """The reply to a call whose task has ended so, as text, to be told beside others."""
-        return self._body(Address(queue="", msg_id="told", expires_at=None), outcome).decode()
+        """The reply to a call whose task has ended so, as text: a part of another answer."""
+        return self._body(Address(queue="", msg_id="part", expires_at=None), outcome).decode()
 
     async def _is_stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -64,7 +64,9 @@ from gracekit.tracker.task import Lane, TrackedTask
 
 PING: Final = "oslo_rpc_server_ping"
 FEATURES: Final = (DELAY,)
-_CALLER_VERBS: Final = frozenset(verb.value for verb in CallerVerb)
+_QUESTIONS: Final = frozenset(
+    [(CONTROL_NAMESPACE, STATE_VERB), *((TASKS_NAMESPACE, verb.value) for verb in CallerVerb)]
+)
 _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
 
@@ -118,13 +120,8 @@ class Arrivals:
             caller = self._caller_in(message)
             await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
-        asked = (gate.lane, request.namespace, request.method)
-        if asked == (Lane.OPS, CONTROL_NAMESPACE, STATE_VERB):
-            await self._refusals.answer(request, delivery, self._state())
-            return None
-        if asked[:2] == (Lane.OPS, TASKS_NAMESPACE) and request.method in _CALLER_VERBS:
-            await settle(delivery.ack(), self._refusals.telemetry)  # an unanswered one is repeated
-            await self.answer_caller(request)
+        if gate.lane is Lane.OPS and (request.namespace, request.method) in _QUESTIONS:
+            await self._answer(request, delivery)
             return None
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)
@@ -139,6 +136,14 @@ class Arrivals:
                 await self._refusals.refuse(request, delivery, gate, error)
             return None
         return job
+
+    async def _answer(self, request: Request, delivery: Delivery) -> None:
+        """Answer a question to gracekit itself, which is no task."""
+        if request.method == STATE_VERB:
+            await self._refusals.answer(request, delivery, self._state())
+        else:
+            await settle(delivery.ack(), self._refusals.telemetry)  # an unanswered one is repeated
+            await self.answer_caller(request)
 
     def _check_address(self, reply: ReplyAddress | None) -> None:
         """Refuse an address that is no reply queue.

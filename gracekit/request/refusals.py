@@ -135,7 +135,7 @@ class Refusals:
 
     Attributes:
         context_keys: Of the service; what is shown of the contexts of requests.
-        telemetry: Told of refusals.
+        telemetry: Gets the events of refusals.
     """
 
     def __init__(

@@ -342,7 +342,7 @@ def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def check_types(method: AnyMethod, args: Mapping[str, Any]) -> None:
-    """Check arguments that nobody would be told of: a service refuses a cast without an answer.
+    """Check the arguments of a cast: if the service refused them, its sender would get no answer.
 
     Raises:
         InvalidArgumentsError: one does not fit the annotation of *method*.

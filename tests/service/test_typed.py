@@ -439,6 +439,23 @@ async def test_probe_retry_and_errored_hook_get_the_types_again(world: World):
     assert result is Size.LARGE
 
 
+def declare_typed(svc: Service, called: list[Any], **options: Any) -> None:
+    """The method `work` of a newer version, which takes a Disk; *called* gets what is run."""
+
+    @svc.rpc(settle=0, **options)
+    async def work(ctx: Context, disk: Disk) -> None:
+        called.append("run")
+
+    @work.probe
+    async def _(ctx: Context, disk: Disk) -> Wait:
+        called.append("probed")
+        return Wait(1)
+
+    @work.errored
+    async def _(ctx: Context, disk: Any, reason: str) -> None:
+        called.append((disk, reason))
+
+
 @pytest.mark.parametrize("policy", ["retry", "error", "probe"])
 async def test_stored_arguments_that_no_longer_fit_end_the_task(world: World, policy: Any):
     """ERRORED for `arguments`: its caller hears it, and its errored hook gets them as sent."""
@@ -448,21 +465,7 @@ async def test_stored_arguments_that_no_longer_fit_end_the_task(world: World, po
     async def work(ctx: Context, disk: dict[str, Any]) -> None:
         await asyncio.sleep(100_000)
 
-    async def typed(ctx: Context, disk: Disk) -> None:
-        told.append("run")
-
-    typed.__name__ = "work"
-    method = new.rpc(on_interrupt=policy, settle=0)(typed)
-
-    @method.probe
-    async def _(ctx: Context, disk: Disk) -> Wait:
-        told.append("probed")
-        return Wait(1)
-
-    @method.errored
-    async def _(ctx: Context, disk: Any, reason: str) -> None:
-        told.append((disk, reason))
-
+    declare_typed(new, told, on_interrupt=policy)
     life = await world.start(old)
     named = (await world.client(old)).prepare(request_id="w")
     call = asyncio.create_task(named.call(work, disk={"gib": "three"}))
@@ -489,20 +492,7 @@ async def test_a_hold_whose_arguments_no_longer_fit_ends_without_its_probe(world
     async def work(ctx: Context, disk: dict[str, Any]) -> None:
         await ctx.hold("migration", "m-1", at_most="1h")
 
-    async def typed(ctx: Context, disk: Disk) -> None: ...
-
-    typed.__name__ = "work"
-    method = new.rpc(settle=0)(typed)
-
-    @method.probe
-    async def _(ctx: Context, disk: Disk) -> Wait:
-        told.append("probed")
-        return Wait(1)
-
-    @method.errored
-    async def _(ctx: Context, disk: Any, reason: str) -> None:
-        told.append((disk, reason))
-
+    declare_typed(new, told)
     life = await world.start(old)
     await (await world.client(old)).call(work, disk={"gib": "three"})
     await life.crash()
