@@ -364,7 +364,11 @@ def _failed(
 def pause_before_retry(
     task: TrackedTask, options: MethodOptions, error: BaseException, clock: Clock
 ) -> float | None:
-    """Seconds until *task*, whose handler raised *error*, is tried again; None if it is not."""
+    """Seconds until *task*, whose handler raised *error*, is tried again; None if it is not.
+
+    Raises:
+        ConfigError: the `after` of a TryAgain is no duration.
+    """
     asks = isinstance(error, TryAgain) and not is_foreign(error)
     if not asks and not isinstance(error, options.retry_on):
         return None
