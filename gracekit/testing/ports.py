@@ -589,7 +589,9 @@ class _PlayedConsumer:
 
     async def cancel(self) -> None:
         """See `Consumer.cancel`; messages on their way arrive before the cancel-ok."""
-        if self._faults.draw("transport", "cancel", (Fault.DELAY,)):
-            await asyncio.sleep(self._faults.seconds("transport", "cancel"))
-        await self.inner.cancel()
-        self._deliver_late()
+        try:
+            if self._faults.draw("transport", "cancel", (Fault.DELAY,)):
+                await asyncio.sleep(self._faults.seconds("transport", "cancel"))
+        finally:  # who does not wait for the cancel-ok has cancelled, too
+            await self.inner.cancel()
+            self._deliver_late()
