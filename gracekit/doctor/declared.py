@@ -55,22 +55,25 @@ def check_probes(service: Service) -> Finding:
 
 
 def check_types(service: Service) -> Finding:
-    """Warn about annotations that name nothing at run time: these arguments are not checked."""
+    """Warn about annotations that are not checked, so that their values stay plain data."""
     if not service.validate:
         return ok("types", "validate=False: arguments are not checked against annotations")
     methods = declared_ones(service.methods)
-    lost = [f"{m.name}({name}): {why}" for m in methods for name, why in m.types.unresolved.items()]
+    lost = [
+        f"{method.name}({name}): {why}"
+        for method in methods
+        for name, why in {**method.types.unresolved, **method.types.unsupported}.items()
+    ]
     if lost:
         return warn(
             "types",
-            f"{len(lost)} annotations name nothing at run time, so they are not checked: "
+            f"{len(lost)} annotations are not checked, and their values stay plain data: "
             f"{'; '.join(lost[:SHOWN])}",
-            "import the types where the module is loaded, and not under TYPE_CHECKING only",
+            "use types that msgspec reads, import them where the module is loaded and not under "
+            "TYPE_CHECKING only, or leave the annotation out",
         )
     number = sum(1 for method in methods if method.types.arguments is not None)
-    other = [f"{m.name}({name})" for m in methods for name in m.types.unsupported]
-    left = f"; others stay plain data: {', '.join(other[:SHOWN])}" if other else ""
-    return ok("types", f"arguments of {number} methods are checked by their annotations{left}")
+    return ok("types", f"arguments of {number} methods are checked by their annotations")
 
 
 def check_kinds(service: Service) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from gracekit.config.choices import AllowCancel, InDrain, OnInterrupt, choices_o
 from gracekit.errors import BadMessageError, DeclarationError, InvalidArgumentsError
 from gracekit.rpc.argument_paths import RESOURCE_ID, check_path, resource_id_of, value_of
 from gracekit.rpc.method_options import MethodOptions, major
+from gracekit.rpc.plain import plain
 from gracekit.rpc.typed import UNCHECKED, MisfitError, Types, typed, types_of
 
 P = ParamSpec("P")
@@ -183,12 +184,18 @@ class Method(Generic[P, R_co]):
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
         """(kind, id) of the resource that *args* name; None if the method acts on none.
 
+        Each id has one spelling: an argument that is converted is read as its type writes it.
+
         Raises:
             InvalidArgumentsError: there is no id in them.
         """
         if self.options.resource is None:
             return None
         kind, source = self.options.resource
+        name = source.partition(".")[0] if isinstance(source, str) else ""
+        if name in self.types.changing and name in args:
+            sent = {name: plain(args[name], name)}
+            args = {**args, name: plain(self.converted(sent)[name], name)}
         value, needs, given = None, "a value", ""
         try:
             value = value_of(source, args)

@@ -246,7 +246,7 @@ def _fields_of(value: object, path: str) -> Any:
 
     def other(inner: object) -> Any:
         if callable(dump := getattr(type(inner), "model_dump", None)):  # a model of pydantic
-            return dump(inner, mode="json", by_alias=True)
+            return dump(inner, mode="json", by_alias=True, round_trip=True)
         raise UnserialisableError(
             f"{path}: object of type {type(inner).__name__}; a message carries only plain data"
         )

@@ -28,6 +28,7 @@ from gracekit.telemetry.safe_text import masked
 RESULT: Final = "return"  # among the names of parameters, as in `__annotations__`
 _LONGEST: Final = 500
 _PLACE: Final = re.compile(r"(?s)(.*) - at (?:`(key)` in )?`\$\.?(.*)`")
+_VALUE: Final = re.compile(r"(?s)Invalid (?:enum )?value .*")  # which it quotes
 _ANYTHING: Final = (Any, object, inspect.Parameter.empty)
 _CUSTOM: Final = (shapes.CustomType, shapes.RawType, shapes.ExtType)
 _KEPT: Final = (shapes.StrType, shapes.IntType, shapes.BoolType, shapes.NoneType)
@@ -169,7 +170,10 @@ def _words(error: BaseException, sent: Mapping[str, Any]) -> str:
     is_misfit = isinstance(error, msgspec.ValidationError)
     text = str(error) if is_misfit else f"to read it raised {words_of(error)}"
     said, key, field = found.groups() if (found := _PLACE.fullmatch(text)) else (text, None, "")
-    said = masked(said[:_LONGEST], sent).replace("`", "").replace("Expected", "expected", 1)
+    said = _VALUE.sub("expected one of its values", said) if is_misfit else said
+    if len(said) > _LONGEST:  # cut, a value in it would not be found
+        said = f"what is wrong takes {len(said)} characters to say"
+    said = masked(said, sent).replace("`", "").replace("Expected", "expected", 1)
     return f"{'a key of ' if key else ''}{field}: {said}" if field else said
 
 
@@ -186,5 +190,5 @@ def _read_model(kind: Any, value: Any) -> Any:
         return kind.model_validate_json(msgspec.json.encode(value), strict=True)
     except ValueError as error:
         wrong = error.errors(include_url=False) if hasattr(error, "errors") else []
-        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in wrong]
+        said = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in wrong]
         raise ValueError("; ".join(said) or words_of(error)) from None

@@ -57,6 +57,22 @@ class Model(pydantic.BaseModel):
     cores: int = pydantic.Field(alias="vcpus")
 
 
+class Strict(pydantic.BaseModel, extra="forbid"):
+    name: str
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]  # as pydantic documents it
+    @property
+    def shout(self) -> str:
+        return self.name.upper()
+
+
+class Told(msgspec.Struct):
+    word: str
+
+    def __post_init__(self) -> None:
+        raise ValueError(f"no {self.word}")
+
+
 class Opaque:
     """No type of plain data."""
 
@@ -68,6 +84,7 @@ VALUES: list[tuple[Any, Any]] = [
     (Disk, Disk(3)),
     (Guest, GUEST),
     (Model, MODEL),
+    (Strict, Strict(name="m")),
     (list[Guest], [GUEST]),
     (dict[str, Model], {"a": MODEL}),
     (dict[int, Disk], {7: Disk(1)}),
@@ -145,6 +162,33 @@ async def test_what_is_kept_and_compared_is_the_plain_data(world: World):
     assert (got, kept) == ([(GUEST, AT)], [plain])
 
 
+async def test_each_spelling_of_an_id_is_one_resource(world: World):
+    """A UUID in upper case, or inside of a Struct, names the same lease."""
+    svc = Service("compute")
+
+    @svc.rpc(resource=("vm", "vm"))
+    async def one(ctx: Context, vm: UUID) -> None: ...
+
+    @svc.rpc(resource=("vm", "server.id"))
+    async def other(ctx: Context, server: Server) -> None: ...
+
+    await world.start(svc)
+    client = await world.client(svc)
+    vm = UUID(int=0xAB)
+    await client.call(one, vm=vm)
+    await client.call("one", vm=str(vm).upper())
+    await client.call("one", vm=vm.hex)
+    await client.call(other, server=Server(vm))
+    await client.call("other", server={"id": vm.hex})
+
+    rows = world.rows("SELECT resource_id FROM task")
+    assert [row["resource_id"] for row in rows] == [str(vm)] * 5
+
+
+class Server(msgspec.Struct):
+    id: UUID
+
+
 async def test_an_int_is_a_float_and_a_default_none_makes_none_a_value(world: World):
     """Where the annotation alone would be stricter than Python's users are."""
     got = []
@@ -195,8 +239,12 @@ async def test_other_names_stay_plain_data(world: World):
         (dt.date, "tomorrow", "value: Invalid RFC3339 encoded date"),
         (UUID, "secret", "value: Invalid UUID"),
         (Decimal, "secret", "value: Invalid decimal string"),
-        (Size, "secret", "value: Invalid enum value '<value>'"),
-        (Literal["a", "b"], "secret", "value: Invalid enum value '<value>'"),
+        (Size, "secret", "value: expected one of its values"),
+        (Literal["a", "b"], "secret", "value: expected one of its values"),
+        (Literal["a", "b"], "secret" * 500, "value: expected one of its values"),
+        (Level3, 81, "value: expected one of its values"),
+        (Told, {"word": "secret" * 500}, "value: what is wrong takes 3003 characters to say"),
+        (Model, "secret", "value: Input should be an object"),
         (Model, {"name": "a", "at": "x", "vcpus": 1}, "value: at: Input should be a valid datet"),
         (Model, {"name": "a", "at": AT.isoformat(), "vcpus": "1"}, "value: vcpus: Input should "),
     ],
@@ -308,26 +356,31 @@ async def test_annotations_that_mean_nothing_here_are_not_checked(world: World):
     assert set(method.types.unsupported) == {"opaque", "either"}
 
 
-def test_doctor_lists_annotations_that_name_nothing():
-    """With the remedy; without one it counts what is checked."""
+def test_doctor_lists_annotations_that_are_not_checked():
+    """With the reason and the remedy; without one it counts what is checked."""
     svc = Service("compute")
+
+    @svc.rpc
+    async def good(ctx: Context, n: int, anything: Any) -> None: ...
+
     assert check_types(svc).level is Level.OK
-
-    @svc.rpc
-    async def good(ctx: Context, n: int, opaque: Opaque) -> None: ...
-
     assert "1 methods" in check_types(svc).seen
-    assert "good(opaque)" in check_types(svc).seen
 
     @svc.rpc
-    async def work(ctx: Context, unknown: Unknown) -> None: ...
+    async def work(ctx: Context, unknown: Unknown, holder: Holder) -> None: ...
 
     found = check_types(svc)
     assert found.level is Level.WARN
-    assert "work(unknown): " in found.seen
-    assert "'Unknown' is not defined" in found.seen
+    assert "work(unknown): NameError" in found.seen
+    assert "work(holder): " in found.seen
+    assert "Opaque'> is no type of plain data" in found.seen
     assert "TYPE_CHECKING" in found.remedy
     assert "validate=False" in check_types(Service("compute", validate=False)).seen
+
+
+@dataclass
+class Holder:
+    opaque: Opaque
 
 
 async def test_a_service_may_leave_its_types_unchecked(world: World):
