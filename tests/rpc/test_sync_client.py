@@ -168,12 +168,14 @@ def test_the_handler_runs_in_the_trace_of_the_calling_thread(site: Site):
 
 
 async def test_a_thread_whose_event_loop_it_would_block_is_refused(site: Site):
-    """Every verb, and also starts and stops; nothing was sent."""
+    """Every verb, and also starts and stops; nothing was sent or stopped."""
+    await asyncio.to_thread(site.client.start)
     for verb in (
         lambda: site.client.call(site.double, n=1),
         lambda: site.client.cast(site.double, n=1),
         lambda: site.client.fanout(site.hear),
         site.client.start,
+        site.client.stop,
     ):
         with pytest.raises(ConfigError, match="use the async client here"):
             verb()

@@ -149,8 +149,9 @@ class SyncClient(SyncView):
 
     def stop(self) -> None:
         """End calls that still wait with an RpcError, and disconnect; may be called twice."""
-        self._is_stopped = True
-        if _Loop.here is not None:
+        if _Loop.here is None:
+            self._is_stopped = True
+        else:
             _Loop.run(self._stop)
 
     def __enter__(self) -> Self:
@@ -184,6 +185,7 @@ class SyncClient(SyncView):
         return await verb(ClientView(self._made, options))
 
     async def _stop(self, here: _Loop) -> None:
+        self._is_stopped = True
         if self._made in here.clients:
             here.clients.discard(self._made)
             await self._made.stop()
