@@ -10,10 +10,11 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
+import functools
 import ipaddress
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final
 
@@ -243,21 +244,35 @@ def _fields_of(value: object, path: str) -> Any:
     Raises:
         UnserialisableError: it is none, or holds something that cannot be written.
     """
-
-    def other(inner: object) -> Any:
-        if callable(dump := getattr(type(inner), "model_dump", None)):  # a model of pydantic
-            return dump(inner, mode="json", by_alias=True, round_trip=True)
-        raise UnserialisableError(
-            f"{path}: object of type {type(inner).__name__}; a message carries only plain data"
-        )
-
+    is_type = isinstance(value, type)
+    if not is_type and callable(dump := getattr(type(value), "model_dump", None)):
+        return _dumped(value, dump, path)
     has_fields = isinstance(value, msgspec.Struct) or is_dataclass(value)
-    if isinstance(value, type) or not (has_fields or hasattr(type(value), "__attrs_attrs__")):
-        return other(value)
+    if is_type or not (has_fields or hasattr(type(value), "__attrs_attrs__")):
+        raise UnserialisableError(
+            f"{path}: object of type {type(value).__name__}; a message carries only plain data"
+        )
+    other = functools.partial(plain, path=path)
     try:
         return msgspec.to_builtins(value, str_keys=True, enc_hook=other, order="deterministic")
+    except UnserialisableError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:  # such as a key that is no text
         raise UnserialisableError(f"{path}: {excerpt(str(error))}") from None
+
+
+def _dumped(model: object, dump: Callable[..., Any], path: str) -> Any:
+    """A model of pydantic as it writes itself for JSON."""
+    try:
+        written = dump(model, mode="json", by_alias=True, round_trip=True)
+    except Exception as error:  # noqa: BLE001 - of a serializer of the application, too
+        raise UnserialisableError(f"{path}: {excerpt(str(error))}") from None
+    if "'**********'" in str(written):
+        raise UnserialisableError(
+            f"{path}: {type(model).__name__} writes asterisks for a SecretStr or SecretBytes: give "
+            "the field a serializer that writes its value, or send a reference to the secret"
+        )
+    return written
 
 
 def _are_scalars(items: Sequence[object]) -> bool:

@@ -462,6 +462,30 @@ atexit.register(client.stop)
 
 
 @pytest.mark.process
+def test_a_call_that_still_connects_when_python_ends_was_not_sent(directory: Path):
+    """And its error says so. Here a broker that takes connections and never says a word."""
+    program = """
+import socket
+from gracekit import SyncClient
+
+silent = socket.create_server(("127.0.0.1", 0))
+mute = SyncClient(f"amqp://127.0.0.1:{silent.getsockname()[1]}/", "inside")
+
+def call():
+    try:
+        mute.call("double", n=1)
+    except BaseException as error:
+        print(repr(error), flush=True)
+
+threading.Thread(target=call).start()
+silent.accept()[0].detach()
+silent.detach()
+"""
+    [told] = ends_with(directory, program)
+    assert told.startswith("DependencyError('nothing was sent: ")
+
+
+@pytest.mark.process
 def test_ctrl_c_ends_a_call_at_once_and_forgets_it(directory: Path):
     """The client goes on, and nothing of the call is left."""
     program = """

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -18,7 +19,7 @@ import pytest
 from gracekit import Context, Done, Service, TaskInterruptedError, Wait, rpc_method
 from gracekit.doctor.declared import check_types
 from gracekit.doctor.finding import Level
-from gracekit.errors import BadMessageError, DeclarationError
+from gracekit.errors import BadMessageError, DeclarationError, UnserialisableError
 from tests.service.kit import World
 
 if TYPE_CHECKING:
@@ -71,6 +72,25 @@ class Told(msgspec.Struct):
 
     def __post_init__(self) -> None:
         raise ValueError(f"no {self.word}")
+
+
+class Hides(pydantic.BaseModel):
+    word: pydantic.SecretStr
+
+
+class Halves(pydantic.BaseModel):
+    content: bytes
+
+
+class Falls(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def fall(self) -> dict[str, Any]:
+        raise RuntimeError("it falls")
+
+
+@dataclass
+class Host:
+    ip: IPv4Address
 
 
 class Opaque:
@@ -456,6 +476,37 @@ async def test_other_objects_are_refused_by_the_client_as_before(world: World, v
     method, client = await served(world, work)
     with pytest.raises(TypeError, match=r"args\.value.*: object of type Opaque"):
         await client.call(method, value=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (Hides(word="secret"), r"^args\.value: Hides writes asterisks for a SecretStr"),
+        ([Hides(word="secret")], r"^args\.value\[0\]: Hides writes asterisks"),
+        (Halves(content=b"\xff"), r"^args\.value: "),
+        (Falls(), r"^args\.value: .*falls"),
+    ],
+)
+async def test_a_model_that_cannot_be_written_whole_is_not_sent(
+    world: World, value: Any, said: str
+):
+    """Otherwise the handler would get asterisks for a secret."""
+
+    async def work(ctx: Context, value: Any) -> None: ...
+
+    method, client = await served(world, work)
+    with pytest.raises(UnserialisableError, match=said):
+        await client.call(method, value=value)
+
+
+async def test_an_address_is_text_also_in_a_field(world: World):
+    """The field's annotation, which msgspec cannot check, leaves the argument plain data."""
+
+    async def work(ctx: Context, value: Any) -> Any:
+        return value
+
+    method, client = await served(world, work)
+    assert await client.call(method, value=Host(IPv4Address("10.0.0.1"))) == {"ip": "10.0.0.1"}
 
 
 # -- recovery ---------------------------------------------------------------------------

@@ -164,8 +164,7 @@ class SyncClient(SyncView):
     async def _send(
         self, here: _Loop, verb: _Verb[R], options: CallOptions, within_s: float | None
     ) -> R:
-        if self._is_stopped:
-            raise DependencyError("this client is stopped, so nothing was sent: start() it again")
+        self._check_not_stopped()
         if self._made not in here.clients:
             self._made, self._is_open = self._make(), False
             here.clients.add(self._made)
@@ -179,10 +178,17 @@ class SyncClient(SyncView):
                     raise
                 late = f"nothing was sent: not connected within the time-out of {within_s:g} s"
                 raise CallTimeoutError(late) from error
+            except asyncio.CancelledError:
+                raise DependencyError("nothing was sent: Python is ending") from None
+            self._check_not_stopped()
             self._is_open = True
             if (until := limit.when()) is not None:
                 options = options.with_({"timeout": until - asyncio.get_running_loop().time()})
         return await verb(ClientView(self._made, options))
+
+    def _check_not_stopped(self) -> None:
+        if self._is_stopped:
+            raise DependencyError("this client is stopped, so nothing was sent: start() it again")
 
     async def _stop(self, here: _Loop) -> None:
         self._is_stopped = True
