@@ -293,20 +293,6 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
         os.close(fd)
 
 
-def held_in(directory: Path) -> list[str]:
-    """Names of the lock files in *directory* that a process holds; takes no lock, raises nothing.
-
-    For a store whose schema is another one: the locks are the same in each version. One that cannot
-    be seen counts as held, as the caller would do harm to whoever holds it.
-    """
-    try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix == ".lock")
-    except OSError:
-        return []
-    looks = ((path.name, look_at_lock(path, LockFile.at(path), same_boot=True)) for path in paths)
-    return [name for name, seen in looks if seen not in {Lock.FREE, Lock.MISSING}]
-
-
 def _look_up(life: RecordedLife, mine: Identity) -> Pid:
     """Ask the process table for a process of our own pid namespace."""
     theirs = life.identity

@@ -201,10 +201,7 @@ def test_sisters_do_not_know_each_other():
 
 # The tables of the store: the rooms that write them, and the other rooms that read them.
 TABLES: Final = {
-    "run": (
-        "runs journal",
-        "leases listings store",
-    ),  # retention deletes rows, and a migration asks who may live
+    "run": ("runs journal", "leases listings"),  # retention deletes rows
     "task": ("journal", "leases listings doctor store testing"),  # a backup counts rows
     "content": ("journal", "listings testing"),
     "reply": ("journal", "listings doctor"),

@@ -25,7 +25,6 @@ from gracekit.exits import ExitCode
 from gracekit.process import network_file_system
 from gracekit.store import files
 from gracekit.store.batch import Row, Value
-from gracekit.store.migrate import is_alone, living_beside, named
 
 QUICK_CHECK_S: Final = 5.0
 BUSY_TIMEOUT_S: Final = 2.0
@@ -135,26 +134,15 @@ def check_schema(
             "docs/releases.md, Go back",
         )
     if version < known:
-        return _judge_older(look.path, version, migrations)
+        return warn(
+            "schema",
+            f"version {version} (this gracekit writes {known}); to migrate it takes up to "
+            f"{shown_bytes(3 * look.path.stat().st_size)} of disk, and "
+            f"{shown_bytes(files.free_bytes(look.path))} are free",
+            "nothing to do; the next start migrates it; older processes must not be started after "
+            "that",
+        )
     return ok("schema", f"version {version}, the newest known")
-
-
-def _judge_older(path: Path, version: int, migrations: Sequence[str]) -> Finding:
-    seen = f"version {version} (this gracekit writes {len(migrations)})"
-    remedy = "nothing to do"
-    if living := living_beside(path):
-        seen += f", and is in use by {named(living)}"
-        if is_alone(migrations, version):
-            remedy = "stop all of them, for example by SIGTERM; until then a start is refused"
-    seen += (
-        f"; to migrate it takes up to {shown_bytes(3 * path.stat().st_size)} of disk, and "
-        f"{shown_bytes(files.free_bytes(path))} are free"
-    )
-    return warn(
-        "schema",
-        seen,
-        f"{remedy}; the next start migrates it; older processes must not be started after that",
-    )
 
 
 def _judge_empty(path: Path) -> Finding:

@@ -2,7 +2,7 @@
 
 `PRAGMA user_version` counts the migrations applied. The missing ones are applied
 in one transaction, so that several processes may start at once. Runs of an older
-gracekit go on beside a migration, unless its text begins with `ALONE`.
+gracekit go on beside a migration.
 """
 
 from __future__ import annotations
@@ -13,20 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 import apsw
 
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
-from gracekit.life import held_in
 
 MIGRATIONS: Final = "gracekit.store.sqlite.migrations"
 """The package with the store's schema; the sqlite transport has a separate schema."""
-
-ALONE: Final = "-- Alone:"
-"""A migration whose text begins so is refused while runs of an older gracekit live: they could not
-go on beside it. For a store only: which processes use a file of queues, no lock tells."""
-NAMED: Final = 5
 
 _PURPOSES: Final = (
     ("task", "a store", "of the service's store (GRACEKIT_STORE_URL)"),
@@ -34,7 +27,6 @@ _PURPOSES: Final = (
 )
 """What the files of gracekit are for: a table that each has, its name, and which URL names it."""
 
-_RUN_ID: Final = re.compile("[0-9a-f]{32}")
 _NAME: Final = re.compile(r"(\d+)\D.*\.sql")
 
 
@@ -78,7 +70,7 @@ def migrate(
         before_commit: What this raises undoes the migration.
 
     Raises:
-        ConfigError: it is a database of gracekit for another purpose, or older runs live beside it.
+        ConfigError: it is a database of gracekit for another purpose.
         SchemaTooNewError: a newer gracekit has migrated it.
         StoreError: a migration failed.
     """
@@ -97,7 +89,6 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
     version = connection.execute("PRAGMA user_version").get
     _check_purpose(connection, migrations[0], path)
     refuse_newer(version, len(migrations), path)
-    check_alone(migrations, version, path)
     for number, text in enumerate(migrations[version:], start=version + 1):
         try:
             connection.execute(text).fetchall()  # a row would stop it there
@@ -134,46 +125,6 @@ def need_version(version: int, known: int, where: Path | str) -> None:
             "stops by SIGTERM); the first start of the service with this gracekit migrates the "
             "store"
         )
-
-
-def is_alone(migrations: Sequence[str], version: int) -> bool:
-    """Whether no run of an older gracekit may live when a database of *version* is migrated."""
-    return version > 0 and any(text.startswith(ALONE) for text in migrations[version:])
-
-
-def check_alone(migrations: Sequence[str], version: int, path: Path | str) -> None:
-    """Refuse a migration from *version* that no living run of an older gracekit goes on beside.
-
-    Raises:
-        ConfigError: such runs live.
-    """
-    if is_alone(migrations, version) and (living := living_beside(Path(path))):
-        raise not_alone(migrations, version, path, living)
-
-
-def not_alone(
-    migrations: Sequence[str], version: int, where: Path | str, living: Sequence[str]
-) -> ConfigError:
-    """The error for a migration that the runs *living* could not go on beside."""
-    return ConfigError(
-        f"{where} has schema version {version}, and a start of this gracekit makes it "
-        f"{len(migrations)}, with which {named(living)} could not go on: stop all of them, for "
-        "example by SIGTERM, before you start this version (docs/releases.md, Upgrade)"
-    )
-
-
-def living_beside(store: Path) -> list[str]:
-    """The runs that hold their locks, as `service@instance`; of any version of gracekit."""
-    names = [name.removesuffix(".lock") for name in held_in(store.with_name(f"{store.name}-runs"))]
-    # Each run holds two locks: the other one is named for its id.
-    return [unquote(name) for name in names if not _RUN_ID.fullmatch(name)]
-
-
-def named(living: Sequence[str]) -> str:
-    """`the living run a@b`, or `the living runs a@b, a@c and 3 more`."""
-    more = len(living) - NAMED
-    listed = ", ".join(living[:NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"the living {'run' if len(living) == 1 else 'runs'} {listed}"
 
 
 def _check_purpose(connection: apsw.Connection, first: str, path: Path | str) -> None:

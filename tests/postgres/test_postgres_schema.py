@@ -106,29 +106,6 @@ def test_a_second_migration_is_added_to_the_first(postgres: Postgres, schema: st
         migrated(postgres, schema, OURS)
 
 
-def test_a_migration_that_older_runs_could_not_go_on_beside_waits_for_their_end(
-    postgres: Postgres, schema: str
-):
-    """A run of a host that does not answer counts as one, until somebody says that it is gone."""
-    migrated(postgres, schema, OURS)
-    newer = [*OURS, "-- Alone: it takes a column away\nALTER TABLE run DROP COLUMN pid_ns"]
-    row = "INSERT INTO run ({}) SELECT {} FROM (SELECT 1) AS one"
-    columns = (
-        "run_id service host instance version boot_id lock_path phase topic ops_topic transport"
-    )
-    numbers = "generation pid_ns pid start_ticks started_at beat_at schema"
-    values = {name: f"'{name}'" for name in columns.split()} | dict.fromkeys(numbers.split(), "1")
-    values |= {"methods": "'[]'", "kinds": "'[]'"}
-    with postgres.connect() as server:
-        server.execute(f'SET search_path = "{schema}"')
-        server.execute(row.format(", ".join(values), ", ".join(values.values())).encode())
-        with pytest.raises(ConfigError, match="with which the living run service@instance could"):
-            migrated(postgres, schema, newer)
-        server.execute("UPDATE run SET gone_at = 2")
-
-    assert migrated(postgres, schema, newer) == 2
-
-
 def test_a_migration_that_fails_leaves_nothing(postgres: Postgres, schema: str):
     """Not even the schema that it has made."""
     with pytest.raises(Exception, match="migration of the store to schema 2 failed"):

@@ -14,21 +14,18 @@ import apsw
 import pytest
 
 from gracekit.errors import (
-    ConfigError,
     ConflictError,
     SchemaTooNewError,
     StoreBrokenError,
     StoreError,
     UnknownCommitError,
 )
-from gracekit.life import LifeLock
 from gracekit.process import Point, Process, Side
-from gracekit.runs.names import instance_lock_name
 from gracekit.store import files
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.group import GroupCommit
-from gracekit.store.migrate import ALONE, load_migrations
+from gracekit.store.migrate import load_migrations
 from gracekit.store.sqlite.sqlite_engine import MemoryEngine, SqliteEngine
 from gracekit.store.state import StatusSource, StoreState, StoreStatus
 from tests.store.engine_suite import EngineSuite
@@ -275,41 +272,12 @@ async def test_missing_migrations_are_applied_to_an_older_database(database):
 
 
 @pytest.fixture
-async def old(database) -> Path:
-    """The directory of run locks of a store with the first migration."""
+async def old(database) -> None:
+    """A store with the first migration."""
     engine = SqliteEngine(database, [SCHEMA], process=Process())
     await engine.start()
     await engine.commit(put(1))
     await engine.stop()
-    directory = database.with_name(f"{database.name}-runs")
-    directory.mkdir(mode=0o700)
-    return directory
-
-
-async def test_a_migration_that_older_runs_cannot_go_on_beside_waits_for_their_end(database, old):
-    """A start is refused, names them, and leaves the store as it was; they go on, and may start
-    again.
-    """
-    migrations = [SCHEMA, f"{ALONE} v goes.\nALTER TABLE kv ADD COLUMN extra ANY"]
-    living = LifeLock(old / instance_lock_name("a shop", "api-1"))
-    assert living.acquire()
-    dead = LifeLock(old / instance_lock_name("shop", "dead"))
-    assert dead.acquire()
-    dead.release()
-    new = SqliteEngine(database, migrations, process=Process())
-
-    with pytest.raises(
-        ConfigError, match=r"version 1, .* 2, with which the living run a shop@api-1"
-    ):
-        await new.start()
-    again = SqliteEngine(database, [SCHEMA], process=Process())
-    await again.start()
-    await again.stop()
-    living.release()
-    await new.start()
-
-    assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
-    await new.stop()
 
 
 GROWS = "CREATE TABLE big AS SELECT randomblob(1000000) AS data"
@@ -355,24 +323,6 @@ async def test_a_migration_whose_file_would_not_fit_is_undone(database, old, mon
     await new.stop()
 
 
-async def test_a_refused_migration_holds_nobody_up(database, old):
-    """Older runs go on, so nothing is written, nor waited for, on the way to the refusal."""
-    living = LifeLock(old / instance_lock_name("shop", "api-1"))
-    assert living.acquire()
-    run = SqliteEngine(database, [SCHEMA], process=Process())
-    await run.start()
-    await run.commit(put(2, b"x" * 100_000))
-    wal = database.with_name("store.db-wal").stat().st_size
-    new = SqliteEngine(database, [SCHEMA, f"{ALONE} v.\n{GROWS}"], process=Process())
-
-    with pytest.raises(ConfigError, match="the living run shop@api-1"):
-        await new.start()
-
-    assert database.with_name("store.db-wal").stat().st_size == wal > 100_000
-    await run.stop()
-    living.release()
-
-
 async def test_a_migration_leaves_a_small_wal(database, old):
     """It would be as large as what was written, and doctor would look for a reader that keeps it
     so.
@@ -384,17 +334,19 @@ async def test_a_migration_leaves_a_small_wal(database, old):
     await new.stop()
 
 
-async def test_other_migrations_are_made_beside_living_runs(database, old):
+async def test_migrations_are_made_beside_living_runs(database, old):
     """So processes that share a store can be restarted one after the other."""
-    living = LifeLock(old / instance_lock_name("shop", "api-1"))
-    assert living.acquire()
-
+    run = SqliteEngine(database, [SCHEMA], process=Process())
+    await run.start()
     new = SqliteEngine(database, [SCHEMA, "ALTER TABLE kv ADD COLUMN extra ANY"], process=Process())
     await new.start()
+    swapped = Batch(Point.CLAIM)
+    swapped.add("UPDATE kv SET value = 7 WHERE key = 1", expect=1)
+    await run.commit(swapped)
 
-    assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
+    assert await new.query("SELECT * FROM kv") == [(1, 7, None)]
     await new.stop()
-    living.release()
+    await run.stop()
 
 
 async def test_failed_migration_leaves_the_database_as_it_was(database):

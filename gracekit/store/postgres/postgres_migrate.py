@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from gracekit.errors import ConfigError, StoreError
-from gracekit.store.migrate import is_alone, load_migrations, not_alone, refuse_newer
+from gracekit.store.migrate import load_migrations, refuse_newer
 from gracekit.store.postgres.postgres_group import begin
 from gracekit.store.postgres.postgres_link import PostgresLink
 from gracekit.store.postgres.sqlstates import text_of
@@ -28,10 +28,6 @@ _COMMENT: Final = re.compile(r"\s*--[^\n]*")
 _HAS_TABLE: Final = "SELECT to_regclass('meta') IS NOT NULL"
 _HAS_SCHEMA: Final = "SELECT count(*) FROM pg_namespace WHERE nspname = ?"
 _VERSION: Final = "SELECT schema FROM meta"
-# A run of another host is not proven dead; an operator says so by `gracekit runs gone`.
-_MAY_LIVE: Final = """
-SELECT service || '@' || instance FROM run
-WHERE ended_at IS NULL AND adopted_at IS NULL AND gone_at IS NULL ORDER BY 1"""
 _SET_VERSION: Final = "UPDATE meta SET schema"
 
 
@@ -74,7 +70,7 @@ def migrate_store(
     """Bring the store to the newest schema, or leave it as it was.
 
     Raises:
-        ConfigError: the role may not do it, or runs of an older gracekit may live beside it.
+        ConfigError: the role may not do it.
         SchemaTooNewError: a newer gracekit has migrated it.
         StoreError: a migration failed.
         psycopg.Error: the lock was not granted, or the connection was lost.
@@ -84,9 +80,6 @@ def migrate_store(
     version = version_of(link)
     try:
         refuse_newer(version, len(migrations), where)
-        if is_alone(migrations, version) and (living := link.ask(_MAY_LIVE)):
-            names = [str(name) for (name,) in living]
-            raise not_alone(migrations, version, where, names)
         if version < len(migrations):
             ((has_schema,),) = link.ask(_HAS_SCHEMA, schema)
             link.clear()

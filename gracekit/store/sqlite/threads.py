@@ -24,7 +24,7 @@ from gracekit.store import files
 from gracekit.store.batch import Batch, BatchOutcome, Row
 from gracekit.store.files import Synchronous
 from gracekit.store.group import DISK_ERRORS, GroupCommit, broken_by
-from gracekit.store.migrate import check_alone, migrate
+from gracekit.store.migrate import migrate
 from gracekit.store.sqlite.writer_lock import WriterLock
 from gracekit.store.state import StatusSource, StoreState
 from gracekit.store.threaded import Query
@@ -188,7 +188,6 @@ def _room_for_migration(
     if not 0 < version < len(migrations):
         yield
         return
-    check_alone(migrations, version, path)
     _empty_wal(connection)
     try:
         yield
