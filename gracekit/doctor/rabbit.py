@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import shlex
-import socket
-import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -58,9 +53,6 @@ UNREACHABLE: Final = (
     f"({TLS_PORT} by default) wants amqps://"
 )
 MEND: Final = "mend GRACEKIT_TRANSPORT_URL"
-CONTROL_S: Final = 20.0
-"""Seconds that `rabbitmqctl` has to answer."""
-_LIMITS: Final = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes"})
 
 
 def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[Topic]:
@@ -160,8 +152,6 @@ class ConnectionChecks:
         for node in report.nodes:
             yield from check_node(node, others=some)
         if some:
-            names = [queue.name for topic in self._topics for queue in topic.queues]
-            yield from check_policies(self.broker, names)
             self.checks = BrokerChecks(
                 self._settings, self._service, self.broker, self._topics, report
             )
@@ -446,32 +436,3 @@ def told_with(check: str, error: GracekitError) -> Iterator[Finding]:
     code = ExitCode.CONFIG if wrong else ExitCode.DEPENDENCY
     for one in told(check, error, code):
         yield fail(check, one.seen, one.remedy or (MEND if wrong else UNREACHABLE), code)
-
-
-def check_policies(broker: Broker, names: Sequence[str]) -> Iterator[Finding]:
-    """Check for policies that expire or limit the queues *names*; AMQP does not report them."""
-    ask = ["rabbitmqctl", "-q", "--formatter", "json", "list_policies", "-p", broker.vhost]
-    try:
-        here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
-        if not any(one.host in here for one in broker.hosts):
-            raise OSError("the broker is on another host")  # noqa: TRY301 - one way out
-        env = os.environ | {"ERL_FLAGS": "-start_epmd false"}  # it would leave that daemon behind
-        done = subprocess.run(ask, env=env, capture_output=True, timeout=CONTROL_S, check=True)  # noqa: S603 - no shell
-        policies: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        look = (
-            f"look on its host, as root: rabbitmqctl list_policies -p {shlex.quote(broker.vhost)}"
-        )
-        yield skip("policies", f"AMQP does not report them, nor rabbitmqctl here: {error}", look)
-        return
-    policies.sort(key=lambda one: one["priority"], reverse=True)  # the first that fits counts
-    for name in names:
-        fits = (one for one in policies if re.search(one["pattern"], name))
-        policy = next((one for one in fits if one["apply-to"] != "exchanges"), {"definition": "{}"})
-        if limits := _LIMITS & msgspec.json.decode(policy["definition"]).keys():
-            yield warn(
-                "policies",
-                f"policy {policy['name']!r} sets {', '.join(sorted(limits))} for queue {name}: the "
-                "broker deletes or refuses requests",
-                "let its pattern leave out the service's queues (docs/rabbitmq.md, Policies)",
-            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,7 +20,7 @@ from gracekit.config.loading import load
 from gracekit.doctor import rabbit
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.rabbit import BrokerChecks, ConnectionChecks, check_policies
+from gracekit.doctor.rabbit import BrokerChecks, ConnectionChecks
 from gracekit.doctor.rabbit_broker import BrokerInspector, BrokerReport, Node, inquire
 from gracekit.doctor.rabbit_entities import BrokerAnswer, BrokerEntity, Fit, Topic, entities_of
 from gracekit.doctor.store_runs import Runs
@@ -38,18 +37,10 @@ from gracekit.telemetry.telemetry import Telemetry
 from tests.cli.kit import gracekit
 from tests.doctor.kit import levels, one
 from tests.rabbit.broker import Broker, Tls, free_ports
-from tests.rabbit.erlang import binary
 from tests.rpc.kit import Inbox, message
 
 NOBODY = Runs(living=(), doubtful=(), all=())
 TOPICS = (Topic(name="compute", hosts=["node-1"]), Topic(name="compute-ops", hosts=["node-1"]))
-
-
-@pytest.fixture(autouse=True)
-def without_rabbitmqctl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the machine takes seconds, and asks another broker."""
-    places = os.environ["PATH"].split(":")
-    monkeypatch.setenv("PATH", ":".join(one for one in places if not one.endswith("sbin")))
 
 
 @pytest.fixture
@@ -465,7 +456,7 @@ async def test_a_certificate_is_judged_as_a_start_would(settings, svc, tls_broke
         replace(settings, transport_url=broker.url_of("/", port=broker.tls_port)), svc
     )
 
-    assert {one.level for one in sound if one.check != "policies"} == {Level.OK}
+    assert {one.level for one in sound} == {Level.OK}
     assert levels(careless)["TLS"] is Level.WARN
     assert levels(careless)[f"broker localhost:{broker.tls_port}"] is Level.OK
     assert "wants amqps://" in failed(plain).remedy
@@ -662,60 +653,6 @@ async def test_the_version_is_the_brokers_own(settings, svc):
 
     assert one(found, "version").seen.startswith("RabbitMQ ")
     assert one(found, "transient queues").level is Level.OK
-
-
-# -- policies -----------------------------------------------------------------------
-
-
-async def test_policies_that_expire_or_limit_our_queues_are_warned_of(
-    settings, svc, shared_broker: Broker, rabbit_vhost: str, tmp_path: Path, monkeypatch
-):
-    """Of several policies that fit a queue only the first one counts; those of exchanges do not."""
-    for name, pattern, priority, applies, key, value in (
-        ("short", "^compute$", 1, "queues", "expires", "1000000"),
-        ("lower", "^compute", 0, "all", "max-length", "9"),
-        ("wide", ".*", 5, "exchanges", "alternate-exchange", binary("other")),
-        ("others", "^volume", 9, "queues", "max-length", "9"),
-    ):
-        shared_broker.eval(
-            f"ok = rabbit_policy:set({binary(rabbit_vhost)}, {binary(name)}, {binary(pattern)},"
-            f" [{{{binary(key)}, {value}}}], {priority}, {binary(applies)}, {binary('tests')})"
-        )
-    program = shared_broker.control_program(tmp_path)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.setattr(rabbit, "CONTROL_S", 300.0)
-
-    found = [one for one in await seen(settings, svc) if one.check == "policies"]
-
-    assert {one.level for one in found} == {Level.WARN}
-    assert [one.seen.partition(":")[0] for one in found] == [
-        "policy 'short' sets expires for queue compute",
-        "policy 'lower' sets max-length for queue compute.node-1",
-        "policy 'lower' sets max-length for queue compute-ops",
-        "policy 'lower' sets max-length for queue compute-ops.node-1",
-        "policy 'lower' sets max-length for queue compute-ops.node-1-0",
-    ]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("amqp://a:b@rabbit.example/v", "the broker is on another host"),
-        ("amqp://a:b@localhost/v", "No such file or directory: 'rabbitmqctl'"),
-    ],
-)
-def test_policies_that_cannot_be_seen_are_left_to_the_operator(
-    tmp_path: Path, monkeypatch, url: str, why: str
-):
-    """AMQP does not report them: the command is named."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    (found,) = check_policies(address_of(url), ["compute"])
-
-    assert found.level is Level.SKIP
-    assert why in found.seen
-    assert "rabbitmqctl list_policies -p v" in found.remedy
 
 
 # -- messages and readers -----------------------------------------------------------

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import socket
@@ -350,21 +349,6 @@ class Broker:
     def eval(self, erlang: str, *, within_s: float = WAIT_S) -> str:
         """The value of an Erlang expression in the node, as Erlang writes it."""
         return self._erlang.eval(erlang, within_s=within_s)
-
-    def control_program(self, directory: Path) -> Path:
-        """A `rabbitmqctl` in *directory* that asks this node."""
-        assert self._epmd is not None
-        real = self._server.with_name("rabbitmqctl")
-        given = self._epmd.environment | {
-            "HOME": str(self._directory),
-            "RABBITMQ_NODENAME": self.name,
-            "RABBITMQ_CONF_ENV_FILE": str(self._directory / "env.conf"),
-        }
-        exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in given.items())
-        program = directory / "rabbitmqctl"
-        program.write_text(f'#!/bin/sh\n{exports}exec {real} "$@"\n')
-        program.chmod(0o700)
-        return program
 
     def queues(self, vhost: str = "/") -> dict[str, Queue]:
         """Its queues, counted exactly."""
