@@ -219,7 +219,6 @@ def _store(settings: Settings, found: store_runs.Runs) -> Findings:
             yield lambda: store_runs.check_living(found)
             yield lambda: store_runs.check_doubtful(found)
             yield lambda: store_runs.check_doors(found, directory)
-            yield lambda: store_runs.check_openers(path, found)
             yield lambda: store_runs.check_unfinished(look, found, settings)
             yield lambda: store_runs.check_resources(found)
             yield lambda: store_runs.check_suspects(look, found)

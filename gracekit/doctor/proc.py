@@ -130,34 +130,6 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def openers_of(path: Path, proc: Path = PROC) -> list[int]:
-    """Processes that have *path* open, among those that this user may read."""
-    try:
-        wanted = path.stat()
-    except OSError:
-        return []
-    return [pid for pid in _pids(proc) if _has_open(proc / str(pid) / "fd", wanted)]
-
-
-def _pids(proc: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
-
-
-def _has_open(directory: Path, wanted: os.stat_result) -> bool:
-    try:
-        entries = list(directory.iterdir())
-    except OSError:
-        return False
-    for entry in entries:
-        try:
-            found = entry.stat()
-        except OSError:
-            continue
-        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-            return True
-    return False
-
-
 def _status(pid: int, proc: Path) -> dict[str, str]:
     pairs = (line.partition(":") for line in _read(proc / str(pid) / "status").splitlines())
     return {name: value.strip() for name, _, value in pairs}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import duration
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
-from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
@@ -256,29 +254,6 @@ def _answer(door: Path, run: Run) -> Mapping[str, Any] | None:
             return None
         except (OSError, GracekitError):  # it has no door, has ended, or is another user's
             return {}
-
-
-def check_openers(path: Path, runs: Runs) -> Finding:
-    """Check for processes that have the store open and are no runs of it."""
-    known = {(run.identity.pid_ns, run.identity.pid) for run in runs.not_dead}
-    pids = {pid for _, pid in known}
-    strangers = []
-    for pid in proc.openers_of(path):
-        # A run in a container has recorded its pid there, which differs from the one here.
-        namespace, inner = proc.inner_pid(pid)
-        is_known = inner in pids if namespace is None else (namespace, inner) in known
-        if pid != os.getpid() and not is_known:
-            strangers.append(pid)
-    if not strangers:
-        return ok("open by", "living runs only, as far as can be seen")
-    named = ", ".join(f"{' '.join(proc.command_of(pid))[:40]!r} (pid {pid})" for pid in strangers)
-    return warn(
-        "open by",
-        f"{named} has the store open and is no run of it: one that writes can hold the lock, so "
-        "that no run can write; a reader keeps the WAL from being emptied; an old SQLite can "
-        "damage it",
-        "end it, and look with `gracekit status` and `gracekit tasks`",
-    )
 
 
 def check_unfinished(look: Look, runs: Runs, settings: Settings) -> Finding:

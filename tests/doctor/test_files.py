@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +15,7 @@ import pytest
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.config.urls import file_url
-from gracekit.doctor import proc, queue_file, store_file, store_runs
+from gracekit.doctor import queue_file, store_file, store_runs
 from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.finding import Finding, Level
 from gracekit.exits import ExitCode
@@ -221,7 +219,7 @@ def test_of_a_store_with_another_schema_only_what_is_true_of_each_is_said(
     found = [finding for finding in seen if finding.area == "store"]
 
     told = {finding.check for finding in found}
-    assert not {"runs", "open by", "unfinished", "accounts"} & told
+    assert not {"runs", "unfinished", "accounts"} & told
     schema = one(found, "schema")
     assert schema.level is Level.WARN
     assert schema.seen.endswith(" are free")
@@ -437,26 +435,6 @@ async def test_a_lane_full_of_plain_handlers_that_wait_for_it_is_found(used, set
     assert finding.level is Level.WARN
     assert "requests" in finding.seen
     assert "compute@" in finding.seen
-
-
-@pytest.mark.process
-def test_a_stranger_that_has_the_store_open_is_found(used):
-    """A shell of sqlite3 left open is named with its pid."""
-    found = store_runs.read_runs(location_of(used))
-    assert store_runs.check_openers(used, found).level is Level.OK
-    code = "import sys; f = open(sys.argv[1]); print(0, flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(used)], stdin=-1, stdout=-1, text=True
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-
-        stranger = store_runs.check_openers(used, found)
-
-        child.communicate("\n")
-    assert stranger.level is Level.WARN
-    assert f"(pid {child.pid})" in stranger.seen
-    assert proc.openers_of(used.with_name("nothing")) == []
 
 
 # -- the queues ---------------------------------------------------------------------
