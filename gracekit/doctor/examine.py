@@ -21,7 +21,6 @@ from gracekit.doctor import (
     host,
     platform,
     pods,
-    proc,
     processes,
     queue_file,
     store_file,
@@ -179,8 +178,6 @@ def _platform_checks(
 def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
     for pid in pids:
         yield lambda pid=pid: processes.check_pid(pid)  # type: ignore[misc]
-    if proc.container_of(os.getpid()) is not None:
-        yield processes.check_first_process
 
 
 # -- store and transport -------------------------------------------------------------

@@ -15,12 +15,10 @@ from gracekit.signals import STOP_SIGNALS
 
 LONGEST: Final = 60
 
-_EXEC_FORM: Final = (
+_REMEDY: Final = (
     "start the service last in that shell, by: exec gracekit run MODULE:ATTR; in an image use the "
-    'exec form, ENTRYPOINT ["gracekit", "run", "MODULE:ATTR"]'
-)
-_BESIDE: Final = (
-    f"{_EXEC_FORM}; a script that starts it by & must send it SIGTERM itself: trap 'kill $!' TERM"
+    'exec form, ENTRYPOINT ["gracekit", "run", "MODULE:ATTR"]; a script that starts it by & must '
+    "send it SIGTERM itself: trap 'kill $!' TERM"
 )
 
 
@@ -54,20 +52,8 @@ def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
             "on: a stop would end as SIGKILL after the grace period, without a drain"
         )
         is_the_one = parent == 1 or proc.parent_of(parent, root) in {0, 1}
-        return (fail if is_the_one else warn)(check, seen, _BESIDE)
+        return (fail if is_the_one else warn)(check, seen, _REMEDY)
     return ok(check, "no shell stands between it and the process that started it")
-
-
-def check_first_process(root: Path = proc.PROC) -> Finding:
-    """Check PID 1 of this container or machine."""
-    words = proc.command_of(1, root)
-    if not words:
-        return skip("PID 1", "it may not be looked at from here")
-    command = " ".join(words)[:LONGEST]
-    if is_shell(words):
-        seen = f"{command!r} is a shell, which passes no SIGTERM on to what it has started"
-        return (warn if is_interactive(words) else fail)("PID 1", seen, _EXEC_FORM)
-    return ok("PID 1", f"{command!r} is no shell")
 
 
 def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:

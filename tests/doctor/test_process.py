@@ -15,7 +15,6 @@ from gracekit.doctor import host, proc
 from gracekit.doctor.finding import Level
 from gracekit.doctor.processes import (
     check_alarm,
-    check_first_process,
     check_pid,
     check_shell_above,
     check_stop_signals,
@@ -52,23 +51,6 @@ def test_a_shell_above_the_service_keeps_sigterm(tmp_path, parents, level):
 
     assert found.level is level
     assert level is Level.OK or 'ENTRYPOINT ["gracekit"' in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("command", "level"),
-    [
-        (SHELL, Level.FAIL),
-        (("sh", "/entrypoint.sh"), Level.FAIL),
-        (("sh",), Level.WARN),
-        (("gracekit", "run", "compute"), Level.OK),
-        (("tini", "--", "sh", "-c", "x"), Level.OK),
-    ],
-)
-def test_a_shell_as_the_first_process_is_found(tmp_path, command, level):
-    """In a container SIGTERM goes to PID 1 and nobody else."""
-    process(tmp_path, 1, *command)
-
-    assert check_first_process(tmp_path).level is level
 
 
 @pytest.mark.process
