@@ -343,31 +343,26 @@ class Service:
 
     # -- use ----------------------------------------------------------------------------
 
-    def doubts(self) -> Iterator[str]:
-        """Declarations that will not do what was meant, one sentence each; logged at a start."""
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        """Declarations that will not do what was meant, and the remedy; a start logs them."""
         for method in self.methods:
             if method.options.on_interrupt == "probe" and method.probe_hook is None:
-                yield (
-                    f"{method.name}() has on_interrupt='probe' and no probe, so every interrupted "
-                    f"task of it ends as ERRORED: write one, @{method.name}.probe with the same "
-                    "arguments, or say on_interrupt='error'"
-                )
+                name = method.name
+                seen = f"{name}() has on_interrupt='probe' and no probe: interrupted, it is ERRORED"
+                remedy = f"write @{name}.probe with the same arguments, or say on_interrupt='error'"
+                yield seen, remedy
         for kind in self.kinds:
             if not kind.rules:
-                yield f"kind {kind.name} has no rule, so no pass settles any of its resources"
-        for seen, remedy in self.undeclared_kinds():
-            yield f"{seen}: {remedy}"
-
-    def undeclared_kinds(self) -> list[tuple[str, str]]:
-        """What is wrong and the remedy, for each `resource=` that no `svc.kind` declares.
-
-        Empty for a service without kinds.
-        """
+                name = kind.name
+                seen = f"kind {name} has no rule, so no pass settles any of its resources"
+                remedy = f"@{name}.probe, @{name}.delete, {name}.mark() or {name}.leave()"
+                yield seen, f"declare some: {remedy}"
         users: dict[str, list[str]] = {}
         for method in self.methods if len(self.kinds) else ():
             if method.options.resource is not None and method.options.resource[0] not in self.kinds:
                 users.setdefault(method.options.resource[0], []).append(f"{method.name}()")
-        return [undeclared_kind(name, sorted(users[name]), self.kinds) for name in sorted(users)]
+        for name in sorted(users):
+            yield undeclared_kind(name, sorted(users[name]), self.kinds)
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
         """A client of this service; use as `async with svc.client(url) as client`.

@@ -37,21 +37,10 @@ def check_methods(service: Service) -> Finding:
     return ok("methods", f"{seen}; {ops} also in a drain, on the ops topic" if ops else seen)
 
 
-def check_probes(service: Service) -> Finding:
-    """Check that each method with on_interrupt='probe' has a probe."""
-    methods = [method for method in service.methods if method.options.on_interrupt == "probe"]
-    missing = [method for method in methods if method.probe_hook is None]
-    if missing:
-        return fail(
-            "probes",
-            f"{named(missing)}: on_interrupt='probe' without a probe, so every interrupted task "
-            "ends as ERRORED",
-            f"write one, @{missing[0].name}.probe with the same arguments, or say "
-            "on_interrupt='error'",
-        )
-    if not methods:
-        return ok("probes", "no method has on_interrupt='probe', so none needs a probe")
-    return ok("probes", f"each method with on_interrupt='probe' ({len(methods)}) has its probe")
+def check_doubts(service: Service) -> Iterator[Finding]:
+    """Warn about what a start logs as `service.doubted`."""
+    for seen, remedy in service.doubts():
+        yield warn("declarations", seen, remedy)
 
 
 def check_types(service: Service) -> Finding:
@@ -77,19 +66,9 @@ def check_types(service: Service) -> Finding:
 
 
 def check_kinds(service: Service) -> Iterator[Finding]:
-    """Check the kinds of resources: their functions, their order, and that used ones exist."""
+    """Check the kinds of resources: their functions and their order."""
     if not len(service.kinds):
         return
-    for seen, remedy in service.undeclared_kinds():
-        yield warn("kinds", seen, remedy)
-    for kind in service.kinds:
-        if not kind.rules:
-            yield warn(
-                "kinds",
-                f"kind {kind.name} has no rule, so no pass settles any of its resources",
-                f"declare some: @{kind.name}.probe, @{kind.name}.delete, {kind.name}.mark() or "
-                f"{kind.name}.leave()",
-            )
     try:
         service.check()
     except DeclarationError as error:

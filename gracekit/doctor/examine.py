@@ -142,7 +142,7 @@ def _settings_checks(settings: Settings) -> tuple[Check, ...]:
 def _declaration_checks(service: Service) -> tuple[Check, ...]:
     return (
         lambda: declared.check_methods(service),
-        lambda: declared.check_probes(service),
+        lambda: declared.check_doubts(service),
         lambda: declared.check_types(service),
         lambda: declared.check_kinds(service),
     )

@@ -101,5 +101,6 @@ def _report(ground: Ground) -> None:
         hard_limit_s=settings.hard_limit_s,
     )
     unsafe = admin_doubts(settings.admin, tls=settings.admin_tls)
-    for text in (*settings.doubts, *ground.service.doubts(), *unsafe):
+    declared = (f"{seen}: {remedy}" for seen, remedy in ground.service.doubts())
+    for text in (*settings.doubts, *declared, *unsafe):
         telemetry.emit("service.doubted", text=Sentence(text))

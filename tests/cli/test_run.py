@@ -249,7 +249,7 @@ async def refuse() -> None:
 
 
 def test_a_probe_that_nobody_wrote_is_warned_of_at_the_start(tmp_path: Path):
-    """doctor FAILs for it; who does not ask doctor reads it in the log."""
+    """Who does not ask doctor reads it in the log, with the remedy."""
     text = """
 @svc.rpc(on_interrupt="probe")
 async def create(ctx: Context) -> None: ...
@@ -262,6 +262,7 @@ async def create(ctx: Context) -> None: ...
 
     assert told["level"] == "WARNING"
     assert "create() has on_interrupt='probe' and no probe" in told["text"]
+    assert "ERRORED: write @create.probe" in told["text"]
 
 
 def test_nothing_is_imported_from_the_working_directory_unless_it_is_the_app_dir(tmp_path: Path):

@@ -152,8 +152,9 @@ def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, po
     @svc.rpc(resource="image")
     async def copy(ctx: Context, image: str) -> None: ...
 
-    *found, bare = [one for one in declared.check_kinds(svc) if one.level is Level.WARN]
+    bare, *found = [one for one in declared.check_doubts(svc) if "resource" in one.seen]
 
+    assert {one.level for one in (bare, *found)} == {Level.WARN}
     assert bare.seen == "kind volume has no rule, so no pass settles any of its resources"
     assert [finding.seen.partition(":")[0] for finding in found] == ["copy()", "create()"]
     assert found[0].remedy == (
@@ -171,21 +172,7 @@ def test_a_resource_in_a_service_without_kinds_is_no_warning(svc):
     @svc.rpc(resource="volume")
     async def create(ctx: Context, volume: str) -> None: ...
 
-    assert list(declared.check_kinds(svc)) == []
-    assert list(svc.doubts()) == []
-
-
-def test_a_start_logs_each_resource_that_no_kind_has(svc):
-    """Who does not ask doctor reads the same sentence in the log."""
-    svc.kind("volume").mark(restoring="error")
-
-    @svc.rpc(resource="volumes", on_interrupt="retry")
-    async def create(ctx: Context, volumes: str) -> None: ...
-
-    (doubt,) = svc.doubts()
-
-    assert doubt.startswith("create(): resource='volumes', and no svc.kind('volumes') is declared")
-    assert "write resource=('volume', 'argument')" in doubt
+    assert list(declared.check_doubts(svc)) == []
 
 
 def test_the_task_api_is_not_counted_as_a_method():
@@ -197,22 +184,22 @@ def test_the_task_api_is_not_counted_as_a_method():
     assert declared.check_methods(svc).level is Level.WARN
 
 
-def test_a_probe_method_without_probe_fails(svc):
+def test_a_probe_method_without_probe_is_a_warning(svc):
     """Each of its interrupted tasks would end as ERRORED, which was not what was asked for."""
 
     @svc.rpc(on_interrupt="probe")
     async def migrate(ctx: Context) -> None: ...
 
-    found = declared.check_probes(svc)
+    (found,) = declared.check_doubts(svc)
 
-    assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
+    assert found.level is Level.WARN
     assert "@migrate.probe" in found.remedy
 
     @migrate.probe
     async def _(ctx: Context) -> Done:
         return Done(None)
 
-    assert declared.check_probes(svc).level is Level.OK
+    assert list(declared.check_doubts(svc)) == []
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,9 @@ def test_a_kind_without_a_rule_is_logged_at_the_start(svc: Service):
     """It may be meant to be so for a while, and settles nothing meanwhile."""
     share = complete(svc.kind("share"))
 
-    assert list(svc.doubts()) == ["kind share has no rule, so no pass settles any of its resources"]
+    assert [seen for seen, _ in svc.doubts()] == [
+        "kind share has no rule, so no pass settles any of its resources"
+    ]
     share.mark(restoring="error")
     assert list(svc.doubts()) == []
 
