@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +11,6 @@ import pytest
 import uvloop
 
 from gracekit import ConfigError, Service, Settings
-from gracekit.doctor.finding import Level
-from gracekit.doctor.host import check_loop
 from gracekit.runtime.loops import OLDEST_UVLOOP, loop_factory
 from gracekit.runtime.process_life import run_service
 
@@ -41,23 +38,10 @@ def test_only_who_asks_for_another_loop_gets_one():
     assert loop_factory(Settings(loop="auto")) is uvloop.new_event_loop
 
 
-def test_auto_is_asyncio_where_uvloop_cannot_be_used(told: str, monkeypatch: pytest.MonkeyPatch):
-    """One value serves for machines with uvloop and for those without; doctor warns of one that is
-    installed in vain.
-    """
-
-    def gone(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
+@pytest.mark.usefixtures("told")
+def test_auto_is_asyncio_where_uvloop_cannot_be_used():
+    """One value serves for machines with uvloop and for those without."""
     assert loop_factory(Settings(loop="auto")) is None
-    (in_vain,) = check_loop(Settings(loop="auto"))
-    monkeypatch.setattr(metadata, "version", gone)
-    (absent,) = check_loop(Settings(loop="auto"))
-
-    assert in_vain.level is Level.WARN
-    assert in_vain.seen.startswith("asyncio; loop = auto, because gracekit needs ")
-    assert told.partition("needs ")[2] in in_vain.seen
-    assert (absent.level, absent.seen) == (Level.OK, "asyncio; loop = auto")
 
 
 def test_a_package_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -74,7 +58,7 @@ def test_a_package_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: py
 def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(
     told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """Nothing is opened, the exit code is 78, and doctor says the same beforehand."""
+    """Nothing is opened, and the exit code is 78."""
     files = {name: f"sqlite:///{tmp_path}/{name}.db" for name in ("transport_url", "store_url")}
     settings = Settings(loop="uvloop", **files)
 
@@ -84,20 +68,6 @@ def test_a_start_on_a_loop_that_cannot_be_had_is_refused_with_the_remedy(
     said = capfd.readouterr().err
     assert told in said
     assert "; pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio" in said
-    (found,) = check_loop(settings)
-    assert (found.level, found.code) == (Level.FAIL, 78)
-    assert told in found.seen
-    assert found.remedy == "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
-
-
-def test_doctor_names_the_loop_and_its_version():
-    """Who reports a fault of the loop can say which one it was."""
-    found = [check_loop(Settings(loop=loop)) for loop in ("asyncio", "uvloop")]
-
-    assert [one.seen for (one,) in found] == [
-        "asyncio; loop = asyncio",
-        f"uvloop {uvloop.__version__}; loop = uvloop",
-    ]
 
 
 def test_an_unknown_loop_gets_a_hint():

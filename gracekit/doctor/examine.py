@@ -109,7 +109,6 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
     yield from _in(
         "host",
         *_HOST_CHECKS,
-        lambda: host.check_loop(settings),
         lambda: host.check_host_name(settings, os.getpid()),
     )
 

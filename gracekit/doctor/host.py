@@ -1,21 +1,17 @@
-"""Checks of the machine: clock, event loop, names."""
+"""Checks of the machine: clock and host name."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor import proc
-from gracekit.doctor.finding import Finding, fail, ok, told, warn
-from gracekit.errors import ConfigError
+from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.exits import ExitCode
-from gracekit.runtime.loops import UVLOOP_REMEDY, loop_factory, loop_name, why_no_uvloop
 
 EPOCH_OF_DOUBT: Final = 1_735_689_600.0  # 2025-01-01: a clock before that was never set
 
@@ -40,27 +36,6 @@ def check_clock(wall: float | None = None) -> Finding:
             ExitCode.DEPENDENCY,
         )
     return ok("clock", shown)
-
-
-def check_loop(settings: Settings) -> Iterator[Finding]:
-    """Check that the event loop that the setting `loop` names can be used."""
-    try:
-        seen = f"{loop_name(loop_factory(settings))}; loop = {settings.loop}"
-    except ConfigError as error:
-        yield from told("loop", error)
-        return
-    if settings.loop == "auto" and _is_installed("uvloop") and (why := why_no_uvloop()):
-        yield warn("loop", f"{seen}, because gracekit needs {why}", UVLOOP_REMEDY)
-    else:
-        yield ok("loop", seen)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def check_host_name(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:

@@ -15,7 +15,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 OLDEST_UVLOOP: Final = (0, 21)
 """The extra in pyproject.toml has it too."""
-UVLOOP_REMEDY: Final = "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
+_REMEDY: Final = "pip install 'gracekit[uvloop]', or set GRACEKIT_LOOP=asyncio"
 
 
 def loop_factory(settings: Settings) -> LoopFactory | None:
@@ -34,20 +34,6 @@ def loop_factory(settings: Settings) -> LoopFactory | None:
         raise
 
 
-def why_no_uvloop() -> str:
-    """What uvloop lacks to be used here, without the setting's name; empty if it can be used."""
-    try:
-        _uvloop()
-    except ConfigError as error:
-        return str(error).partition("; ")[0].removeprefix("loop = uvloop needs ")
-    return ""
-
-
-def loop_name(factory: LoopFactory | None) -> str:
-    """`uvloop 0.23.0`, or `asyncio`."""
-    return "asyncio" if factory is None else f"uvloop {_uvloop().__version__}"
-
-
 def running_loop_name() -> str:
     """Name of the package that the running loop comes from, such as `asyncio` or `uvloop`."""
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -61,12 +47,12 @@ def _uvloop() -> Any:
         why = str(error).replace(";", ",")  # the remedy begins at the first semicolon
         raise ConfigError(
             f"loop = uvloop needs the package uvloop, which cannot be imported here ({why}); "
-            f"{UVLOOP_REMEDY}"
+            f"{_REMEDY}"
         ) from error
     if tuple(map(int, re.findall(r"\d+", package.__version__)[:2])) < OLDEST_UVLOOP:
         least = ".".join(map(str, OLDEST_UVLOOP))
         raise ConfigError(
             f"loop = uvloop needs uvloop {least} or newer, and {package.__version__} is installed; "
-            f"{UVLOOP_REMEDY}"
+            f"{_REMEDY}"
         )
     return package
