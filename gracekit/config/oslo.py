@@ -6,7 +6,6 @@ It imports nothing of oslo; its input is a `cfg.ConfigOpts` that has parsed its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -34,30 +33,14 @@ _TAKEN_IF_SET: Final = (
 _OPTION_DEFAULT: Final = "opt_default"
 _DEFAULT_BY_CODE: Final = "set_default"
 _IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
-_IN_NO_PROFILE: Final = (
-    "amqp_auto_delete",
-    "rabbit_quorum_delivery_limit",
-    "rabbit_quorum_max_memory_length",
-    "rabbit_quorum_max_memory_bytes",
+_UNUSED: Final = (
+    "rpc_response_timeout",
+    "executor_thread_pool_size",
+    "rpc_conn_pool_size",
+    "conn_pool_min_size",
+    "conn_pool_ttl",
 )
-_NO_PROFILE: Final = (
-    "no declare profile has it, so a start is refused if queues exist that oslo.messaging has "
-    "declared with it; see docs/oslo.md"
-)
-_ELSEWHERE: Final = MappingProxyType(
-    {
-        "rpc_response_timeout": "each caller sets its own: client.prepare(timeout=...)",
-        "executor_thread_pool_size": "see GRACEKIT_MAX_RUNNING and GRACEKIT_THREADS",
-        "rpc_conn_pool_size": "a process has two connections, whatever it does",
-        "conn_pool_min_size": "a process has two connections, whatever it does",
-        "conn_pool_ttl": "a process has two connections, whatever it does",
-        "kombu_compression": "gracekit cannot read compressed messages, see docs/oslo.md",
-        "rabbit_qos_prefetch_count": (
-            "GRACEKIT_PREFETCH also limits how many requeue methods run at a time"
-        ),
-        **dict.fromkeys(_IN_NO_PROFILE, _NO_PROFILE),
-    }
-)
+"""Options of [DEFAULT] without effect."""
 
 
 class OsloOptions(msgspec.Struct, kw_only=True):
@@ -165,12 +148,11 @@ def _take_rabbit(conf: Any, found: OsloOptions) -> None:
 def _left_out(conf: Any) -> Iterator[str]:
     """Yield a sentence for each option that is set but not used."""
     known = {*DURABLE_OPTIONS, *_IN_URL, "ssl", "heartbeat_timeout_threshold"}
-    options = [(name, DEFAULT) for name in _ELSEWHERE]
+    options = [(name, DEFAULT) for name in _UNUSED]
     options += [(name, RABBIT) for name in _names(conf, RABBIT) if name not in known]
     for name, group in options:
         if _is_given(conf, name, group):
-            why = _ELSEWHERE.get(name, "gracekit has no such setting, see docs/oslo.md")
-            yield f"[{group}] {name} is set and not used: {why}"
+            yield f"[{group}] {name} is set and not used: see the table of options in docs/oslo.md"
 
 
 def _names(conf: Any, group: str) -> list[str]:
