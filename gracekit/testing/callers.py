@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gracekit.clock import Clock
-from gracekit.rpc.callers.task_lookups import TaskInfo
-from gracekit.rpc.client import ClientView, PrepareOptions, RpcClient
+from gracekit.rpc.call_options import CallOptions, PrepareOptions
+from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.methods import Method
 
 P = ParamSpec("P")
@@ -70,18 +70,18 @@ class Line(Protocol):
         ...
 
 
-class Caller:
+class Caller(ClientView):
     """Sends requests to the service, with the options of `RpcClient.prepare`."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options: dict[str, Any] = dict(options)
+    def __init__(self, options: CallOptions) -> None:
+        self._options = options
 
     def _line(self) -> Line:
         raise NotImplementedError
 
     @property
-    def _view(self) -> ClientView:
-        return self._line().client.prepare(**self._options)
+    def _client(self) -> RpcClient:  # type: ignore[override] # the kit opens it later
+        return self._line().client
 
     def prepare(self, **options: Unpack[PrepareOptions]) -> Caller:
         """A caller with options: `host`, `ops`, `timeout`, `context`, `request_id`, ...
@@ -89,62 +89,7 @@ class Caller:
         Raises:
             TypeError: there is no such option.
         """
-        line, mine = self._line(), {**self._options, **options}
-        line.client.prepare(**mine)  # raises if an option is wrong
-        return _Prepared(mine, line)
-
-    @overload
-    async def call(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    async def call(self, method: str, /, **kwargs: Any) -> Any: ...
-    async def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Send a request and wait for its answer; see `RpcClient.call`."""
-        return await self._view.call(method, *args, **kwargs)
-
-    @overload
-    async def cast(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> str: ...
-    @overload
-    async def cast(self, method: str, /, **kwargs: Any) -> str: ...
-    async def cast(self, method: Any, /, *args: Any, **kwargs: Any) -> str:
-        """Send a request without waiting for an answer; return its id. See `RpcClient.cast`."""
-        return await self._view.cast(method, *args, **kwargs)
-
-    @overload
-    async def fanout(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    @overload
-    async def fanout(self, method: str, /, **kwargs: Any) -> None: ...
-    async def fanout(self, method: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Send a request to every instance that runs now. See `RpcClient.fanout`."""
-        await self._view.fanout(method, *args, **kwargs)
-
-    async def state(self, request_id: str, /) -> TaskInfo:
-        """What is known of a request. See `RpcClient.state`."""
-        return await self._view.state(request_id)
-
-    async def states(self, request_ids: Iterable[str], /) -> dict[str, TaskInfo]:
-        """The same of several. See `RpcClient.states`."""
-        return await self._view.states(request_ids)
-
-    async def result(
-        self,
-        request_id: str,
-        /,
-        *,
-        wait: float | str = 0.0,
-        of: Method[..., Any] | None = None,
-    ) -> Any:
-        """The result of a request. See `RpcClient.result`."""
-        return await self._view.result(request_id, wait=wait, of=of)
-
-    async def results(
-        self, request_ids: Iterable[str], /, *, wait: float | str = 0.0
-    ) -> dict[str, Any]:
-        """The same of several. See `RpcClient.results`."""
-        return await self._view.results(request_ids, wait=wait)
-
-    async def cancel(self, request_id: str, /, *, reason: str = "") -> TaskInfo:
-        """End a request. See `RpcClient.cancel`."""
-        return await self._view.cancel(request_id, reason=reason)
+        return _Prepared(self._options.with_(options), self._line())
 
     @overload
     def start_call(
@@ -155,11 +100,10 @@ class Caller:
     def start_call(self, method: Any, /, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Call in the background; the call goes on when the service stops or crashes."""
         line = self._line()
-        request_id: str = self._options.get("request_id") or line.clock.new_request_id()
-        view = line.client.prepare(**{**self._options, "request_id": request_id})
+        request_id = self._options.request_id or line.clock.new_request_id()
         given = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
         pending = Pending(
-            view.call(method, *args, **kwargs),
+            self.prepare(request_id=request_id).call(method, *args, **kwargs),
             request_id=request_id,
             name=f"{method if isinstance(method, str) else method.name}({given})",
         )
@@ -170,7 +114,7 @@ class Caller:
 class _Prepared(Caller):
     """A caller with options set."""
 
-    def __init__(self, options: Mapping[str, Any], line: Line) -> None:
+    def __init__(self, options: CallOptions, line: Line) -> None:
         super().__init__(options)
         self._to = line
 

@@ -21,6 +21,7 @@ from gracekit.config.values import did_you_mean
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.process import Point, Side
+from gracekit.rpc.call_options import CallOptions
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
@@ -107,7 +108,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         seed: int = 0,
         **settings: object,
     ) -> None:
-        super().__init__({})
+        super().__init__(CallOptions())
         check_service(service)
         if not isinstance(beside, InMemoryService | None):
             raise GracekitError(
@@ -123,7 +124,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self._beside = beside
         self._seed = seed
         self._machine: InstanceMachine | None = None
-        self._client: RpcClient | None = None
+        self._outside: RpcClient | None = None
         self._life: InstanceLife | None = None
         self._traps: list[Trap] = []
         self._dies_at: tuple[Point, Side] | None = None
@@ -141,7 +142,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         self._alarm = loop.call_later(PATIENCE_S, self._look_for_news)
         try:
             ops_topic = self._settings.ops_topic_of(self.service.topic)
-            self._client = await self._machine.client(self.service, ops_topic=ops_topic)
+            self._outside = await self._machine.client(self.service, ops_topic=ops_topic)
             await self.start()
         except BaseException:
             await self._close()
@@ -215,7 +216,7 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     @property
     def client(self) -> RpcClient:
         """The RpcClient of a caller outside of the service."""
-        return _need(self._client)
+        return _need(self._outside)
 
     @property
     def clock(self) -> VirtualClock:
