@@ -248,14 +248,3 @@ def add_parked_order(
     else:
         add_end(batch, target, outcome, news)
     incident.add(batch)
-
-
-def as_errored(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as clients see it that do not know PENDING: as ERRORED, for `no_capacity`.
-
-    Args:
-        shown: The task as plain data, with `state` and `reason`.
-    """
-    if shown.get("state") != TaskState.PENDING.value:
-        return dict(shown)
-    return {**shown, "state": TaskState.ERRORED.value, "reason": NO_CAPACITY}

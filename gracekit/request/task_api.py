@@ -10,23 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gracekit.errors import (
-    Gone,
-    InvalidArgumentsError,
-    NoSuchMethodError,
-    StaleVersionError,
-)
-from gracekit.journal.pending import as_errored
+from gracekit.errors import Gone, InvalidArgumentsError, StaleVersionError
 from gracekit.request.context import Context, parked_tasks_of
 from gracekit.request.parked_tasks import MAX_PAGE
 from gracekit.rpc.failures import expect
 from gracekit.rpc.message import TASKS_NAMESPACE
-from gracekit.rpc.method_options import MethodOptions, serves
+from gracekit.rpc.method_options import MethodOptions
 from gracekit.rpc.methods import Method
 from gracekit.tracker.task import Order, Verb
 
 VERSION: Final = "1.1"
-"""The first version that knows PENDING."""
+"""Requests that ask for 1.0, or for no version, are answered too."""
 LONGEST_REASON: Final = 500
 LONGEST_NAME: Final = 100
 _LAST_ROW: Final = 2**63 - 1
@@ -43,9 +37,8 @@ def task_methods() -> Iterator[Method[Any, Any]]:
 
 
 async def get(ctx: Context, task_id: str) -> dict[str, Any]:
-    """One task in any state; a client of 1.0 sees a parked one as `errored`, for `no_capacity`."""
-    task = await parked_tasks_of(ctx).get(_text("task_id", task_id))
-    return task if _knows_pending(ctx) else as_errored(task)
+    """One task in any state."""
+    return await parked_tasks_of(ctx).get(_text("task_id", task_id))
 
 
 async def list_pending(ctx: Context, after: int = 0, limit: int = 100) -> dict[str, Any]:
@@ -56,7 +49,6 @@ async def list_pending(ctx: Context, after: int = 0, limit: int = 100) -> dict[s
         after: The `next` of the page before.
         limit: From 1 to 500.
     """
-    _need_pending(ctx)
     after = _number("after", after, least=0, most=_LAST_ROW)
     limit = _number("limit", limit, least=1, most=MAX_PAGE)
     return await parked_tasks_of(ctx).page(after=after, limit=limit)
@@ -85,7 +77,6 @@ async def retry(
 
 async def give_up(ctx: Context, task_id: str, version: int, reason: str) -> dict[str, Any]:
     """End a parked task as ERRORED(gave_up); its `errored` hook is called."""
-    _need_pending(ctx)
     if not _text("reason", reason).strip():
         raise InvalidArgumentsError("give_up needs a reason, which the task's record keeps")
     return await _order(ctx, Verb.GIVE_UP, task_id, version, reason)
@@ -104,7 +95,6 @@ async def _order(
     reason: str,
     args: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    _need_pending(ctx)
     order = Order(
         verb=verb,
         by=caller_of(ctx),
@@ -128,19 +118,6 @@ def caller_of(ctx: Context) -> str:
         if user
         else f"a caller of {TASKS_NAMESPACE}"
     )
-
-
-def _knows_pending(ctx: Context) -> bool:
-    return serves(ctx.version, VERSION)
-
-
-def _need_pending(ctx: Context) -> None:
-    """Raises NoSuchMethodError to a client that asks for 1.0, which has no such verb."""
-    if not _knows_pending(ctx):
-        raise NoSuchMethodError(
-            f"{ctx.method!r} in namespace {TASKS_NAMESPACE!r} is served from version {VERSION} on, "
-            f"and the request asks for {ctx.version}: send version {VERSION}"
-        )
 
 
 def _text(name: str, value: object) -> str:

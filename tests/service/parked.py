@@ -38,18 +38,16 @@ class Site:
             self._client = await self.world.client(self.svc, ops_topic=f"{self.svc.topic}-ops")
         return self._client
 
-    async def order(
-        self, verb: str, task_id: str = "t", version: int = 1, *, api: str = "1.1", **more: Any
-    ) -> Any:
+    async def order(self, verb: str, task_id: str = "t", version: int = 1, **more: Any) -> Any:
         """One of the methods of `gracekit.tasks` that move a task."""
         if verb == "give_up":
             more.setdefault("reason", "too large")
-        return await self.api(verb, api=api, task_id=task_id, version=version, **more)
+        return await self.api(verb, task_id=task_id, version=version, **more)
 
-    async def api(self, method: str, *, api: str | None = "1.1", **args: Any) -> Any:
-        """Any method of `gracekit.tasks`; *api* None: no version is sent."""
+    async def api(self, method: str, **args: Any) -> Any:
+        """Any method of `gracekit.tasks`."""
         client = await self.client()
-        view = client.prepare(ops=True, namespace="gracekit.tasks", version=api, timeout=60)
+        view = client.prepare(ops=True, namespace="gracekit.tasks", version="1.1", timeout=60)
         return await view.call(method, **args)
 
     # -- looking ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`gracekit.tasks`: what each version of it shows, arguments of a retry, and where it runs."""
+"""`gracekit.tasks`: what it shows, arguments of a retry, and where it runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from gracekit import Context, GracekitError, NoCapacity, Service
-from gracekit.errors import (
-    InvalidArgumentsError,
-    NoSuchMethodError,
-    StaleVersionError,
-    UnsupportedVersionError,
-)
+from gracekit.errors import InvalidArgumentsError, StaleVersionError, UnsupportedVersionError
 from gracekit.process import Point
 from tests.service.kit import Doors, Fault, World, now
 from tests.service.parked import Builds, Site
@@ -22,7 +17,6 @@ from tests.service.parked import Builds, Site
 pytestmark = pytest.mark.looptime
 
 BAD_ARGUMENTS = (InvalidArgumentsError, TypeError)  # the second is what goes over the wire
-ORDERS = ("retry", "give_up", "cancel")
 
 
 @pytest.fixture
@@ -30,35 +24,24 @@ def svc() -> Service:
     return Service("compute", task_api=True)
 
 
-# -- the versions of gracekit.tasks ------------------------------------------------------------
+# -- what is shown, and to whom ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("api", ["1.0", None])
-async def test_a_client_that_does_not_know_the_state_sees_an_errored_task(
-    world: World, svc: Service, api: str | None
+@pytest.mark.parametrize("version", ["1.0", None])
+async def test_a_resolver_need_not_ask_for_version_1_1(
+    world: World, svc: Service, version: str | None
 ):
-    """Version 1.0, or none, has no PENDING and no verb about it; everything else is shown as it
-    is.
-    """
+    """The methods answer requests for 1.0 too, which is what a request without version means."""
     builds = Builds(world, svc)
     await builds.start()
     await builds.park(memory_mb=5)
+    client = await builds.client()
+    tasks = client.prepare(ops=True, namespace="gracekit.tasks", version=version, timeout=60)
 
-    shown = await builds.api("get", api=api, task_id="t")
-    assert (shown["state"], shown["reason"]) == ("errored", "no_capacity")
-    known = await builds.api("get", api="1.1", task_id="t")
-    assert (known["state"], known["reason"]) == ("pending", "no_capacity")
-    with pytest.raises(NoSuchMethodError, match=r"send version 1\.1"):
-        await builds.api("list_pending", api=api)
-    for verb in ORDERS:
-        more = {"reason": ""} if verb == "give_up" else {}
-        with pytest.raises(NoSuchMethodError, match=r"send version 1\.1"):
-            await builds.api(verb, api=api, task_id="t", version=1, **more)
-    assert builds.state() == "pending"
-    builds.free = 5
-    await builds.order("retry")
-    await builds.ends("succeeded")
-    assert (await builds.api("get", api=api, task_id="t"))["state"] == "succeeded"
+    assert (await tasks.call("get", task_id="t"))["state"] == "pending"
+    assert len((await tasks.call("list_pending"))["tasks"]) == 1
+    await tasks.call("cancel", task_id="t", version=1)
+    await builds.ends("cancelled")
 
 
 @pytest.mark.parametrize(
