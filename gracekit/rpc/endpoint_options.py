@@ -1,4 +1,4 @@
-"""The options of oslo endpoints: their shape, and what a decorator hides of a method.
+"""The options of oslo endpoints.
 
 `oslo_adapter` uses it; this module does not need oslo.messaging.
 """
@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gracekit.config.values import did_you_mean
@@ -74,37 +73,3 @@ def read_options(name: str, given: Mapping[Any, Any], place: Mapping[str, Any]) 
         return options_from(**policy, **place)
     except ConfigError as error:
         raise DeclarationError(f"{name}: {error}") from None
-
-
-def check_hidden(name: str, function: Callable[..., Any], argument: str) -> None:
-    """Check the resource's *argument* where a decorator hides the arguments of a method.
-
-    If the method beneath cannot be found, nothing is known and nothing is refused.
-
-    Raises:
-        DeclarationError: the method beneath has no such argument.
-    """
-    beneath = next(_beneath(name, function), None)
-    if beneath is None:
-        return
-    parameters = inspect.signature(beneath).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return
-    if argument not in parameters:
-        raise DeclarationError(
-            f"{name}: resource argument {argument!r} is not in ({', '.join(parameters)}), which a "
-            f"decorator hides{did_you_mean(argument, parameters)}"
-        )
-
-
-def _beneath(name: str, function: Callable[..., Any]) -> Iterator[FunctionType]:
-    """The functions of that *name* that *function* closes over, as a decorator does."""
-    outer = getattr(function, "__func__", function)
-    for cell in getattr(outer, "__closure__", None) or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # it is empty
-            continue
-        if isinstance(held, FunctionType) and held.__name__ == name:
-            yield from _beneath(name, held)
-            yield held

@@ -23,14 +23,7 @@ from gracekit.callables import is_async
 from gracekit.errors import DeclarationError, InvalidArgumentsError
 from gracekit.process import refuse_patched_threads
 from gracekit.rpc.argument_paths import Source
-from gracekit.rpc.endpoint_options import (
-    HOOKS,
-    Options,
-    check_hidden,
-    check_names,
-    check_shape,
-    read_options,
-)
+from gracekit.rpc.endpoint_options import HOOKS, Options, check_names, check_shape, read_options
 from gracekit.rpc.failures import expect, words_of
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import Method, MethodHook, check_resource
@@ -242,7 +235,7 @@ def _signature(
     The resource's argument is added again, so that a request without it is refused.
 
     Raises:
-        DeclarationError: *resource* names no argument, or one that the method does not have.
+        DeclarationError: *resource* names no argument.
     """
     context = inspect.Parameter("ctxt", inspect.Parameter.POSITIONAL_ONLY)
     first, *others = _parameters(function)
@@ -250,7 +243,6 @@ def _signature(
     named = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p.kind in _BY_NAME]
     argument = None if resource is None else check_resource(name, resource)
     if rest and argument is not None and argument not in {p.name for p in named}:
-        check_hidden(name, function, argument)
         named.append(inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature([context, *named, *rest])
 

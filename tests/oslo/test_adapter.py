@@ -1179,14 +1179,6 @@ SHAPE: Final = "options={'create': {'on_interrupt': 'retry'}}"
         ({"shape": {"anywhere": 1}}, "shape: anywhere=1 must be True or False"),
         ({"echo": {"resource": ("vm",)}}, "echo: resource=('vm',) is no name"),
         ({"echo": {"resource": 5}}, "echo: resource=5 is no name"),
-        (
-            {"fail_as_expected": {"resource": ("fault", "falt.name")}},
-            "argument 'falt' is not in (self, ctxt, fault), which a decorator hides; did you mean",
-        ),
-        (
-            {"fail_as_expected": {"resource": "falt"}},
-            "argument 'falt' is not in (self, ctxt, fault), which a decorator hides; did you mean",
-        ),
     ],
 )
 def test_options_of_a_wrong_shape_are_refused_with_the_right_one(options: Any, words: str):
