@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial, partialmethod, update_wrapper
@@ -121,8 +120,6 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
 
     These are the public methods of the endpoint's class, and functions named in *options*.
     """
-    _check_mock(endpoint, "the endpoint")
-    _check_object(endpoint)
     for name in sorted({*dir(endpoint), *options}):
         if name.startswith("_"):
             continue
@@ -134,34 +131,13 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
                 f"{type(endpoint).__name__}.{name} is a coroutine function, which oslo.messaging "
                 "would not await: declare it with @rpc_method, or give it a private name"
             )
+        if isinstance(endpoint, type) and [p.name for p in _parameters(function)][:1] == ["self"]:
+            raise DeclarationError(
+                f"{endpoint.__name__} is a class, and its methods need an object: include "
+                f"{endpoint.__name__}()"
+            )
         if _takes_a_context(function):
             yield name, function
-
-
-def _check_object(endpoint: object) -> None:
-    """Refuse a class whose methods take `self`, which only an object of it would give them.
-
-    Raises:
-        DeclarationError: *endpoint* is one.
-    """
-    if not isinstance(endpoint, type):
-        return
-    public = (inspect.getattr_static(endpoint, n) for n in dir(endpoint) if not n.startswith("_"))
-    functions = (one for one in public if isinstance(one, FunctionType))
-    if any([one.name for one in _parameters(f)][:1] == ["self"] for f in functions):
-        raise DeclarationError(
-            f"{endpoint.__name__} is a class, and its methods need an object: include "
-            f"{endpoint.__name__}()"
-        )
-
-
-def _check_mock(value: object, what: str) -> None:
-    mock = sys.modules.get("unittest.mock")
-    if mock is not None and isinstance(value, mock.NonCallableMock):
-        raise DeclarationError(
-            f"{what} is a mock, and only functions are served: include the real endpoint, and "
-            "patch its methods afterwards; each request calls what the name means then"
-        )
 
 
 def _function(endpoint: object, name: str, *, named: bool) -> MethodHook | None:
@@ -170,7 +146,6 @@ def _function(endpoint: object, name: str, *, named: bool) -> MethodHook | None:
     A callable attribute is not served otherwise: through `conf = cfg.CONF` callers
     could read settings.
     """
-    _check_mock(inspect.getattr_static(endpoint, name, None), f"{type(endpoint).__name__}.{name}")
     kind = endpoint if isinstance(endpoint, type) else type(endpoint)
     declared = inspect.getattr_static(kind, name, None)
     if isinstance(declared, _NO_METHODS) or (declared is None and not named):

@@ -340,6 +340,18 @@ def test_functions_of_an_object_are_served_where_options_name_them():
         include_endpoints(Service("shop"), [Attributes()], options={"conf": {}})
 
 
+def test_a_mock_is_not_served():
+    """Neither as an endpoint nor as a method of one: only functions are."""
+    svc, stock = Service("shop"), Stock()
+    stock.shape = mock.MagicMock()  # type: ignore[method-assign]
+
+    include_endpoints(svc, [mock.create_autospec(Stock, instance=True), stock])
+
+    assert svc.methods.resolve(None, "echo", "1.0")
+    with pytest.raises(NoSuchMethodError):
+        svc.methods.resolve(None, "shape", "1.0")
+
+
 def test_a_later_patch_is_called(monkeypatch: pytest.MonkeyPatch):
     """As under oslo: a request finds what the name means when it comes."""
     stock, svc = Stock(), Service("shop")
@@ -1117,23 +1129,9 @@ class OddTarget:
     def work(self, ctxt: Any) -> None: ...
 
 
-def patched() -> Stock:
-    stock = Stock()
-    stock.shape = mock.MagicMock()  # type: ignore[method-assign]
-    return stock
-
-
-MOCK = "is a mock, and only functions are served: include the real"
-
-
 @pytest.mark.parametrize(
     ("endpoint", "options", "words"),
     [
-        (mock.create_autospec(Stock, instance=True), {}, f"the endpoint {MOCK}"),
-        (mock.create_autospec(Stock)(), {}, f"the endpoint {MOCK}"),
-        (mock.Mock(), {}, f"the endpoint {MOCK}"),
-        (mock.MagicMock(), {"options": {"shape": {}}}, f"the endpoint {MOCK}"),
-        (patched(), {}, f"Stock.shape {MOCK}"),
         (Async(), {}, "Async.work is a coroutine function"),
         (Hidden(), {}, "Hidden.work() is a coroutine function behind a plain decorator"),
         (OddTarget(), {}, "OddTarget.target is a str"),
