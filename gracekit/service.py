@@ -37,6 +37,7 @@ from gracekit.request.task_api import task_methods
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.failures import check_exceptions
 from gracekit.rpc.method_options import (
+    OPTIONS,
     MarkOptions,
     OpsMarkOptions,
     OpsOptions,
@@ -466,7 +467,7 @@ def _method(
     function: Callable[..., Any], options: dict[str, Any], *, ops: bool, skip: int
 ) -> Method[Any, Any]:
     check(function, "method")
-    known = set(inspect.signature(options_from).parameters) - {"ops"}
+    known = OPTIONS.keys() - {"ops"}
     unknown = set(options) - known
     if "ops" in unknown:
         raise DeclarationError(

@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError, DeclarationError
-from gracekit.rpc.method_options import MethodOptions, options_from
+from gracekit.rpc.method_options import OPTIONS, MethodOptions, options_from
 
 HOOKS: Final = ("probe", "errored")
-_PLACE: Final = ("namespace", "version")
-KNOWN: Final = (
-    *(name for name in inspect.signature(options_from).parameters if name not in _PLACE),
-    *HOOKS,
-)
+KNOWN: Final = (*(name for name in OPTIONS if name not in {"namespace", "version"}), *HOOKS)
 """The options of a method of an endpoint. Its target says namespace and version."""
 
 _AS: Final = "options={'create': {'on_interrupt': 'retry'}}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Final, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypedDict
 
 import msgspec
+from msgspec import structs
 
 from gracekit.config.choices import AllowCancel, InDrain, OnInterrupt
 from gracekit.config.values import parse_duration
@@ -143,58 +145,30 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
 
 
-def options_from(
-    *,
-    ops: bool = False,
-    on_interrupt: OnInterrupt = "error",
-    resource: str | tuple[str, Source] | None = None,
-    timeout: str | float | None = None,
-    in_drain: InDrain = "answer",
-    anywhere: bool = False,
-    max_running: int | None = None,
-    max_attempts: int | None = None,
-    settle: str | float | None = None,
-    max_wait: str | float = 3600.0,
-    probe_timeout: str | float | None = None,
-    pending_timeout: str | float | None = None,
-    retry_on: type[Exception] | tuple[type[Exception], ...] = (),
-    retries: int = 3,
-    backoff: str | float = 5.0,
-    backoff_max: str | float = 300.0,
-    allow_cancel: AllowCancel = "nobody",
-    version: str = "1.0",
-    namespace: str | None = None,
-) -> MethodOptions:
+OPTIONS: Final = {field.removesuffix("_s"): field for field in MethodOptions.__struct_fields__}
+"""The field of each option as users write it: durations become seconds."""
+
+
+def options_from(**given: Any) -> MethodOptions:
     """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions.
 
     Raises:
+        TypeError: there is no such option.
         ConfigError: one is no duration, no number from 1, no bool or no exception class; the
             message names it.
     """
-    return MethodOptions(
-        ops=_truth("ops", ops),
-        on_interrupt=on_interrupt,
-        resource=(resource, resource) if isinstance(resource, str) else resource,
-        timeout_s=_bound("timeout", timeout),
-        in_drain=in_drain,
-        anywhere=_truth("anywhere", anywhere),
-        max_running=_count("max_running", max_running),
-        max_attempts=_count("max_attempts", max_attempts),
-        settle_s=_limit("settle", settle),
-        max_wait_s=_seconds("max_wait", max_wait),
-        probe_timeout_s=_bound("probe_timeout", probe_timeout),
-        pending_timeout_s=_limit("pending_timeout", pending_timeout),
-        retry_on=_exceptions(retry_on),
-        retries=_count("retries", retries, optional=False) or 0,
-        backoff_s=_seconds("backoff", backoff),
-        backoff_max_s=max(_seconds("backoff", backoff), _seconds("backoff_max", backoff_max)),
-        allow_cancel=allow_cancel,
-        version=version,
-        namespace=namespace,
+    if unknown := given.keys() - OPTIONS.keys():
+        raise TypeError(f"there is no option {min(unknown)!r}")
+    options = MethodOptions(
+        **{
+            OPTIONS[name]: _READERS[name](name, value) if name in _READERS else value
+            for name, value in given.items()
+        }
     )
+    return structs.replace(options, backoff_max_s=max(options.backoff_s, options.backoff_max_s))
 
 
-def _exceptions(value: object) -> tuple[type[Exception], ...]:
+def _exceptions(_: str, value: object) -> tuple[type[Exception], ...]:
     kinds = value if isinstance(value, tuple) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -234,3 +208,16 @@ def _count(option: str, value: object, *, optional: bool = True) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{option}={value!r} must be a whole number from 1, or be left out")
     return value
+
+
+_READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    **dict.fromkeys(("ops", "anywhere"), _truth),
+    **dict.fromkeys(("timeout", "probe_timeout"), _bound),
+    **dict.fromkeys(("settle", "pending_timeout"), _limit),
+    **dict.fromkeys(("max_wait", "backoff", "backoff_max"), _seconds),
+    **dict.fromkeys(("max_running", "max_attempts"), _count),
+    "retries": functools.partial(_count, optional=False),
+    "retry_on": _exceptions,
+    "resource": lambda _, value: (value, value) if isinstance(value, str) else value,
+}
+"""What checks and converts an option; the others are fields as they are given."""

@@ -39,7 +39,7 @@ from gracekit.config.values import format_duration
 from gracekit.errors import UnserialisableError
 from gracekit.recovery.decisions import Done, Fail, Retry, Wait
 from gracekit.request.lanes import can_accept
-from gracekit.rpc.method_options import MarkOptions, OpsOptions, RpcOptions, options_from
+from gracekit.rpc.method_options import OPTIONS, MarkOptions, OpsOptions, RpcOptions, options_from
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing import InMemoryService, TaskState, run
 from gracekit.tracker.task import Reason
@@ -96,16 +96,18 @@ def code(cell: str) -> str:
 def test_options_and_their_defaults_are_those_of_the_code():
     """Where the page names a setting as the default, it is one, and has the value that is shown."""
     marks, ops, places, service = tables("Options")
-    defaults = inspect.signature(options_from).parameters
+    defaults = options_from()
     known_marks = MarkOptions.__annotations__.keys()
     known_ops = OpsOptions.__annotations__.keys() - RpcOptions.__annotations__.keys()
     known_places = RpcOptions.__annotations__.keys() - known_marks
     shown = ((marks, known_marks), (ops, known_ops), (places, known_places))
-    assert {code(name) for table in (marks, ops, places) for name in table} == {*defaults} - {"ops"}
+    assert {code(name) for table in (marks, ops, places) for name in table} == OPTIONS.keys() - {
+        "ops"
+    }
     for options, known in shown:
         assert {code(name) for name in options} == known
         for name, (default, _) in options.items():
-            value = defaults[code(name)].default
+            value = getattr(defaults, OPTIONS[code(name)])
             assert default == shown_default(default, value), name
 
     parameters = inspect.signature(Service).parameters
