@@ -326,11 +326,6 @@ class RpcClient(ClientView, AsyncOnly):
             else None
         )
 
-    @property
-    def ignored_replies(self) -> int:
-        """How many replies matched no waiting call (late, repeated, foreign) or were unreadable."""
-        return self._replies.ignored
-
     async def start(self) -> None:
         """Connect, if the client was given a URL; may be called twice.
 

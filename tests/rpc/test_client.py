@@ -474,7 +474,7 @@ async def test_a_late_or_repeated_reply_is_ignored_and_counted(client, echo):
     await echo.send(echo.requests[0], late)
 
     assert await client.call("echo", a=1) == {"a": 1}
-    assert client.ignored_replies == 2
+    assert client._replies.ignored == 2
 
 
 async def test_foreign_and_unreadable_replies_are_survived(broker, client, echo):
@@ -484,7 +484,7 @@ async def test_foreign_and_unreadable_replies_are_survived(broker, client, echo)
         await echo.send(echo.requests[0], junk)
 
     assert await client.call("echo", a=1) == {"a": 1}
-    assert client.ignored_replies == 2
+    assert client._replies.ignored == 2
     assert [letter.body for letter in broker.dead_letters] == [b"junk"]
 
 
@@ -704,7 +704,7 @@ async def test_an_answer_in_time_ends_the_monitor(client, echo):
     await asyncio.sleep(20)
 
     assert client._replies._monitors == {}
-    assert client.ignored_replies == 0
+    assert client._replies.ignored == 0
 
 
 async def test_a_call_that_is_not_monitored_waits_in_silence(client, echo):

@@ -88,7 +88,7 @@ async def test_a_service_that_serves_is_asked_and_then_called(world: World, svc:
     await world.until(lambda: world.tally().get("accepted") == 3)
 
     assert [row["method"] for row in world.rows("SELECT method FROM task")] == ["work"] * 3
-    assert client.ignored_replies == 0
+    assert client._replies.ignored == 0
 
 
 async def test_a_draining_service_is_told_to_the_caller(world: World, svc: Service, doors: Doors):

@@ -674,7 +674,7 @@ async def test_a_monitored_call_outlives_its_monitor_while_the_service_lives(
     client = await world.client(svc)
 
     assert await client.prepare(monitor_timeout=4).call(work) == "done"
-    assert client.ignored_replies == 0
+    assert client._replies.ignored == 0
 
 
 async def test_a_monitored_call_ends_soon_after_the_death_of_its_service(

@@ -159,7 +159,7 @@ async def test_replies_that_a_dead_run_owed_are_sent_once(world: World, svc: Ser
 
     assert await call == 42
     await world.until(lambda: world.rows("SELECT * FROM reply") == [])
-    assert client.ignored_replies == 0
+    assert client._replies.ignored == 0
 
 
 async def test_replies_that_nobody_waits_for_any_more_are_given_up(world: World, svc: Service):

@@ -494,7 +494,7 @@ async def test_what_has_failed_runs_again_as_a_new_attempt_of_the_same_id(
         f"ann@desk: wrong host (it was failed, attempt {n}: LookupError: no disk in v)"
         for n in (1, 2)
     ]
-    assert client.ignored_replies == 0
+    assert client._replies.ignored == 0
     assert await view.call(copy, vm="v") == "v"
     world.check_accounts()
 

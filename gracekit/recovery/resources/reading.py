@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from gracekit.errors import GracekitError
-from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
@@ -125,7 +124,7 @@ class Reader:
     ) -> list[Found]:
         """As `read`, without waiting for suspects: a rule that runs alone would wait for itself."""
         hook = kind.hook("find")
-        context, args = self.context(f"find of kind {kind.name}"), {"after": after, "limit": limit}
+        context, args = self._context(f"find of kind {kind.name}"), {"after": after, "limit": limit}
         end = await self._calls.call(kind, hook, context, args, limit_s=self._limit_s)
         if end.fault:
             raise FindError(f"{_name(kind)}(): {end.fault[:LONGEST_REASON]}")
@@ -139,9 +138,7 @@ class Reader:
         """Log what is wrong with the resources that `find` has returned; see `KindCalls.tell`."""
         self._calls.tell(kind, kind.hook("find"), error, trouble=trouble)
 
-    def context(
-        self, what: str, resource: Resource | None = None, token: int | None = None
-    ) -> WorkContext:
+    def _context(self, what: str) -> WorkContext:
         """A context for a call that has no task in the tracker."""
         task = TrackedTask(
             request_id=what,
@@ -150,8 +147,6 @@ class Reader:
             journaled=False,
             state=TaskState.RUNNING,
             tracked_at=self._clock.loop(),
-            resource=resource,
-            token=token,
         )
         return WorkContext(task, self._services, what=what)
 

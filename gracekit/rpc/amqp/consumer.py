@@ -243,7 +243,6 @@ class AmqpConsumer:
         telemetry: Telemetry,
     ) -> None:
         self.queues: Final = tuple(queues)
-        self.stale = 0
         self._link = link
         self._declarer = declarer
         self._on_delivery = on_delivery
@@ -419,13 +418,7 @@ class AmqpConsumer:
     async def _open(self) -> Intake:
         await self._declarer.declare(self.queues)
         channel = await self._link.messages()
-        intake = Intake(
-            channel,
-            self._on_delivery,
-            self._process,
-            self._count_stale,
-            keep=self._keep_bytes,
-        )
+        intake = Intake(channel, self._on_delivery, self._process, keep=self._keep_bytes)
         try:
             await intake.open(self.queues, prefetch=self._prefetch)
         except AMQPError as error:
@@ -435,10 +428,3 @@ class AmqpConsumer:
             await intake.close()
             raise
         return intake
-
-    def _count_stale(self) -> None:
-        """Count a settlement that came too late for its channel.
-
-        The broker delivers the message again, and the journal recognises the duplicate.
-        """
-        self.stale += 1

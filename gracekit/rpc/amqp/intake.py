@@ -10,7 +10,7 @@ Those of replies to a client wait a little for more, see `REPLY_ACKS_S`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -47,7 +47,6 @@ class Intake:
         channel: A channel used by this intake alone.
         on_delivery: See `Transport.consume`.
         process: Its `reach` is called before and after each delivery, for crash tests.
-        on_stale: Called for each settlement that came after the channel's end.
         keep: Largest body in bytes to read; of larger ones only the size is kept.
     """
 
@@ -56,14 +55,12 @@ class Intake:
         channel: MessageChannel,
         on_delivery: OnDelivery,
         process: Process,
-        on_stale: Callable[[], None],
         *,
         keep: int,
     ) -> None:
         self._channel = channel
         self._on_delivery = on_delivery
         self._process = process
-        self._on_stale = on_stale
         self._queues: dict[str, Queue] = {}  # by consumer tag
         self._keys: dict[str, bytes] = {}  # the routing key due, by consumer tag
         self._doubted: set[_Stray] = set()  # given back, and expected again
@@ -194,9 +191,11 @@ class Intake:
             self._tell()
 
     def _has_settled(self, tag: int) -> bool:
-        """Note that a delivery is settled; False if its channel is gone."""
+        """Note that a delivery is settled; False if its channel is gone.
+
+        The broker then delivers the message again, and the journal recognises the duplicate.
+        """
         if self._closing or not self._channel.is_open:
-            self._on_stale()
             return False
         self._unsettled.pop(tag, None)
         if not self._unsettled:
