@@ -183,7 +183,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         headers: Short text pairs beside the body.
         dropped: Size in bytes of a body that was too large and was dropped (`body` is empty);
             otherwise 0.
-        sent_to: The routing key of a stray, which is not the name of its queue; otherwise empty.
+        sent_to: The routing key if it is not the name of the queue, as it must be; otherwise empty.
         on_taken: Called once, when a task owns the body or it is settled; its argument is
             whether the message goes back.
         on_settled: Called once, before the transport settles it.

@@ -218,9 +218,18 @@ def _alters(before: bytes, after: bytes) -> bool:
         return False
     if before[0] == BODY:
         return len(before) == len(after)
+    if Frame(before).kind == "deliver":
+        key_at = _key_at(Frame(before))
+        return before[:key_at] == after[:key_at] and before[key_at:] != after[key_at:]
     at = _BODY_SIZE_AT
     size = after[at : at + 8]
     return before[0] == HEADER and size in {before[at : at + 8], bytes(8)}
+
+
+def _key_at(deliver: Frame) -> int:
+    """Where the routing key begins: behind delivery tag, `redelivered` and exchange."""
+    exchange_at = deliver.tag_at + 9
+    return exchange_at + 2 + deliver.data[exchange_at]
 
 
 class Splitter:

@@ -124,10 +124,10 @@ async def test_a_settlement_for_a_connection_that_is_gone_is_dropped(
     assert (left.ready, left.unacked) == (0, 0)
 
 
-async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed(
+async def test_a_message_under_a_key_of_others_comes_with_that_key(
     transport, own_broker: Broker, own_vhost: str
 ) -> None:
-    """A bad line may have changed the key of a good one; what comes after it is not touched."""
+    """The service refuses it by that; what comes after it is not touched."""
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=10)
     connection = await aiormq.connect(own_broker.url_of(own_vhost))
@@ -143,28 +143,9 @@ async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed
     for delivery in (stray, good):
         await delivery.ack()
 
-    assert (stray.body, stray.redelivered, stray.sent_to) == (b"stray", True, "k\u00e9y")
-    assert (good.body, good.redelivered, good.sent_to) == (b"good", False, "")
+    assert (stray.body, stray.sent_to) == (b"stray", "k\u00e9y")
+    assert (good.body, good.sent_to) == (b"good", "")
     await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
-
-
-async def test_each_message_under_a_key_of_others_comes_again(
-    transport, own_broker: Broker, own_vhost: str
-) -> None:
-    """A bad line may change the keys of several messages alike, and none of them is a stray."""
-    inbox = Inbox()
-    await transport.consume([QUEUE], inbox.put, prefetch=10)
-    async with aiormq.connect(own_broker.url_of(own_vhost)) as connection:
-        channel = await connection.channel()
-        await channel.queue_bind(QUEUE.name, "gracekit", routing_key="comqute")
-        for body in (b"a", b"b", b"c"):
-            await channel.basic_publish(body, exchange="gracekit", routing_key="comqute")
-    strays = await inbox.take(3)
-    for delivery in strays:
-        await delivery.ack()
-
-    assert sorted(stray.body for stray in strays) == [b"a", b"b", b"c"]
-    assert all(stray.redelivered and stray.sent_to for stray in strays)
 
 
 async def test_a_message_whose_key_and_properties_are_no_text_holds_up_no_other(

@@ -27,17 +27,10 @@ REPLY_ACKS_S: Final = 0.05
 broker a wake-up. If the connection is lost meanwhile, the replies come again and are ignored."""
 REPLY_ACKS: Final = 32
 """So many acks of replies wait for no more; it is below the prefetch of a client."""
-MOST_DOUBTED: Final = 1000
-"""How many strays are remembered until their redelivery; beyond that a stray is accepted at once.
-
-A stray is a message whose routing key is not the name of the queue that it came from."""
 
 # Messages in these queues are requests to a service, so their routing key must be its queue's
 # name. A notification is for any reader: an operator may bind its queue under any key.
 _FOR_SERVICES: Final = frozenset({QueueKind.SHARED, QueueKind.DIRECTED})
-
-_Stray = tuple[bytes, int, int]
-"""Identifies a message at its redelivery: routing key, hash of the body, dropped size."""
 
 
 class Intake:
@@ -63,7 +56,6 @@ class Intake:
         self._process = process
         self._queues: dict[str, Queue] = {}  # by consumer tag
         self._keys: dict[str, bytes] = {}  # the routing key due, by consumer tag
-        self._doubted: set[_Stray] = set()  # given back, and expected again
         self._unsettled: dict[int, None] = {}  # delivery tags, in rising order
         self._acked: list[int] = []  # acks that are not sent yet
         self._of_replies = False
@@ -135,10 +127,7 @@ class Intake:
         if self._closing:
             return  # the broker requeues it when the channel closes
         tag, key = delivered.delivery_tag, delivered.key
-        is_stray = self._keys.get(delivered.consumer_tag, key) != key
-        if is_stray and self._doubts((key, hash(body), properties.dropped)):
-            self._channel.nack(tag, requeue=True)
-            return
+        is_copy = self._keys.get(delivered.consumer_tag, key) != key
         self._unsettled[tag] = None
         self._idle.clear()
         self._process.reach(Point.DELIVER, "before")
@@ -150,23 +139,13 @@ class Intake:
                 expires_in_s=properties.expires_in_s,
                 headers=properties.headers,
                 dropped=properties.dropped,
-                sent_to=key.decode(errors="replace") if is_stray else "",
+                sent_to=key.decode(errors="replace") if is_copy else "",
                 process=self._process,
                 settle=partial(self._settle, tag),
                 ack_at_once=partial(self._ack_reply, tag) if self._of_replies else None,
             )
         )
         self._process.reach(Point.DELIVER, "after")
-
-    def _doubts(self, stray: _Stray) -> bool:
-        """Whether to give a stray back once, as the network may have garbled its routing key."""
-        if stray in self._doubted:
-            self._doubted.discard(stray)
-            return False
-        if len(self._doubted) >= MOST_DOUBTED:
-            return False
-        self._doubted.add(stray)
-        return True
 
     # -- settling ------------------------------------------------------------------------
 
