@@ -666,7 +666,6 @@ def test_modules_and_functions_can_be_read_at_a_sitting():
 
 SHORTEST_MODULE: Final = 50
 SHORTER: Final = {
-    "runtime/clients.py": "an object of a run, which rooms below it know as a function",
     "web.py": "one public thing, for applications of the web",
     "runs/names.py": "the names of files, which commands ask before they load anything else",
     "version.py": "read without loading anything else",

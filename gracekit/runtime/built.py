@@ -40,11 +40,11 @@ from gracekit.request.outbox_sender import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
+from gracekit.rpc.client import RpcClient
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
-from gracekit.runtime.clients import Clients
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
@@ -108,12 +108,16 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects that carry requests through their life."""
+    """The objects that carry requests through their life.
+
+    Attributes:
+        clients: Those that handlers, hooks and jobs have asked for, by topic.
+    """
 
     services: Services
     arrivals: Arrivals
     answers: Answers
-    clients: Clients
+    clients: Mapping[str, RpcClient]
     suspects: Suspects
     lines: Lines
     trigger: RecoveryTrigger

@@ -141,7 +141,8 @@ def _transport(ground: Ground, servers: Mapping[Lane, RpcServer]) -> StepPart:
 def _answers(requests: Requests, control: Control) -> StepPart:
     async def end() -> None:
         await control.callers.stop()
-        await requests.clients.stop()
+        for client in requests.clients.values():
+            await client.stop()
         requests.answers.stop()
 
     return StepPart(end=end)

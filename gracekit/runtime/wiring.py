@@ -59,13 +59,13 @@ from gracekit.request.refusals import Detour, Refusals
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc import offer
+from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import written_url
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_queue
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.runtime.built import Ground, Records, Requests, Wired
-from gracekit.runtime.clients import Clients
 from gracekit.runtime.start_order import in_order
 from gracekit.tracker.task import History, Lane
 from gracekit.version import VERSION
@@ -190,7 +190,7 @@ def _requests(ground: Ground, records: Records) -> Requests:
     journal, leases = records.journal, records.leases
     trigger, lines = RecoveryTrigger(), Lines()
     outbox = _outbox(ground, records)
-    clients = Clients(ground.transport, ground.clock, settings, ground.service)
+    clients: dict[str, RpcClient] = {}
     services = _services(ground, records, outbox, clients, trigger)
     answers = Answers(
         ground.transport,
@@ -276,7 +276,7 @@ def _services(
     ground: Ground,
     records: Records,
     outbox: Outbox,
-    clients: Clients,
+    clients: dict[str, RpcClient],
     trigger: RecoveryTrigger,
 ) -> Services:
     parked_tasks = ParkedTasks(
@@ -303,11 +303,31 @@ def _services(
         request_stop=lambda by, reason: ground.stops.ask(
             source="user", by=by, reason=reason, stays_down=True
         ),
-        client=clients.of,
+        client=partial(_client, ground, clients),
         host=ground.settings.host,
         parks=ground.settings.use_pending_state,
         safe_points=ground.process.safe_points,
     )
+
+
+def _client(ground: Ground, clients: dict[str, RpcClient], topic: str | None) -> RpcClient:
+    """The run's own client of the service with that topic, None for this one; made at first use.
+
+    Raises:
+        ConfigError: *topic* cannot be one.
+    """
+    own = ground.service.topic
+    topic = own if topic is None else topic
+    if topic not in clients:
+        clients[topic] = RpcClient(
+            ground.transport,
+            topic,
+            ops_topic=ground.settings.ops_topic_of(topic) if topic == own else None,
+            exceptions=ground.service.exceptions,
+            clock=ground.clock,
+            max_body_bytes=ground.settings.max_body_bytes,
+        )
+    return clients[topic]
 
 
 def _gates(ground: Ground) -> dict[Lane, LaneGate]:
