@@ -31,7 +31,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.recovery_trigger import RecoveryTrigger
-from gracekit.request.row_orders import RowOrders
+from gracekit.request.row_orders import RowOrders, emit_ordered
 from gracekit.store.batch import Batch
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import RETRIED, CancelCause, Lane, Order, TaskState, TrackedTask, Verb
@@ -220,7 +220,7 @@ class Orders:
     def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
         if task.order is None:  # a repeated order must not cancel the handler's clean-up
             self._dispatcher.obey(task, order)
-            self._tell(task, order, task.state)
+            emit_ordered(self._telemetry, task, order, task.state)
         return {"state": task.state.value, "asked": True}
 
     # -- on record ----------------------------------------------------------------------
@@ -259,19 +259,5 @@ class Orders:
         if state is None:
             return None
         self._trigger.poke()
-        self._tell(target, order, state)
+        emit_ordered(self._telemetry, target, order, state)
         return {"state": state.value}
-
-    # -- log ----------------------------------------------------------------------------
-
-    def _tell(self, task: TrackedTask | OrderTarget, order: Order, state: TaskState) -> None:
-        self._telemetry.emit(
-            "task.ordered",
-            task_id=task.request_id,
-            method=task.method,
-            context=task.shown_context,
-            verb=order.verb.value,
-            by=order.by,
-            reason=order.reason,
-            state=state.value,
-        )

@@ -23,7 +23,7 @@ from gracekit.journal.pending import PendingRows, as_shown, may_show
 from gracekit.journal.tasks import Journal
 from gracekit.request.outbox_sender import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
-from gracekit.request.row_orders import RowOrders
+from gracekit.request.row_orders import RowOrders, emit_ordered
 from gracekit.rpc.argument_paths import need_resource_id
 from gracekit.rpc.method_table import MethodTable
 from gracekit.runs.members import Members
@@ -210,7 +210,8 @@ class ParkedTasks:
         )
         if end is None:
             return None
-        self._tell(target, order, end)
+        emit_ordered(self._telemetry, target, order, end)
+        self._outbox.poke()
         if is_started:
             return end
         self._trigger.go_on()
@@ -238,19 +239,6 @@ class ParkedTasks:
                 f"{_named(resource)}: a retry keeps its resource; send a new request for another"
             )
         return replaced
-
-    def _tell(self, target: OrderTarget, order: Order, end: TaskState) -> None:
-        self._telemetry.emit(
-            "task.ordered",
-            task_id=target.request_id,
-            method=target.method,
-            context=target.shown_context,
-            verb=order.verb.value,
-            by=order.by,
-            reason=order.reason,
-            state=end.value,
-        )
-        self._outbox.poke()
 
     # -- what came too late -------------------------------------------------------------
 

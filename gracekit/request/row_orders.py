@@ -28,9 +28,26 @@ from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Queries
-from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import RETRIED, Order, TaskState, TrackedTask, Verb
 
 Commit = Callable[[Batch], Awaitable[object]]
+
+
+def emit_ordered(
+    telemetry: Telemetry, task: TrackedTask | OrderTarget, order: Order, state: TaskState
+) -> None:
+    """Emit that an order was carried out, or taken by the run that has the task in flight."""
+    telemetry.emit(
+        "task.ordered",
+        task_id=task.request_id,
+        method=task.method,
+        context=task.shown_context,
+        verb=order.verb.value,
+        by=order.by,
+        reason=order.reason,
+        state=state.value,
+    )
 
 
 class RowOrders:
