@@ -443,7 +443,7 @@ def test_what_a_request_has_sent_is_masked(text, shown):
     args = {"disk": "s3cret", "disks": [{"size": "deep-one"}], "text": "a\nb-c", "short": "abc"}
     context = {"auth": "tok-tok-tok", "part": "tok-"}
 
-    assert masked(text, args, {"vm": "vm-1"}, context, known="vm-1") == shown
+    assert masked(text, args, {"vm": "vm-1"}, context, resource=("vm", "vm-1")) == shown
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,6 @@ class OrderTarget(RowOfTask, frozen=True, kw_only=True):
             self.state is TaskState.HANDED_OVER and self.owner is not None
         )
 
-    def __str__(self) -> str:
-        return f"task {self.request_id} ({self.method})"
-
 
 def _target(row: Row) -> OrderTarget:
     values: dict[str, Any] = dict(zip(sql.NAMES, row, strict=True))

@@ -228,6 +228,9 @@ class RowOfTask(msgspec.Struct, frozen=True, kw_only=True):
             "context": self.shown_context,
         }
 
+    def __str__(self) -> str:
+        return f"task {self.request_id} ({self.method})"
+
 
 class TaskRow(RowOfTask, frozen=True, kw_only=True):
     """A journal row, as recovery and the listings read it; columns as in the schema.

@@ -49,18 +49,13 @@ def errored_row(row: TaskRow, reason: Reason, detail: str = "") -> Outcome:
     """The outcome of a task that recovery gives up."""
     is_restored = reason is Reason.INTERRUPTED and not row.attempts  # see `leases.epoch`
     why = RESTORED_SENTENCE if is_restored else ""
-    return errored(_who(row), reason, detail, why=why)
+    return errored(str(row), reason, detail, why=why)
 
 
 def failed_row(row: TaskRow, reason: object) -> Outcome:
     """The outcome of a task whose probe answered Fail; takes any *reason* without raising."""
     said = reason if isinstance(reason, str) else words_of(reason)
-    return failed(TaskInterruptedError(f"{_who(row)}: {said}"))
-
-
-def _who(row: TaskRow) -> str:
-    """The task in a sentence, as `str` of a `TrackedTask`."""
-    return f"task {row.request_id} ({row.method})"
+    return failed(TaskInterruptedError(f"{row}: {said}"))
 
 
 class Ends:
@@ -195,17 +190,9 @@ class Ends:
         if outcome.state is TaskState.ERRORED:
             self._telemetry.emit("task.errored", **row.event_fields, reason=outcome.reason or "")
         elif outcome.state is TaskState.FAILED:
-            self._telemetry.emit(
-                "task.failed",
-                **row.event_fields,
-                error=f"the probe said: {_masked(row, outcome.detail or '')}",
-            )
-
-
-def _masked(row: TaskRow, text: str) -> str:
-    """A text of the application about a task, as a log may show it."""
-    known = "" if row.shown_resource is None else row.shown_resource[1]
-    return masked(text, row.context or {}, row.args or {}, known=known, who=_who(row))
+            sent = (row.context or {}, row.args or {})
+            said = masked(outcome.detail or "", *sent, resource=row.shown_resource, who=str(row))
+            self._telemetry.emit("task.failed", **row.event_fields, error=f"the probe said: {said}")
 
 
 class Gates:

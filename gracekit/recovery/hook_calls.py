@@ -178,8 +178,8 @@ class HookSubject(msgspec.Struct, frozen=True, kw_only=True):
 
     def masked(self, text: str) -> str:
         """*text*, which came from the application, with the values of the request masked."""
-        known = "" if self.task.shown_resource is None else self.task.shown_resource[1]
-        return masked(text, self.caller, self.args, known=known, who=str(self.task))
+        task = self.task
+        return masked(text, self.caller, self.args, resource=task.shown_resource, who=str(task))
 
 
 class MethodHooks:

@@ -141,5 +141,5 @@ def _words_of_failure(job: Job, failure: Failure) -> str:
 
 def _masked(job: Job, text: str) -> str:
     """A text of the application about a request, as a log may show it."""
-    known = "" if job.task.shown_resource is None else job.task.shown_resource[1]
-    return masked(text, job.caller, job.args, known=known, who=str(job.task))
+    task = job.task
+    return masked(text, job.caller, job.args, resource=task.shown_resource, who=str(task))

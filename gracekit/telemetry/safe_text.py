@@ -146,7 +146,7 @@ def context_words(shown: Mapping[str, str] | None) -> str:
     return " ".join(f"{key}={word(text)}" for key, text in shown.items()) if shown else ""
 
 
-def masked(text: str, *sent: object, known: str = "", who: str = "") -> str:
+def masked(text: str, *sent: object, resource: tuple[str, str] | None = None, who: str = "") -> str:
     """*text*, in which `<name>` replaces each value that the request sent under that name.
 
     For error messages of an application, because arguments and contexts are secrets of the caller.
@@ -156,7 +156,7 @@ def masked(text: str, *sent: object, known: str = "", who: str = "") -> str:
     Args:
         text: An error's message, for example.
         sent: Arguments and context of the request, as plain JSON data; if the row is damaged, any.
-        known: A value that is shown anyway: the id of the resource.
+        resource: (kind, id); the id is shown anyway.
         who: What gracekit itself calls the task, as in `task ID (METHOD)`. Where *text* has it, it
             stays, because a log shows id and method in any case.
     """
@@ -165,7 +165,7 @@ def masked(text: str, *sent: object, known: str = "", who: str = "") -> str:
     # tens of thousands of texts, and an error repeats few of them.
     begins = {text[at : at + SHORTEST_MASKED] for at in range(len(text) - SHORTEST_MASKED + 1)}
     compared = 0
-    for name, form in _forms(sent, known):
+    for name, form in _forms(sent, resource[1] if resource else ""):
         if form in found:
             found[form] = name
         elif form[:SHORTEST_MASKED] in begins:
