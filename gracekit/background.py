@@ -2,14 +2,14 @@
 
 An asyncio task that is not awaited ends silently when it raises. So every background
 loop of gracekit is started here: a failure is logged with its traceback, and after a
-pause the work is called again.
+pause the work is called again. A step that ends by itself runs by `run_beside`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from gracekit import backoff
 from gracekit.clock import Clock
@@ -19,6 +19,7 @@ from gracekit.telemetry.telemetry import Telemetry
 LONGEST_END_S: Final = 1.0
 """Seconds to wait for the end of cancelled work, which may swallow its cancellation."""
 
+T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -51,6 +52,16 @@ def need_loop() -> None:
 def start(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> asyncio.Task[None]:
     """Run `keep_on` in a task of its own, which the caller may cancel."""
     return asyncio.create_task(keep_on(work, name, telemetry=telemetry, clock=clock), name=name)
+
+
+def run_beside(
+    tasks: set[asyncio.Task[Any]], step: Coroutine[Any, Any, T], name: str | None = None
+) -> asyncio.Task[T]:
+    """Run *step* in a task of its own, which stays in *tasks* until it ends: asyncio keeps none."""
+    task = asyncio.create_task(step, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 class Background:

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from gracekit import background, backoff
 from gracekit.background import Background, Work
@@ -48,7 +48,6 @@ from gracekit.store.location import StoreLocation
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.version import VERSION
 
-T = TypeVar("T")
 OnLost = Callable[["HeldLease"], Any]
 
 SETTLE_S: Final = 10.0
@@ -99,25 +98,18 @@ class LeaseHolds:
         self._telemetry = telemetry
         self._clock = clock
         self._held: dict[Resource, HeldLease] = {}
-        self._calls: set[asyncio.Future[Any]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def take(
         self, resource: Resource, on_lost: OnLost | None, settle_s: float
     ) -> HeldLease | None:
         """Take it; None if it is held. If cancelled, what was taken is given back."""
-        taking = self._go_on(self._take(resource, on_lost, settle_s))
+        taking = background.run_beside(self._calls, self._take(resource, on_lost, settle_s))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            await asyncio.shield(self._go_on(self._give_up(taking)))
+            await asyncio.shield(background.run_beside(self._calls, self._give_up(taking)))
             raise
-
-    def _go_on(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do *step* in a task of its own, which no cancellation of its caller ends."""
-        task = asyncio.create_task(step)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return task
 
     @property
     def may_act(self) -> bool:
@@ -148,7 +140,7 @@ class LeaseHolds:
     async def release(self, held: HeldLease) -> None:
         """Give it back: at once, or after its settle time if it was lost."""
         self._held.pop(held.resource, None)
-        await asyncio.shield(self._go_on(self._give_back(held)))
+        await asyncio.shield(background.run_beside(self._calls, self._give_back(held)))
 
     async def _give_back(self, held: HeldLease) -> None:
         settle_s = held.settle_s if held.lost.is_set() else 0.0
@@ -184,7 +176,7 @@ class LeaseHolds:
         held.lost.set()
         self._telemetry.emit("lease.lost", resource=held.resource, reason=why)
         if held.on_lost is not None:
-            self._go_on(self._tell(held, held.on_lost))
+            background.run_beside(self._calls, self._tell(held, held.on_lost))
 
     async def _tell(self, held: HeldLease, on_lost: OnLost) -> None:
         try:

@@ -158,9 +158,7 @@ class Door:
         loop = asyncio.get_running_loop()
         while True:
             connection, _ = await loop.sock_accept(listener)
-            task = asyncio.create_task(self._serve(connection), name="gracekit-door-ask")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            background.run_beside(self._answering, self._serve(connection), "gracekit-door-ask")
 
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one connection; never raises an error of the sender."""

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from typing import Final
 
+from gracekit import background
 from gracekit.control.reload import Reload
 from gracekit.control.verbs import Control
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -61,9 +62,7 @@ class SignalOrders:
         """Read the settings after SIGHUP, close the intake after SIGTSTP, open it after SIGCONT."""
         name = signal.Signals(number).name
         step = self._reload.reload() if number == signal.SIGHUP else self._change_intake(name)
-        task = asyncio.create_task(step, name=f"gracekit-{name}")
-        self._obeying.add(task)
-        task.add_done_callback(self._obeying.discard)
+        background.run_beside(self._obeying, step, f"gracekit-{name}")
 
     async def _change_intake(self, name: str) -> None:
         async with self._one_signal:  # signals are handled in the order in which they came

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.caller_tasks import CallerTasks
@@ -361,9 +362,7 @@ class Control:
 
     async def _wait_for(self, step: Coroutine[Any, Any, None], within_s: float) -> None:
         """Run *step*, and wait for it *within_s* seconds at most; it then goes on by itself."""
-        task = asyncio.create_task(step)
-        self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task = background.run_beside(self._unfinished, step)
         await asyncio.wait({task}, timeout=within_s)
         if task.done():
             task.result()

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError, NoCapacity, Parked, TryAgain, checked_request
@@ -238,15 +239,10 @@ class Attempts:
         job.answered = True
         self._heartbeats.end(job.task, job.reply)
         if job.task.row_id is None:
-            self._do_beside(self._answers.send(job.reply, outcome))
+            background.run_beside(self._early, self._answers.send(job.reply, outcome))
         else:
-            self._do_beside(self._answers.send_due(job.task.row_id, job.reply, outcome))
-
-    def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
-        """Run *step* in a task of its own, and keep a reference to it until it ends."""
-        task = asyncio.ensure_future(step)
-        self._early.add(task)
-        task.add_done_callback(self._early.discard)
+            due = self._answers.send_due(job.task.row_id, job.reply, outcome)
+            background.run_beside(self._early, due)
 
 
 def _operation_of(job: Job) -> str | None:

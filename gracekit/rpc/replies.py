@@ -7,9 +7,10 @@ call waits (late, repeated, foreign) is acked and counted, but otherwise ignored
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import BadMessageError, DependencyError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.call_options import NAMED
@@ -160,10 +161,10 @@ class Replies:
             reply = decode_reply(delivery.body, max_bytes=self._max_body_bytes)
         except BadMessageError as error:
             self.ignored += 1
-            self._settle(delivery.dead_letter(str(error)))
+            background.run_beside(self._settling, delivery.dead_letter(str(error)))
             return
         if not delivery.ack_now():
-            self._settle(delivery.ack())
+            background.run_beside(self._settling, delivery.ack())
         if not reply.ending:
             if (monitor := self._monitors.get(reply.msg_id)) is not None:
                 monitor.renew()
@@ -175,11 +176,6 @@ class Replies:
             heard.put_nowait(reply)
         else:
             self.ignored += 1
-
-    def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(settlement)
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
 
 
 def _stopped() -> DependencyError:

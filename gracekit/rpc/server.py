@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from gracekit import backoff
+from gracekit import background, backoff
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
 
 READ_AGAIN_WITHIN_S: Final = 5.0
@@ -259,7 +259,7 @@ class RpcServer:
         elif self._consumer is not None and not self._ending:
             self._waited_too_long()
         else:  # it arrived while consuming is being ended
-            self._spawn(self._return([self._waiting.pop()]))
+            background.run_beside(self._background, self._return([self._waiting.pop()]))
 
     def _hold(self) -> None:
         if self._held is None:
@@ -312,7 +312,7 @@ class RpcServer:
         """Give back the waiting deliveries, as other hosts may have places; pause until we have."""
         self._end_timer()
         self._ending = True
-        self._spawn(self._pause())
+        background.run_beside(self._background, self._pause())
 
     async def _pause(self) -> None:
         try:
@@ -345,7 +345,7 @@ class RpcServer:
     def _resume(self) -> None:
         if self._open and self._consumer is None and self._capacity.free > 0 and not self._resuming:
             self._resuming = True
-            self._spawn(self._consume_again())
+            background.run_beside(self._background, self._consume_again())
 
     def _end_timer(self) -> None:
         if self._timer is not None:
@@ -371,7 +371,7 @@ class RpcServer:
                 if self._bytes > self._prefetch_bytes:
                     self._read_less()
                 if not self.is_open:  # a close was cancelled while it waited for the lock
-                    self._spawn(self._end_consuming())
+                    background.run_beside(self._background, self._end_consuming())
 
     async def _consume_again(self) -> None:
         """Consume after a pause; if that fails, retry while intake is open."""
@@ -408,8 +408,3 @@ class RpcServer:
         await asyncio.gather(
             *(delivery.give_back() for delivery in deliveries), return_exceptions=True
         )
-
-    def _spawn(self, step: object) -> None:
-        task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

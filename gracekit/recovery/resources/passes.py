@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
-from gracekit import backoff
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.journal.findings import FindingRow, FindingRows, PassRecord, Sighting
 from gracekit.recovery.decisions import probe_pause_s
@@ -242,9 +242,7 @@ class ResourcePass:
                 await slots.acquire()
                 if not self._may_begin():
                     raise PausedError
-                task = asyncio.create_task(self._act(case, slots))
-                acting.add(task)
-                task.add_done_callback(acting.discard)
+                background.run_beside(acting, self._act(case, slots))
 
     def _sightings(
         self,

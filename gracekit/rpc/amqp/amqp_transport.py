@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import shlex
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from aiormq.exceptions import AMQPError
 
-from gracekit import backoff
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
@@ -141,13 +141,8 @@ class AmqpTransport:
                 # Cancelled or failed: end the connections in the background, without delaying
                 # the caller.
                 for link in links:
-                    self._leave_to_itself(link.stop())
+                    background.run_beside(self._leaving, link.stop())
                 raise
-
-    def _leave_to_itself(self, end: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(end)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
     async def _end_leaving(self) -> None:
         for task in self._leaving:
@@ -363,7 +358,7 @@ class AmqpTransport:
 
     def _leave(self, consumer: AmqpConsumer) -> None:
         """Close the channel of a cancelled consumer once all its deliveries are settled."""
-        self._leave_to_itself(self._close_when_done(consumer))
+        background.run_beside(self._leaving, self._close_when_done(consumer))
 
     async def _close_when_done(self, consumer: AmqpConsumer) -> None:
         await consumer.wait_done()
