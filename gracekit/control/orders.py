@@ -213,7 +213,7 @@ class Orders:
         batch = Batch(Point.TALLY)
         # A `requeue` task has no row, and the store may have lost one.
         if task.row_id is not None and await target_of(journal.engine, task.row_id) is not None:
-            add_taken(batch, task.row_id, journal.run_id, order)
+            add_taken(batch, task.row_id, journal.run_id, task.state, order)
         incident.add(batch)
         return await incident.is_committed(journal.commit(batch), journal.engine)
 

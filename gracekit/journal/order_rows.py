@@ -288,13 +288,13 @@ def order_of(target: OrderTarget) -> Order:
         raise StoreError(f"the order on record about {target} is damaged: {error}") from error
 
 
-def add_taken(batch: Batch, row_id: int, owner: str, order: Order) -> None:
+def add_taken(batch: Batch, row_id: int, owner: str, state: TaskState, order: Order) -> None:
     """Record an order about a task that run *owner* has in flight, and carries out.
 
     If that run ends before the task has ended, recovery carries the order out. A conflict if the
-    task has ended already, or was handed over.
+    task has ended already, was handed over, or was running in *state* and waits to be tried again.
     """
-    batch.add(sql.TAKE, to_json(order), row_id, owner, expect=1)
+    batch.add(sql.TAKE, to_json(order), row_id, owner, state.value, expect=1)
 
 
 def add_order(

@@ -37,7 +37,7 @@ TARGETS_PENDING: Final = f"""
     AND service = ? ORDER BY id"""
 # Its handler may end meanwhile, or the row change hands: then the order is decided anew.
 TAKE: Final = """
-UPDATE task SET ordered = ? WHERE id = ? AND owner = ? AND state IN ('accepted', 'running')"""
+UPDATE task SET ordered = ? WHERE id = ? AND owner = ? AND state IN (?, 'running')"""
 # As adoption does it: a row on which a dead process was at work is handed over, unclean.
 CUT: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,

@@ -119,7 +119,7 @@ class RowOrders:
         """
         assert target.owner is not None
         batch = Batch(Point.TALLY)
-        add_taken(batch, target.id, target.owner, order)
+        add_taken(batch, target.id, target.owner, target.state, order)
         incident = self._incident_of(target, order, state_of(target))
         incident.add(batch)
         return await incident.is_committed(self._commit(batch), self._engine)

@@ -22,7 +22,9 @@ from gracekit import (
 )
 from gracekit.errors import MethodTimeoutError, TaskCancelledError
 from gracekit.journal.order_rows import refusal_of, target_named
+from gracekit.process import Point
 from gracekit.request.row_orders import RowOrders
+from gracekit.testing.faults import Fault
 from gracekit.tracker.task import Order, Verb
 from tests.service.kit import Doors, Life, World, now
 
@@ -286,6 +288,35 @@ async def test_an_operator_can_end_the_wait_for_the_next_try(
     else:
         assert await call == 2
     assert len(flaky.begun) == tries
+
+
+async def test_a_cancel_beside_a_late_answer_to_a_failure_is_not_lost(world: World, svc: Service):
+    """The failure is on record, and the task was claimed anew, but its attempt is not over here."""
+    begun = []
+
+    @svc.rpc
+    async def fetch(ctx: Context, after: str) -> None:
+        begun.append(ctx.request_id)
+        if ctx.attempt == 1:
+            raise TryAgain(after=after)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="other").cast(fetch, after="7s")
+    await life.hears("task.retried")
+    life.faults.delay_s = 5
+    life.plan(Point.TRY_LATER, Fault.DELAY, times=2)  # of the commit, and then of its answer
+    await client.prepare(request_id="t").cast(fetch, after="1s")
+    await asyncio.sleep(9.5)
+    assert (world.state("t"), world.task("t")["owner"]) == ("accepted", life.runtime.run_id)
+
+    answer = await world.verb(life, "cancel", task_id="t", by="me", reason="no more")
+
+    await asyncio.sleep(10)
+    assert answer["asked"]
+    assert begun == ["other", "t", "other"]
+    assert world.state("t") == "cancelled"
+    world.check_accounts()
 
 
 async def test_a_cursor_is_kept_between_tries(world: World, svc: Service):
