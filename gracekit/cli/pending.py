@@ -26,7 +26,6 @@ from gracekit.cli.options import (
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import carry_out, may_say_why, yes_option
 from gracekit.cli.text import json_text, requested_words, safe, table
-from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.config.values import duration
 from gracekit.errors import UnserialisableError
 from gracekit.listings.listed_task import short_id
@@ -49,11 +48,8 @@ _must_say_why = reason_option("Why: for the record.")
 @click.group(cls=HintingGroup, invoke_without_command=True)
 @click.option("--service", metavar="NAME", help="Tasks of this service.  [default: of all]")
 @limit_option()
-@watch_option
 @common
-def pending(
-    options: CommonOptions, /, *, service: str | None, limit: int, every_s: float | None
-) -> None:
+def pending(options: CommonOptions, /, *, service: str | None, limit: int) -> None:
     """List tasks that wait for capacity, the oldest deadline first.
 
     WAITS is the time since the request was accepted. After its DEADLINE any run
@@ -71,18 +67,8 @@ def pending(
         return
     if service is not None and options.instance is not None:
         raise click.UsageError("give --service or --instance, not both")
-
-    def look_once() -> ParkedList:
-        with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, service, options.instance, limit))
-
-    def picture() -> Picture:
-        found = look_once()
-        return Picture(text=_text(found, limit), data=found.as_json())
-
-    if every_s is not None:
-        watch(picture, every_s=every_s, as_json=options.as_json)
-    found = look_once()
+    with StoreRecords(options.settings) as records:
+        found = asyncio.run(_look(records, service, options.instance, limit))
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, limit))
 
 

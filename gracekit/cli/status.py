@@ -15,7 +15,6 @@ from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt, since_end
 from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
-from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.life import Alive
@@ -34,9 +33,8 @@ _HEADERS: Final = (
 
 @click.command()
 @limit_option(GONE_SHOWN, "At most so many instances that ended within an hour and left no task.")
-@watch_option
 @common
-def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> None:
+def status(options: CommonOptions, /, *, limit: int) -> None:
     """Show the runs of a store, and the accounts of its tasks.
 
     Asks each living process, for 2 seconds at most. For all others it reads the
@@ -46,18 +44,8 @@ def status(options: CommonOptions, /, *, limit: int, every_s: float | None) -> N
 
     Exit status: 0; with --instance, 4 if no run of that name is proven alive.
     """
-
-    def look_once() -> StatusReport:
-        with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, options.instance, limit))
-
-    def picture() -> Picture:
-        report = look_once()
-        return Picture(text=_text(report, limit), data=report.as_json())
-
-    if every_s is not None:
-        watch(picture, every_s=every_s, as_json=options.as_json)
-    report = look_once()
+    with StoreRecords(options.settings) as records:
+        report = asyncio.run(_look(records, options.instance, limit))
     click.echo(json_text(report.as_json()) if options.as_json else _text(report, limit))
     if options.instance and not any(entry.judgement.is_alive for entry in report.entries):
         click.get_current_context().exit(UNREACHABLE)

@@ -24,7 +24,6 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import cancel, fail, retry
 from gracekit.cli.task_show import show
 from gracekit.cli.text import LONGEST_WHY, json_text, progress_words, safe, table
-from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import ListedTask, short_id
@@ -64,7 +63,6 @@ _LONGEST_CURSOR: Final = 24
 )
 @click.option("--stuck", is_flag=True, help="Only tasks that make no progress, and why.")
 @limit_option()
-@watch_option
 @common
 def tasks(
     options: CommonOptions,
@@ -74,7 +72,6 @@ def tasks(
     states: tuple[str, ...],
     stuck: bool,
     limit: int,
-    every_s: float | None,
 ) -> None:
     """List tasks: by default those that have not ended, newest first.
 
@@ -104,19 +101,8 @@ def tasks(
         stuck=stuck,
         limit=limit,
     )
-
-    def look_once() -> TaskList:
-        with StoreRecords(options.settings) as records:
-            return asyncio.run(_look(records, query))
-
-    def picture() -> Picture:
-        found = look_once()
-        text = "\n".join((_text(found, query), *_not_heard(found)))
-        return Picture(text=text, data=found.as_json())
-
-    if every_s is not None:
-        watch(picture, every_s=every_s, as_json=options.as_json)
-    found = look_once()
+    with StoreRecords(options.settings) as records:
+        found = asyncio.run(_look(records, query))
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
     for sentence in () if options.as_json else (*_not_heard(found), *_perhaps_a_kind(found, query)):
         tell(sentence, prefix="")

@@ -37,18 +37,9 @@ def json_text(value: Any) -> str:
     return verbatim_json(_redacted(value))
 
 
-def json_line(value: Any) -> str:
-    """As `json_text`, on one line."""
-    return _json(_redacted(value), indent=None)
-
-
 def verbatim_json(value: Any) -> str:
     """As `json_text`, for the result of a call, which is the caller's own: nothing is left out."""
-    return _json(value, indent=2)
-
-
-def _json(value: Any, *, indent: int | None) -> str:
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -129,15 +129,6 @@ def test_what_a_handler_says_can_forge_no_line(directory):
     assert "c" * 40 not in shown[0]
 
 
-def test_the_list_follows_a_service_that_parks(directory):
-    """With --watch each look is a document of its own."""
-    left_parked(directory, "order-1")
-    with Started(directory, "pending", "--json", "--watch", "100ms") as watch:
-        line = watch.wait_line("{")
-
-    assert [task["task_id"] for task in json.loads(line)["tasks"]] == ["order-1"]
-
-
 # -- orders -----------------------------------------------------------------------------
 
 

@@ -158,16 +158,3 @@ def say_of_leases(directory: Path, says: Callable[..., Answer]) -> None:
         says(f"service {words[0]}", *words[1:], "--instance", "api-1")
     says("lease create", "vm:vm-8")  # the other one settles
     says("lease delete", "vm:vm-8")
-
-
-@pytest.mark.process
-def test_a_watched_line_is_as_the_schema_of_its_command(tmp_path: Path):
-    """`--watch` adds no field and leaves none out."""
-    write_service(tmp_path)
-    with (
-        Running(tmp_path),
-        Started(tmp_path, "status", "--json", "--watch", "100ms") as watch,
-    ):
-        line = watch.wait_line("{")
-
-    Schemas().check("status", json.loads(line))

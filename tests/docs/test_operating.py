@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -179,10 +178,6 @@ def _look(op: Operator, directory: Path, run: Running) -> None:
     areas = [line for line in examined.splitlines() if line and " " not in line]
     assert areas == [row[0] for row in table_rows("Examine a service with doctor")]
     op.examine("gracekit doctor thumbs:svc --quiet")
-    with op.watch(directory, "gracekit status --watch 5s") as watching:
-        watching.wait_line("api-1")
-        watching.process.send_signal(signal.SIGINT)
-        watching.wait()
 
 
 def _order(op: Operator, run: Running) -> None:
