@@ -30,11 +30,6 @@ class Notify:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = env
 
-    @property
-    def has_listener(self) -> bool:
-        """Whether a supervisor listens; if not, the caller can skip composing a message."""
-        return bool(self._variables.get("NOTIFY_SOCKET"))
-
     def ready(self, text: str = "") -> bool:
         """Report that the service accepts requests, at first or after `reloading`."""
         return self._send({"READY": "1"} | _status(text))

@@ -29,8 +29,7 @@ from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.store.state import StoreState, StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Lane, TaskState
-from gracekit.tracker.tracker import Tracker
+from gracekit.tracker.task import Lane
 
 DISCARD_S: Final = 1800.0
 """After its start a run removes the fanout queues of runs that were adopted up to so many seconds
@@ -42,8 +41,6 @@ HELD_AFTER_S: Final = 30.0
 START_SHOWN_S: Final = 5.0
 """Seconds between two lines of a start, at most: systemd waits for a start no longer than its
 `TimeoutStartSec` unless it is asked for more time."""
-STATUS_S: Final = 5.0
-"""Seconds between two lines for `systemctl status` of a service that serves."""
 BLOCKED_S: Final = 1.0
 """If the event loop was blocked for so long, a line is logged."""
 SHORTEST_FEED_S: Final = 0.1
@@ -264,53 +261,12 @@ class StartProgress:
             await asyncio.sleep(self._every_s)
 
 
-class StatusLine:
-    """Shows systemd how much a service has to do, while it serves or is quiet.
-
-    A start and a drain send their own lines. This line is sent when it has changed, at most once
-    in `STATUS_S`.
-    """
-
-    def __init__(self, tracker: Tracker, phase: Phase, notify: Notify, clock: Clock) -> None:
-        self._tracker = tracker
-        self._phase = phase
-        self._notify = notify
-        self._clock = clock
-        self._sent = ""
-        self._next_at: float | None = None
-
-    def look(self) -> None:
-        """Called each second; the first call sends nothing, as the start may not be over."""
-        now = self._clock.loop()
-        if self._next_at is None:
-            self._next_at = now + STATUS_S
-        if now < self._next_at or not self._notify.has_listener:
-            return
-        self._next_at = now + STATUS_S
-        before, self._sent = self._sent, self._text()
-        if self._sent and self._sent != before:
-            self._notify.status(self._sent)
-
-    def _text(self) -> str:
-        """`serving: 12 running, 3 waiting`, after any trouble; empty in a start or drain."""
-        state = self._phase.state
-        if state not in {ServiceState.SERVING, ServiceState.QUIET}:
-            return ""
-        running = sum(task.running for task in self._tracker)
-        waiting = sum(task.state is TaskState.ACCEPTED for task in self._tracker)
-        counts = f"{state.value}: {running} running"
-        if state is ServiceState.SERVING:
-            counts += f", {waiting} waiting"
-        return "; ".join(filter(None, (self._phase.trouble, counts)))
-
-
 class RunWatch:
     """Checks that are made each second, also while the store does not answer."""
 
     def __init__(
         self,
         signs: LifeSigns,
-        status: StatusLine,
         servers: Mapping[Lane, RpcServer],
         signals: StopSignals | None,
         phase: Phase,
@@ -321,7 +277,6 @@ class RunWatch:
         every_s: float,
     ) -> None:
         self._signs = signs
-        self._status = status
         self._servers = servers
         self._phase = phase
         self._notify = notify
@@ -346,7 +301,6 @@ class RunWatch:
             self._signs.look()
             self._listen()
             self._follow_store()
-            self._status.look()
             if self._signals is not None:
                 self._signals.keep()
             self._telemetry.tell_left_out()

@@ -34,7 +34,7 @@ from gracekit.runs.names import door_name
 from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.runtime.ground import count_metrics
 from gracekit.tracker.task import Lane
-from gracekit.upkeep import LifeSigns, RunWatch, StatusLine, Tidying, Watchdog
+from gracekit.upkeep import LifeSigns, RunWatch, Tidying, Watchdog
 
 
 def in_order(
@@ -288,10 +288,8 @@ def _life_signs(
 
 
 def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) -> RunWatch:
-    status = StatusLine(ground.tracker, ground.phase, ground.process.notify, ground.clock)
     return RunWatch(
         signs,
-        status,
         servers,
         ground.signals,
         ground.phase,
