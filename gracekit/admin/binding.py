@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gracekit.config.admin import AdminAddress
 from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
-from gracekit.life import LifeLock
 
 _BACKLOG: Final = 1024  # waiting connections take no descriptor
-_LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
 
 
 def bind(address: AdminAddress) -> socket.socket:
@@ -62,44 +57,14 @@ def _bind_path(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
-        with _alone_at(path):
-            _remove_stale(path)
-            listener.bind(str(path))
-            listener.listen(_BACKLOG)
+        _remove_stale(path)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
     return listener
-
-
-@contextlib.contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
-    """Hold a lock, so that other starts that want to listen at *path* wait.
-
-    Otherwise two starts could find the same stale socket, and the slower one would remove the
-    socket that the other has just made.
-    """
-    lock = LifeLock(path.with_name(f".{path.name}.lock"))
-    for _ in range(_LOCK_TRIES):
-        if _acquire(lock):
-            break
-        time.sleep(_LOCK_PAUSE_S)
-    else:
-        raise TimeoutError(f"another start holds {lock.path}")
-    try:
-        yield
-    finally:
-        lock.release(remove=True)
-
-
-def _acquire(lock: LifeLock) -> bool:
-    try:
-        return lock.acquire()
-    except ConfigError as error:  # its message is about locks of runs, so raise the cause
-        if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None
-        raise
 
 
 def _remove_stale(path: Path) -> None:
