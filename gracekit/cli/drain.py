@@ -25,7 +25,7 @@ from gracekit.cli.options import (
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient, StoppedError
 from gracekit.cli.records import StoreRecords, doubt
-from gracekit.cli.status import forecast, longest, some_holds, waits_for
+from gracekit.cli.status import drain_left, forecast, longest, some_holds, waits_for
 from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
 from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
@@ -241,7 +241,8 @@ async def _ask(
         watch.not_resumable = "no operator has asked for it"
     watch.began = time.monotonic()
     if under_way:
-        watch.say(f"{label(watch.run)} was draining already; its deadline stands")
+        left = drain_left(before or {})
+        watch.say(f"{label(watch.run)} was draining already; its deadline stands: {left}")
     else:
         watch.say("it takes no new requests; ops methods are still served")
     detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""

@@ -44,8 +44,6 @@ MAX_PAGE: Final = 100
 """Most tasks in one answer; a message may have only so many keys."""
 INTAKE_ANSWER_S: Final = 3.0
 """A quiet or resume is answered after so many seconds, even if the transport is not done yet."""
-SAME_TIME_S: Final = 0.5
-"""Timeouts of two drains that differ by less count as the same."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
 
@@ -226,6 +224,7 @@ class Control:
         }
 
     async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Begin a drain; the deadline of one that is under way stands."""
         timeout = args.get("timeout")
         request = StopRequest(
             source="rollout" if args.get("source") == "rollout" else "operator",
@@ -237,8 +236,6 @@ class Control:
         )
         if self._coordinator.request_stop(request):
             await self._note("drain", args)
-        else:
-            self._check_same_time(request.timeout_s)
         phase = ServiceState.DRAINING.value
         return {"run_id": self._run_id, "phase": phase, "not_resumable": self._not_resumable()}
 
@@ -249,27 +246,6 @@ class Control:
         except GracekitError as error:
             return str(error)
         return None
-
-    def _check_same_time(self, timeout_s: float | None) -> None:
-        """Check that the drain under way has the timeout that was asked for, if one was.
-
-        Raises:
-            GracekitError: it has another one.
-        """
-        first, known_s = self._coordinator.stop_request, self._phase.drain_timeout
-        if first is None or timeout_s is None:
-            return
-        known_s = first.timeout_s if known_s is None else known_s  # it begins soon
-        if known_s is None or abs(known_s - timeout_s) > SAME_TIME_S:
-            raise GracekitError(
-                f"the service is draining already, asked for by {first.by}, and its deadline "
-                f"stands: {format_duration(timeout_s)} is not taken; "
-                + (
-                    "a signal has made it final, so it cannot be extended"
-                    if first.final
-                    else f"`gracekit extend --by 5m {self._service}@{self._instance}` moves it"
-                )
-            )
 
     async def _extend(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Move the deadline of the drain later.
