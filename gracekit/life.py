@@ -407,13 +407,6 @@ class LifeLock:
             "gracekit write in the directory of its run locks"
         )
 
-    def remove_if_free(self) -> bool:
-        """Remove the file if no process holds the lock; returns whether it did."""
-        if not self.acquire():
-            return False
-        self.release(remove=True)
-        return True
-
     def _try_to_acquire(self) -> bool | None:
         """As `acquire`; None if the file was removed or replaced before it was locked."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

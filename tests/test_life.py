@@ -316,7 +316,8 @@ from pathlib import Path
 from gracekit.life import LifeLock
 print("removes", flush=True)
 while True:
-    LifeLock(Path({str(path)!r})).remove_if_free()
+    if (lock := LifeLock(Path({str(path)!r}))).acquire():
+        lock.release(remove=True)
 """
     remover = subprocess.Popen([sys.executable, "-c", removing], stdout=subprocess.PIPE)
     try:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,14 +18,11 @@ from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
 from gracekit.config.values import parse_duration
-from gracekit.errors import GracekitError
-from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.listings import listings_sql as sql
 from gracekit.listings.store_view import gone_at
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
-from gracekit.runs.names import instance_lock_name
 from gracekit.runs.pages import Place, list_places, list_seen_since
 from gracekit.runs.run import Run
 
@@ -36,14 +32,12 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         topics: Of all services on record.
-        services: Their names.
         known: Hosts and instances on record.
         kept: Those that are needed, or may be: a run lives or ended lately, or work waits.
         wanted: Those of them that are kept for their work alone.
     """
 
     topics: Sequence[str]
-    services: frozenset[str]
     known: frozenset[str]
     kept: frozenset[str]
     wanted: frozenset[str]
@@ -60,18 +54,16 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
         return [queue for queue in left if queue.name not in needed]
 
 
-class _Found(msgspec.Struct, kw_only=True):
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, by name.
 
     Attributes:
         queues: Removed ones, or with `--dry-run` those that would be.
         waiting: Queues that are kept because messages wait in them, and how many.
-        locks: Removed lock files.
     """
 
-    queues: Sequence[str] = ()
-    waiting: Mapping[str, int] = msgspec.field(default_factory=dict)
-    locks: Sequence[str] = ()
+    queues: Sequence[str]
+    waiting: Mapping[str, int]
 
 
 @click.command()
@@ -95,7 +87,7 @@ class _Found(msgspec.Struct, kw_only=True):
 def prune(
     options: CommonOptions, /, *, dry_run: bool, hosts: tuple[str, ...], gone_for: str
 ) -> None:
-    """Remove the queues and lock files of hosts that do not come back.
+    """Remove the queues of hosts that do not come back.
 
     A queue of a host or instance is removed if none of its runs lives, no task
     and no hold waits for it, nobody reads the queue and no message is in it. A
@@ -110,37 +102,28 @@ def prune(
     check_transport(options.settings.transport_url)
     with StoreRecords(options.settings) as records:
         left = asyncio.run(_look(records, gone_for_s))
-        found = _Found(locks=_prune_locks(records.run_directory, left, dry_run=dry_run))
-        failure = None
-        try:
-            asyncio.run(_prune_queues(options, left, hosts, found, dry_run=dry_run))
-        except GracekitError as error:  # what became of the lock files is printed first
-            failure = error
+        found = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
     if options.as_json:
         click.echo(json_text(_as_json(found, left, dry_run=dry_run)))
     else:
-        for line in _lines(found, left, dry_run=dry_run, failed=failure is not None):
+        for line in _lines(found, left, dry_run=dry_run):
             click.echo(line)
-    if failure is not None:
-        raise failure
 
 
 def _as_json(found: _Found, left: _Left, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "queues": found.queues,
-        "lock_files": found.locks,
         "kept": [{"queue": name, "messages": n} for name, n in found.waiting.items()],
         "kept_hosts": sorted(left.wanted),
     }
 
 
-def _lines(found: _Found, left: _Left, *, dry_run: bool, failed: bool) -> Iterator[str]:
+def _lines(found: _Found, left: _Left, *, dry_run: bool) -> Iterator[str]:
     done = "would remove" if dry_run else "removed"
-    for kind, names in (("queue", found.queues), ("lock file", found.locks)):
-        for name in names:
-            yield f"{done} {kind} {safe(name)}"
-    if not found.queues and not found.locks and not failed:
+    for name in found.queues:
+        yield f"{done} queue {safe(name)}"
+    if not found.queues:
         yield "nothing to remove"
     for name, number in found.waiting.items():
         wait = "1 message waits" if number == 1 else f"{number} messages wait"
@@ -157,7 +140,6 @@ async def _look(records: StoreRecords, gone_for_s: float) -> _Left:
     needed |= await list_seen_since(records.engine, time.time() - gone_for_s)
     return _Left(
         topics=sorted({topic for place in places for topic in (place.topic, place.ops_topic)}),
-        services=frozenset(place.service for place in places),
         known=_names(places),
         kept=needed | wanted,
         wanted=wanted - needed,
@@ -173,15 +155,17 @@ def _names(ones: Iterable[Run | Place]) -> frozenset[str]:
 
 
 async def _prune_queues(
-    options: CommonOptions, left: _Left, hosts: Sequence[str], found: _Found, *, dry_run: bool
-) -> None:
-    """Remove the queues that nobody needs, and put into *found* what became of each."""
+    options: CommonOptions, left: _Left, hosts: Sequence[str], *, dry_run: bool
+) -> _Found:
+    """Remove the queues that nobody needs; what became of each."""
     async with opened_transport(options.settings) as transport:
         queues = left.queues([*left.known, *hosts, *await _listed(transport, left.topics)])
         depths = {queue.name: await transport.depth([queue]) for queue in queues}
-        found.waiting = {name: depths[name] for name in sorted(depths) if depths[name]}
         removed = await transport.prune(queues, dry_run=dry_run)
-        found.queues = sorted(queue.name for queue in removed)
+        return _Found(
+            queues=sorted(queue.name for queue in removed),
+            waiting={name: depths[name] for name in sorted(depths) if depths[name]},
+        )
 
 
 @contextlib.asynccontextmanager
@@ -205,17 +189,3 @@ async def _listed(transport: Transport, topics: Sequence[str]) -> list[str]:
     """Hosts and instances of which the transport has a queue."""
     found = await transport.directed(topics) if topics else []
     return [queue.name.removeprefix(f"{queue.topic}.") for queue in found]
-
-
-def _prune_locks(directory: Path, left: _Left, *, dry_run: bool) -> list[str]:
-    """Locks of instances without a run; a run's own goes when the run is taken over."""
-    kept = {instance_lock_name(service, name) for service in left.services for name in left.kept}
-    ours = tuple(instance_lock_name(service, "").removesuffix(".lock") for service in left.services)
-    removed = []
-    for path in sorted(directory.glob("*@*.lock")):
-        if path.name in kept or not path.name.startswith(ours):
-            continue
-        free = look_at_lock(path, LockFile.at(path), same_boot=True) is Lock.FREE
-        if free and (dry_run or LifeLock(path).remove_if_free()):
-            removed.append(path.name)
-    return removed
