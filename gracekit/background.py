@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from gracekit import backoff
 from gracekit.clock import Clock
@@ -21,21 +21,6 @@ LONGEST_END_S: Final = 1.0
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
-
-
-class AsyncOnly:
-    """A class for `async with`: a plain `with` is refused with what to write."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # so that type checkers refuse it too
-
-        def __enter__(self) -> NoReturn:
-            raise TypeError(
-                f"{type(self).__name__} is used by `async with`, and not by `with`, in a coroutine"
-            )
-
-        def __exit__(self, *_: object) -> None: ...
 
 
 def need_loop() -> None:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from msgspec import structs
 
-from gracekit.background import AsyncOnly, need_loop
+from gracekit.background import need_loop
 from gracekit.clock import Clock, SharedTimeouts
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
@@ -251,7 +251,7 @@ class ClientView:
         return await self._client._lookups.cancel(self._options, request_id, reason)  # noqa: SLF001
 
 
-class RpcClient(ClientView, AsyncOnly):
+class RpcClient(ClientView):
     """Sends requests to one service.
 
     Args:

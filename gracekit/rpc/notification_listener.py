@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Self
 
 from gracekit import backoff
-from gracekit.background import AsyncOnly, need_loop
+from gracekit.background import need_loop
 from gracekit.clock import Clock
 from gracekit.config.values import (
     DECLARE_PROFILE,
@@ -49,7 +49,7 @@ _LONGEST_TOPIC: Final = LONGEST_QUEUE - len(".critical")  # no exchange is named
 _MOST_PREFETCH: Final = 65_535  # RabbitMQ's field has two bytes
 
 
-class NotificationListener(AsyncOnly):
+class NotificationListener:
     """Reads the notifications of one topic, sent by gracekit's services or by oslo.messaging.
 
         async with NotificationListener(url, "scheduler-notifications") as listener:

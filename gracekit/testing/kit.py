@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, get_args
 
-from gracekit.background import AsyncOnly
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean
@@ -77,7 +76,7 @@ class ServiceFaultError(AssertionError):
     """Faults that no assertion of the test has noticed; the message lists them."""
 
 
-class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
+class InMemoryService(Caller, ByHand, ParkedSight):
     """A service in memory: `async with InMemoryService(svc) as one: ...`.
 
     Entering the block starts its first process. Leaving it drains the last one, and

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracekit import Notification, NotificationListener, Service
+from gracekit import Notification, NotificationListener
 from gracekit.clock import Clock
 from gracekit.errors import (
     BadMessageError,
@@ -22,7 +22,6 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Process
-from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.notifications import (
     PRIORITIES,
@@ -34,7 +33,6 @@ from gracekit.rpc.sqlite.sqlite_transport import SqliteTransport
 from gracekit.rpc.transport import Message, Queue, notification_queue
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.sqlite.sqlite_engine import SqliteEngine
-from gracekit.testing import InMemoryService
 
 TOPIC = "scheduler-notifications"
 INFO, ERROR = (notification_queue(TOPIC, priority) for priority in ("info", "error"))
@@ -597,17 +595,6 @@ def test_a_wrong_argument_is_refused(options, why):
 
     with pytest.raises(ConfigError, match=why):
         NotificationListener(**given_)
-
-
-def test_a_plain_with_is_refused(transport):
-    """With what to write; so is that of a client and of the test kit."""
-    for one in (
-        NotificationListener(transport, TOPIC),
-        RpcClient(transport, "compute"),
-        InMemoryService(Service("compute")),
-    ):
-        with pytest.raises(TypeError, match="is used by `async with`, and not by `with`"), one:
-            pass
 
 
 def test_a_topic_may_be_as_long_as_queues_allow(transport):
