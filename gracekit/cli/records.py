@@ -24,7 +24,6 @@ from gracekit.listings.store_view import (
     Accounts,
     StoreView,
     gone_at,
-    is_named,
     label,
     verdict_of,
 )
@@ -118,7 +117,7 @@ class StoreRecords(StoreView):
             )
 
     async def what_is_known(self, name: str | None) -> str:
-        """Why nobody answers to *name*, and what is left: a sentence or two for an operator."""
+        """Why nobody answers to *name*, and what is known of it, as a sentence for an operator."""
         judged = await self.judge_all(await self.not_adopted(name))
         for run, judgement in judged:
             if not judgement.is_dead:
@@ -132,22 +131,10 @@ class StoreRecords(StoreView):
             wanted = "no run" if name is None else f"no run of instance {name!r}"
             return f"{wanted} is on record in {self.location.name}{hint}"
         last = ended[0]
-        unfinished = await self.unfinished()
-        owners = await self.runs_of({owner for owner in unfinished if owner is not None})
-        left = [
-            (run, unfinished[run.run_id])
-            for run in sorted(owners.values(), key=lambda run: run.started_at, reverse=True)
-            if name is None or is_named(run, name)
-        ]
-        sentences = [
-            f"no process of {label(last) if name else self.location.name} is alive: {ending(last)}"
-        ]
-        sentences += [f"{label(run)} left {counts(rows.items())}" for run, rows in left]
-        if None in unfinished:
-            sentences.append(f"{counts(unfinished[None].items())} without owner")
-        if len(sentences) > 1:
-            sentences.append("the next start settles them")
-        return "; ".join(sentences)
+        where = label(last) if name else self.location.name
+        return (
+            f"no process of {where} is alive: {ending(last)}; `gracekit tasks` shows what is left"
+        )
 
 
 def doubt(run: Run, judgement: Liveness) -> str:

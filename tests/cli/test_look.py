@@ -287,7 +287,7 @@ def test_a_killed_run_leaves_orphans_that_are_listed(directory):
     assert bare.out == "no tasks\n"
     assert bare.err == "if vm is a kind of resources, write --resource vm:\n"
     assert drain.code == 4
-    assert "killed; compute@worker-0 left 1 running; the next start settles them" in drain.err
+    assert "killed; `gracekit tasks` shows what is left" in drain.err
 
 
 def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
