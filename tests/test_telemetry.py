@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 from gracekit import Runtime, Service, Settings, streams
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry.catalogue import CATALOGUE, GROUPS, LOGGER, UnknownEventError
-from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter, configure_logging
+from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter
 from gracekit.telemetry.metrics import METRICS
 from gracekit.telemetry.safe_text import Sentence, clean, escape, masked, shown_context
 from gracekit.telemetry.telemetry import MOST_KINDS, Telemetry
 from gracekit.tracker.task import Lane, TrackedTask
+from tests.logs import configure_logging
 from tests.process.helpers import fill
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"

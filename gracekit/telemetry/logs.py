@@ -88,35 +88,22 @@ _KEYS: Final = MappingProxyType(
 )
 
 
-def configure_logging(
-    log_format: LogFormat = "auto", *, level: int = logging.INFO, stream: TextIO | None = None
-) -> None:
-    """Send all logs of this process to *stream*; for the command line, never for embedded use.
-
-    If the stream has a file descriptor, a thread writes the lines. So a pipe that is not
-    read blocks neither the event loop nor a drain.
-
-    Args:
-        log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
-        level: Lowest level shown.
-        stream: None for standard output.
-    """
-    _install(_formatting(log_format, sys.stdout if stream is None else stream), level)
-
-
 @contextlib.contextmanager
 def logging_around(
     log_format: LogFormat = "auto", *, level: int, overrides: bool
 ) -> Iterator[None]:
-    """`configure_logging` for a block that loads an application.
+    """Send all logs of this process to standard output, from a block on that loads an application.
 
     If the application configures logging itself, its configuration is kept. A bare `basicConfig()`
     does not count, as `logging.warning()` calls it too. Lines that are logged inside the block go
     to the same place as later ones.
 
+    If standard output has a file descriptor, a thread writes the lines. So a pipe that is not
+    read blocks neither the event loop nor a drain.
+
     Args:
-        log_format: See `configure_logging`.
-        level: See `configure_logging`.
+        log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
+        level: Lowest level shown.
         overrides: Replace the application's configuration.
     """
     handler, root = _formatting(log_format, sys.stdout), logging.getLogger()

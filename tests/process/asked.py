@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from gracekit import Context, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import GO, effect
 
 svc = Service("asked", task_api="callers")

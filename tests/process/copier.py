@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from gracekit import Context, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import effect
 
 svc = Service(

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from gracekit import Runtime
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.loops import LOOPS
 from tests.process.served import effect, svc
 

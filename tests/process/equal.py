@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from gracekit import Context, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import effect
 
 GO = "GRACEKIT_TEST_GO"

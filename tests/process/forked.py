@@ -7,7 +7,7 @@ import logging
 import os
 
 from gracekit.runtime.face import Runtime
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process import served
 
 HOW = "GRACEKIT_TEST_FORKED"

@@ -18,7 +18,7 @@ import time
 
 from gracekit import Absent, Context, Found, Service, Settled
 from gracekit.recovery.resources.schedule import QueueWait
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import GO, effect
 from tests.process.volumes import BACKEND, VolumeRecords
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import apsw
 
 from gracekit import Context, GracekitError, NoCapacity, NotificationListener, RpcClient, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import GO, effect
 
 RECORDS = Path("rooms.db")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from gracekit import Context, Done, Retry, Service, life
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 
 EFFECTS = "GRACEKIT_TEST_EFFECTS"
 START = "GRACEKIT_TEST_START"

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from gracekit import Context, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import effect
 
 LOADED_WITHIN_S = 5.0

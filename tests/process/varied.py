@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from gracekit import Context, Done, Fail, Retry, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 
 svc = Service("varied")
 

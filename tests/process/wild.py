@@ -17,7 +17,7 @@ from collections.abc import Callable
 import anyio
 
 from gracekit import Context, Runtime, Service
-from gracekit.telemetry.logs import configure_logging
+from tests.logs import configure_logging
 from tests.process.served import GO, effect, until_go
 
 svc = Service("wild")
