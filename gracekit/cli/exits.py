@@ -19,7 +19,6 @@ from gracekit.cli.options import (
     common,
     config_option,
     limit_option,
-    refuse_options_before_the_verb,
     store_option,
 )
 from gracekit.cli.records import StoreRecords, since_end
@@ -53,9 +52,6 @@ def exits(options: CommonOptions, /, *, limit: int, run_id: str | None) -> None:
     docs/stopping.md lists the words. Starts that failed before there was a run
     are shown, too, of this host.
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        refuse_options_before_the_verb()
-        return
     with StoreRecords(options.settings) as records:
         asyncio.run(records.need(options.instance))
         found = asyncio.run(list_exits(records, options.instance, limit=limit))

@@ -8,14 +8,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.options import (
-    CommonOptions,
-    HintingGroup,
-    common,
-    reason_option,
-    refuse_options_before_the_verb,
-    who,
-)
+from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing
 from gracekit.cli.text import json_text, plural, safe, table
@@ -48,9 +41,6 @@ def holds(options: CommonOptions, /, *, limit: int) -> None:
     processes that ended while the probe of the hold, or its errored hook, was
     being called. `end` ends a hold.
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        refuse_options_before_the_verb()
-        return
     with StoreRecords(options.settings) as records:
         rows = asyncio.run(records.engine.query(sql.HOLDS, limit))
     found = [dict(zip(_NAMES, row, strict=True)) for row in rows]

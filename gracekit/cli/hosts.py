@@ -12,14 +12,7 @@ import click
 
 from gracekit.cli.call import check_transport
 from gracekit.cli.main import tell
-from gracekit.cli.options import (
-    CommonOptions,
-    HintingGroup,
-    common,
-    reason_option,
-    refuse_options_before_the_verb,
-    who,
-)
+from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
 from gracekit.cli.prune import opened_transport
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing
@@ -59,9 +52,6 @@ def hosts(options: CommonOptions, /) -> None:
     default. Until it was seen to beat, it is UNKNOWN. `gone` says that a host
     does not come back.
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        refuse_options_before_the_verb()
-        return
     with StoreRecords(options.settings) as records:
         found = asyncio.run(_list(records))
     if options.as_json:

@@ -173,13 +173,12 @@ class HintingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def refuse_options_before_the_verb() -> None:
+def _refuse_options_before_the_verb(ctx: click.Context) -> None:
     """Options of the listing say nothing to a verb, and must not be taken for its own.
 
     Raises:
         UsageError: there are some.
     """
-    ctx = click.get_current_context()
     given = [
         parameter.opts[0]
         for parameter in ctx.command.params
@@ -206,7 +205,10 @@ class CommonOptions(NamedTuple):
 
 
 def common(command: Callable[Concatenate[CommonOptions, P], R]) -> Callable[..., R]:
-    """Give *command* the shared options; it takes them as one `CommonOptions`."""
+    """Give *command* the shared options; it takes them as one `CommonOptions`.
+
+    A group is not called if a verb follows it.
+    """
 
     @functools.wraps(command)
     def wrapped(
@@ -217,7 +219,11 @@ def common(command: Callable[Concatenate[CommonOptions, P], R]) -> Callable[...,
         config: Path | None,
         as_json: bool,
         **rest: Any,
-    ) -> R:
+    ) -> Any:
+        ctx = click.get_current_context()
+        if ctx.invoked_subcommand is not None:
+            _refuse_options_before_the_verb(ctx)
+            return None
         flags = {"store_url": store_url, "transport_url": transport_url, "instance": instance}
         settings = load(flags, os.environ, config)
         return command(CommonOptions(settings=settings, instance=instance, as_json=as_json), **rest)  # type: ignore[call-arg]

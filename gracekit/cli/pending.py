@@ -20,7 +20,6 @@ from gracekit.cli.options import (
     common,
     limit_option,
     reason_option,
-    refuse_options_before_the_verb,
     who,
 )
 from gracekit.cli.records import StoreRecords
@@ -62,9 +61,6 @@ def pending(options: CommonOptions, /, *, service: str | None, limit: int) -> No
 
     Exit status: 0; with --instance or --service 4 if no run of that name is on record.
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        refuse_options_before_the_verb()
-        return
     if service is not None and options.instance is not None:
         raise click.UsageError("give --service or --instance, not both")
     with StoreRecords(options.settings) as records:

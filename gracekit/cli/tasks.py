@@ -16,7 +16,6 @@ from gracekit.cli.options import (
     HintingGroup,
     common,
     limit_option,
-    refuse_options_before_the_verb,
 )
 from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient
@@ -91,9 +90,6 @@ def tasks(
 
     Exit status: 0; with --instance, 4 if no run of that name is on record.
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        refuse_options_before_the_verb()
-        return
     query = TaskQuery(
         name=options.instance,
         resource=resource,
