@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.main import HintingGroup
 from gracekit.cli.options import (
-    HintingGroup,
     app_dir_option,
     config_option,
     factory_option,

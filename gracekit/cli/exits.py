@@ -13,14 +13,8 @@ from typing import Any, Final
 import click
 
 from gracekit import keeper
-from gracekit.cli.options import (
-    CommonOptions,
-    HintingGroup,
-    common,
-    config_option,
-    limit_option,
-    store_option,
-)
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import CommonOptions, common, config_option, limit_option, store_option
 from gracekit.cli.records import StoreRecords, since_end
 from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
 from gracekit.clock import age_s

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing
 from gracekit.cli.text import json_text, plural, safe, table

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.call import check_transport
-from gracekit.cli.main import tell
-from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
+from gracekit.cli.main import HintingGroup, tell
+from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.prune import opened_transport
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing

@@ -12,13 +12,8 @@ from typing import Any, Concatenate, ParamSpec
 import click
 
 from gracekit.cli.app import load_service
-from gracekit.cli.options import (
-    HintingGroup,
-    app_dir_option,
-    config_option,
-    factory_option,
-    setting_flags,
-)
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import app_dir_option, config_option, factory_option, setting_flags
 from gracekit.config.loading import load
 from gracekit.config.settings import SETTINGS
 from gracekit.deploy.docker import dockerfile

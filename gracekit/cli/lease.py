@@ -10,10 +10,9 @@ from typing import Final
 import click
 
 from gracekit.cli.lease_run import name_argument, read_name, run
-from gracekit.cli.main import DETACHED, tell
+from gracekit.cli.main import DETACHED, HintingGroup, tell
 from gracekit.cli.options import (
     CommonOptions,
-    HintingGroup,
     common,
     limit_option,
     need_duration,

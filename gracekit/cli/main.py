@@ -96,7 +96,21 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 
 
-class LazyGroup(click.Group):
+class HintingGroup(click.Group):
+    """A group that names the nearest command for a wrong one, or all of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a hint."""
+        names = self.list_commands(ctx)
+        if not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in names:
+            hint = did_you_mean(args[0], names) or f"; there are {', '.join(names)}"
+            ctx.fail(f"no command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(HintingGroup):
     """A group whose commands are imported one at a time."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -116,19 +130,6 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name for a wrong one."""
-        if (
-            not ctx.resilient_parsing
-            and args
-            and not args[0].startswith("-")
-            and args[0] not in COMMANDS
-        ):
-            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, from the table: no command is imported."""

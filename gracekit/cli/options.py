@@ -23,7 +23,7 @@ from click.core import ParameterSource
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import absolute, file_url
-from gracekit.config.values import did_you_mean, parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.errors import ConfigError
 from gracekit.store.place import check_readable
 
@@ -153,24 +153,6 @@ def need_duration(
         except ConfigError as error:
             raise click.BadParameter(str(error)) from error
     return given
-
-
-class HintingGroup(click.Group):
-    """A group that names the nearest command for a wrong one, or all of them."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a hint."""
-        if (
-            not ctx.resilient_parsing
-            and args
-            and not args[0].startswith("-")
-            and args[0] not in self.commands
-        ):
-            hint = did_you_mean(args[0], self.commands) or f"; there are {', '.join(self.commands)}"
-            ctx.fail(f"no command {args[0]!r}{hint}")
-        return super().resolve_command(ctx, args)
 
 
 def _refuse_options_before_the_verb(ctx: click.Context) -> None:

@@ -14,14 +14,8 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.call import arguments
-from gracekit.cli.options import (
-    CommonOptions,
-    HintingGroup,
-    common,
-    limit_option,
-    reason_option,
-    who,
-)
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import CommonOptions, common, limit_option, reason_option, who
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import carry_out, may_say_why, yes_option
 from gracekit.cli.text import json_text, requested_words, safe, table

@@ -8,7 +8,8 @@ from typing import Final
 
 import click
 
-from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.reach import is_stopped
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe

@@ -10,10 +10,9 @@ from typing import Final
 
 import click
 
-from gracekit.cli.main import tell
+from gracekit.cli.main import HintingGroup, tell
 from gracekit.cli.options import (
     CommonOptions,
-    HintingGroup,
     common,
     config_option,
     reason_option,

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
+from gracekit.cli.main import HintingGroup
+from gracekit.cli.options import config_option, json_option, store_option
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import open_writing
 from gracekit.cli.text import json_text

@@ -10,13 +10,8 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.main import tell
-from gracekit.cli.options import (
-    CommonOptions,
-    HintingGroup,
-    common,
-    limit_option,
-)
+from gracekit.cli.main import HintingGroup, tell
+from gracekit.cli.options import CommonOptions, common, limit_option
 from gracekit.cli.order_progress import order_words
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords
