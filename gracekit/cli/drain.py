@@ -67,7 +67,6 @@ class DrainWatch(msgspec.Struct, kw_only=True):
         code: Exit status of this drain.
         result: What `--json` shows of it.
         told_at: Monotonic seconds of the last progress line.
-        not_resumable: Why the drain could not be undone when it was asked for; empty if it could.
     """
 
     run: Run
@@ -80,19 +79,11 @@ class DrainWatch(msgspec.Struct, kw_only=True):
     code: int = 0
     result: dict[str, Any] = msgspec.field(default_factory=dict)
     told_at: float = 0.0
-    not_resumable: str = ""
 
     @property
     def elapsed_s(self) -> float:
         """Since the verb was answered."""
         return 0.0 if self.began is None else time.monotonic() - self.began
-
-    @property
-    def undo(self) -> str:
-        """How to undo the drain, or why that is not possible, as a sentence without its end."""
-        if self.not_resumable:
-            return f"It cannot be undone: {safe(self.not_resumable, longest=LONGEST_WHY)}"
-        return f"Undo, until a task has stopped for it: gracekit resume {self.name}"
 
     def say(self, text: str, *, err: bool = False) -> None:
         """Print a line about this drain."""
@@ -174,8 +165,7 @@ def _detach(watches: list[DrainWatch]) -> None:
         tell("interrupted before a drain was confirmed; see `gracekit status`", prefix="\n")
         return
     names = " ".join(watch.run.instance for watch in asked)
-    undo = ". ".join(watch.undo for watch in asked)
-    tell(f"detached; the drain of {names} goes on. {undo}", prefix="\n")
+    tell(f"detached; the drain of {names} goes on", prefix="\n")
 
 
 async def _drain_all(
@@ -233,20 +223,18 @@ async def _ask(
     before = (await control.hear(watch.run, limit=TOLD_TASKS)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
     if asked is not None:
-        answer = await control.ask(watch.run, "drain", asked)
-        watch.not_resumable = str(answer.get("not_resumable") or "")
+        await control.ask(watch.run, "drain", asked)
     elif not under_way and watch.run.stop_at is None:
         raise GracekitError(f"{label(watch.run)} does not drain, and --watch begins no drain")
-    elif ((before or {}).get("stop") or {}).get("source") not in {"operator", "rollout"}:
-        watch.not_resumable = "no operator has asked for it"
     watch.began = time.monotonic()
     if under_way:
         left = drain_left(before or {})
         watch.say(f"{label(watch.run)} was draining already; its deadline stands: {left}")
     else:
         watch.say("it takes no new requests; ops methods are still served")
-    detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""
-    watch.say(f"({detaches}{watch.undo})")
+        watch.say(f"(undo, until a task has stopped for it: gracekit resume {watch.name})")
+    if wait:
+        watch.say("(Ctrl-C detaches; the drain goes on)")
 
 
 # -- watching -------------------------------------------------------------------------

@@ -236,16 +236,7 @@ class Control:
         )
         if self._coordinator.request_stop(request):
             await self._note("drain", args)
-        phase = ServiceState.DRAINING.value
-        return {"run_id": self._run_id, "phase": phase, "not_resumable": self._not_resumable()}
-
-    def _not_resumable(self) -> str | None:
-        """Why the drain cannot be undone; None if it can be now."""
-        try:
-            self._coordinator.check_resumable()
-        except GracekitError as error:
-            return str(error)
-        return None
+        return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
     async def _extend(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Move the deadline of the drain later.

@@ -193,15 +193,6 @@ class ShutdownCoordinator:
             GracekitError: the service is not quiet or draining; or the drain is final, has handed
                 tasks over, or has cut the start short.
         """
-        self.check_resumable()
-        if self._request is not None:
-            self._resumed = True
-            self._parts.tracker.poke()
-        elif self._phase.state is ServiceState.QUIET:  # otherwise a drain is being resumed already
-            await self._reopen()
-
-    def check_resumable(self) -> None:
-        """Raise what `resume` would raise now."""
         state, request = self._phase.state, self._request
         is_draining = state is ServiceState.DRAINING
         handed_over = len(self._parts.dispatcher.unfinished.handed_over) if is_draining else 0
@@ -213,6 +204,11 @@ class ShutdownCoordinator:
                 "the service was still starting when the drain was asked for, and only a part of "
                 "it was started: start it again when it has stopped"
             )
+        if request is not None:
+            self._resumed = True
+            self._parts.tracker.poke()
+        elif state is ServiceState.QUIET:  # otherwise a drain is being resumed already
+            await self._reopen()
 
     # -- one drain ----------------------------------------------------------------------
 

@@ -43,21 +43,6 @@ async def test_a_resume_is_answered_when_the_service_serves(world: World, svc: S
     assert (await life.drain()).exit_code == 0
 
 
-async def test_a_drain_says_whether_it_can_be_undone(world: World, svc: Service):
-    """One by command can be; after a signal it cannot, and the answer says why."""
-    life, doors = await start_with_work(world, svc)
-    by_command = await world.verb(life, "drain")
-    await life.hears("intake.closed")
-    life.ask_to_stop()
-    await asyncio.sleep(0.1)
-    final = await world.verb(life, "drain")
-    doors.open("work")
-    await life.wait_end()
-
-    assert by_command["not_resumable"] is None
-    assert "the drain is final: signal test asked for it" in final["not_resumable"]
-
-
 async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Service):
     """What runs goes on; what waits for its turn is let go and taken again."""
     doors = Doors()
