@@ -35,17 +35,12 @@ _Samples = Mapping[LabelValues, float | Histogram]
 class Exposition:
     """Writes the body of `/metrics` for each scrape.
 
-    The text of a metric is cached as long as its samples do not change, so an idle run formats
-    nothing.
-
     Args:
         counted: Counters and histograms of the run.
     """
 
     def __init__(self, counted: RunMetrics) -> None:
         self._counted = counted
-        self._content_type = ""
-        self._written: dict[str, tuple[_Samples, bytes]] = {}  # by the name of the metric
 
     def write(self, readings: Readings, *, accept: str = "") -> tuple[bytes, str]:
         """The body, and its content type.
@@ -59,9 +54,6 @@ class Exposition:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # the header has a version that is no number
             encode, content_type = choose_encoder("")
-        if content_type != self._content_type:
-            self._content_type = content_type
-            self._written.clear()
         end = encode(_Families())  # the last line that OpenMetrics requires, or nothing
         pieces = [self._piece(metric, readings, encode, end) for metric in METRICS]
         return b"".join([*pieces, end]), content_type
@@ -70,12 +62,7 @@ class Exposition:
         self, metric: Metric, readings: Readings, encode: Callable[[Collector], bytes], end: bytes
     ) -> bytes:
         samples = self._samples(metric, readings)
-        written = self._written.get(metric.name)
-        if written is None or written[0] != samples:
-            family = _family(metric, samples)
-            body = encode(_Families(family)).removesuffix(end) if samples else b""
-            written = self._written[metric.name] = (samples, body)
-        return written[1]
+        return encode(_Families(_family(metric, samples))).removesuffix(end) if samples else b""
 
     def _samples(self, metric: Metric, readings: Readings) -> _Samples:
         match metric.kind:

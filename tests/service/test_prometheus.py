@@ -437,7 +437,7 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
 
 
 async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Service):
-    """What has not changed is not written again, in either format, and what has changed is."""
+    """In either format, whatever was scraped before."""
     life, _ = await scraped(world, svc)
     counted = RunMetrics(life.runtime.label_words)
     kept, readings = Exposition(counted), life.runtime.readings()
