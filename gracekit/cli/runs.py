@@ -12,14 +12,13 @@ from gracekit.cli.main import HintingGroup
 from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.reach import is_stopped
 from gracekit.cli.records import StoreRecords
+from gracekit.cli.task_orders import open_writing
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.errors import ConflictError, GracekitError
 from gracekit.life import Alive, Liveness
 from gracekit.listings.store_view import is_named, label
-from gracekit.process import Process
 from gracekit.runs.run import Run, gone
-from gracekit.store.location import StoreLocation
 
 LISTED: Final = 5
 
@@ -53,16 +52,13 @@ def declare_gone(options: CommonOptions, /, *, word: str, reason: str) -> None:
 
 async def _declare(records: StoreRecords, options: CommonOptions, word: str, reason: str) -> Run:
     run = await _find(records, word)
-    engine, clock = StoreLocation(options.settings).engine(Process()), Clock()
-    await engine.start()
-    try:
-        await engine.commit(gone(run, by=who(), reason=reason, at=clock.wall()))
-    except ConflictError as error:
-        raise GracekitError(
-            f"{label(run)} was taken over, or said to be gone, meanwhile"
-        ) from error
-    finally:
-        await engine.stop()
+    async with open_writing(options.settings) as engine:
+        try:
+            await engine.commit(gone(run, by=who(), reason=reason, at=Clock().wall()))
+        except ConflictError as error:
+            raise GracekitError(
+                f"{label(run)} was taken over, or said to be gone, meanwhile"
+            ) from error
     await records.wake_living(run.service)
     return run
 
