@@ -62,21 +62,7 @@ def pending(options: CommonOptions, /, *, service: str | None, limit: int) -> No
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, limit))
 
 
-class _RetryCommand(click.Command):
-    """A command whose arguments to replace are given by an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with a hint."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if "extra argument" in error.message and "=" in error.message:
-                hint = "an argument to replace is given as --set NAME=VALUE"
-                raise click.UsageError(f"{error.message}; {hint}", error.ctx) from None
-            raise
-
-
-@pending.command(cls=_RetryCommand)
+@pending.command()
 @_parked_id
 @click.option(
     "--set",

@@ -288,7 +288,6 @@ def test_arguments_with_the_id_of_the_resource_inside_are_compared(
     [
         (("list",), "no command 'list'; there are cancel, give-up, retry"),
         (("retri",), "no command 'retri'; did you mean retry?"),
-        (("retry", "t", "memory_mb=1"), "; an argument to replace is given as --set NAME=VALUE"),
         (("give-up", "t", "--reson", "3"), "'--reason'"),
     ],
 )
