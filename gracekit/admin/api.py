@@ -168,12 +168,7 @@ class AdminApi:
 
     async def dump(self) -> dict[str, Any]:
         """The tasks in flight and the stacks of the process, as SIGUSR1 writes them."""
-        page = await self._verb("dump")
-        text = page["text"]
-        while page["next"] is not None:
-            page = await self._verb("dump", {"dump_id": page["dump_id"], "page": page["next"]})
-            text += page["text"]
-        return {"text": text}
+        return {"text": (await self._verb("dump"))["text"]}
 
     async def config(self) -> dict[str, Any]:
         """Every setting of this run with its origin; no secrets."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -19,7 +18,7 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import escape
 
 ANSWER_S: Final = 4.0
-"""For each page; so if the run's loop is blocked, the command says so within 5 s."""
+"""If the run's loop is blocked, the command says so within 5 s."""
 LONGEST_LINE: Final = 4096
 
 
@@ -34,34 +33,23 @@ def dump(options: CommonOptions, /, *, name: str | None) -> None:
     """
     with StoreRecords(options.settings) as records:
         (run,) = asyncio.run(find(records, options, name, everyone=None))
-        text = asyncio.run(_show(records, run, at_once=not options.as_json))
+        text = asyncio.run(_ask(records, run))
     if options.as_json:
         one = {"service": run.service, "instance": run.instance, "run_id": run.run_id}
         click.echo(json_text({**one, "text": text}))
+    else:
+        for line in text.splitlines():
+            click.echo(escape(line, longest=LONGEST_LINE))
 
 
-async def _show(records: StoreRecords, run: Run, *, at_once: bool) -> str:
-    """The whole text; *at_once* prints each page as it comes."""
-    text = ""
+async def _ask(records: StoreRecords, run: Run) -> str:
     try:
-        control = ControlClient(records)
-        async for page in _pages(control, run):
-            text += page
-            for line in page.splitlines() if at_once else ():
-                click.echo(escape(line, longest=LONGEST_LINE))
+        answer = await ControlClient(records).ask(run, "dump", timeout_s=ANSWER_S)
     except StoppedError:
         raise
     except SilentError as error:
         raise SilentError(f"{error}: its event loop is blocked, or slow; {_beside(run)}") from error
-    return text
-
-
-async def _pages(control: ControlClient, run: Run) -> AsyncIterator[str]:
-    answer: dict[str, Any] = {"next": 0}
-    while (number := answer["next"]) is not None:
-        asked = {"dump_id": answer["dump_id"], "page": number} if number else {}
-        answer = await control.ask(run, "dump", asked, timeout_s=ANSWER_S)
-        yield str(answer["text"])
+    return str(answer["text"])
 
 
 def _beside(run: Run) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords
-from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
+from gracekit.control.door_wire import LONGEST_ANSWER, Ask, address_of, line_of_ask, read_answer
 from gracekit.doctor import proc
 from gracekit.errors import (
     BadMessageError,
@@ -183,12 +183,12 @@ async def find_task(records: StoreRecords, word: str, instance: str | None) -> C
 
 async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
     with address_of(door) as address:
-        reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
+        reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_ANSWER)
     try:
         writer.write(line_of_ask(ask))
         line = await reader.readline()
     except ValueError as error:
-        raise BadMessageError(f"its answer is no line of {LONGEST_LINE:,} bytes") from error
+        raise BadMessageError(f"its answer is no line of {LONGEST_ANSWER:,} bytes") from error
     finally:
         writer.transport.abort()
     if not line:

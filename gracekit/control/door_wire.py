@@ -21,7 +21,9 @@ from gracekit import errors
 from gracekit.errors import BadMessageError, ConflictError, GracekitError, Parked
 
 LONGEST_LINE: Final = 65_536
-"""Most bytes of a line, with its line end. Longer answers are sent page by page."""
+"""Most bytes of a line, with its line end; only the answer to `dump` may be longer."""
+LONGEST_ANSWER: Final = 67_108_864
+"""Most bytes of an answer; a dump has at most so many."""
 PAGE_BYTES: Final = 40_000
 """Most JSON bytes of a page, unless one item is longer; the rest of an answer needs room too."""
 LONGEST_ADDRESS: Final = 107
@@ -53,7 +55,8 @@ def line_of_ask(ask: Ask) -> bytes:
     Raises:
         BadMessageError: it is longer than `LONGEST_LINE`.
     """
-    return _line({"run_id": ask.run_id, "verb": ask.verb, "args": dict(ask.args)})
+    line = {"run_id": ask.run_id, "verb": ask.verb, "args": dict(ask.args)}
+    return _line(line, LONGEST_LINE)
 
 
 def read_ask(line: bytes) -> Ask:
@@ -75,15 +78,15 @@ def line_of_answer(answer: Mapping[str, Any]) -> bytes:
     """*answer* as a line.
 
     Raises:
-        BadMessageError: it is longer than `LONGEST_LINE`.
+        BadMessageError: it is longer than `LONGEST_ANSWER`.
     """
-    return _line({"answer": dict(answer)})
+    return _line({"answer": dict(answer)}, LONGEST_ANSWER)
 
 
 def line_of_error(error: Exception) -> bytes:
     """*error* as a line; a very long message is cut."""
     message = str(error)[: LONGEST_LINE // 16]  # \u escapes take 6 bytes of a UTF-16 unit
-    return _line({"error": {"class": type(error).__name__, "message": message}})
+    return _line({"error": {"class": type(error).__name__, "message": message}}, LONGEST_LINE)
 
 
 def read_answer(line: bytes) -> dict[str, Any]:
@@ -135,12 +138,12 @@ def address_of(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
+def _line(value: Mapping[str, Any], longest: int) -> bytes:
     line = json.dumps(value, allow_nan=False).encode() + b"\n"
-    if len(line) > LONGEST_LINE:
+    if len(line) > longest:
         raise BadMessageError(
             f"a line of {len(line):,} bytes does not go through the door, which takes "
-            f"{LONGEST_LINE:,}; ask for less at a time"
+            f"{longest:,}; ask for less at a time"
         )
     return line
 

@@ -9,6 +9,7 @@ something is recorded as an incident: who, what, when, which run, why.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
@@ -18,7 +19,6 @@ from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.caller_tasks import CallerTasks
 from gracekit.control.door_wire import page_of
-from gracekit.control.dumps import Dumps
 from gracekit.control.hand_passes import HandPasses
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import BETWEEN_LOOKS_S, Orders, VerbAnswer
@@ -33,7 +33,9 @@ from gracekit.errors import (
 )
 from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase, ServiceState
+from gracekit.process import Threads
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker, Waiting
 
@@ -70,7 +72,8 @@ class Control:
         callers: CallerTasks,
         health: HealthCheck,
         journal: Journal,
-        dumps: Dumps,
+        stacks: StackDump,
+        stacks_thread: Threads,
         passes: HandPasses,
         telemetry: Telemetry,
         clock: Clock,
@@ -85,6 +88,8 @@ class Control:
         self.callers: Final = callers
         self._health = health
         self._journal = journal
+        self._stacks = stacks
+        self._stacks_thread = stacks_thread
         self._passes = passes
         self._telemetry = telemetry
         self._clock = clock
@@ -93,7 +98,7 @@ class Control:
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "health": self._answer_probe,
-            "dump": dumps.page,
+            "dump": self._dump,
             "drain": self._drain,
             "extend": self._extend,
             "quiet": self._quiet,
@@ -172,6 +177,11 @@ class Control:
         health = await self._health.ask(probes[str(asked)])
         names = {"run_id": self._run_id, "service": self._service, "instance": self._instance}
         return {**names, **health.as_json(), "self_blocked": self._tracker.self_blocked}
+
+    async def _dump(self, _: Mapping[str, Any]) -> VerbAnswer:
+        """Tasks and stacks as text. A thread makes it, so that the event loop is not blocked."""
+        make = partial(self._stacks.text, now=self._clock.loop(), loop_thread=threading.get_ident())
+        return {"run_id": self._run_id, "text": await self._stacks_thread.run(make)}
 
     def _expectation(self, now: float) -> VerbAnswer:
         """The task that has run longest, and when all running tasks are expected to have ended.

@@ -18,7 +18,6 @@ from gracekit.callables import name_of
 from gracekit.config.values import words_in
 from gracekit.control.accounts import AccountsCount
 from gracekit.control.caller_tasks import CallerTasks
-from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.hand_passes import HandPasses
@@ -471,7 +470,8 @@ def _control(
         callers=_callers(ground, records, requests, orders),
         health=health,
         journal=records.journal,
-        dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
+        stacks=ground.stacks,
+        stacks_thread=ground.process.threads(1),
         passes=passes,
         telemetry=ground.telemetry,
         clock=ground.clock,

@@ -19,6 +19,7 @@ from gracekit.clock import Clock
 from gracekit.control import door
 from gracekit.control.door import MAX_ASKS, Door
 from gracekit.control.door_wire import (
+    LONGEST_ANSWER,
     LONGEST_LINE,
     Ask,
     address_of,
@@ -29,8 +30,10 @@ from gracekit.control.door_wire import (
 from gracekit.errors import BadMessageError, GracekitError, NoSuchMethodError, RunEndedError
 from gracekit.journal.tasks import Journal
 from gracekit.rpc.memory import MemoryBroker
+from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.names import door_name
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import Lane, TrackedTask
 
 PATIENCE_S = 300.0
 
@@ -61,7 +64,7 @@ class House:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         with address_of(self.path) as address:
-            return await asyncio.open_unix_connection(address)
+            return await asyncio.open_unix_connection(address, limit=LONGEST_ANSWER)
 
     async def send(self, data: bytes, *, end: bool = False) -> bytes:
         """What comes back for *data*; *end* says that no more follows."""
@@ -130,6 +133,31 @@ async def test_a_path_that_no_address_can_hold_is_reached(tmp_path: Path, svc: S
     async with open_house(tmp_path / ("deep-" * 30), svc) as house:
         assert len(str(house.path)) > 200
         assert (await house.ask("status"))["phase"] == "serving"
+
+
+async def test_a_dump_is_one_answer_however_many_tasks_it_has(tmp_path: Path, svc: Service):
+    """It is much longer than other lines. A thread makes it, and the loop's own one is marked."""
+    tasks = [
+        TrackedTask(
+            request_id=f"{n:04d}{chr(1) * (MAX_NAME - 4)}",
+            method="\U0001f600" * 250,
+            lane=Lane.REQUESTS,
+        )
+        for n in range(300)
+    ]
+    async with open_house(tmp_path, svc) as house:
+        tracker = house.runtime.ground.tracker
+        for task in tasks:
+            tracker.add(task)
+        text = (await house.ask("dump"))["text"]
+        for task in tasks:
+            tracker.remove(task)
+
+    assert len(text) > 2 * LONGEST_LINE
+    assert text.startswith(f"--- gracekit {svc.topic}@")
+    assert text.count("\ntask ") == 300
+    assert text.endswith("--- end ---\n")
+    assert "in _dump" not in text.partition("(event loop)")[2].partition("\nthread ")[0]
 
 
 async def test_a_verb_for_another_run_is_refused(tmp_path: Path, svc: Service):
