@@ -106,10 +106,11 @@ class Inquirers:
             await self._wait(client, ids, by, rng.choice(WAITS_S))
 
     def _drawn(self, rng: random.Random, *, is_open: float) -> str:
-        """The id of an open request, of any that was sent, or of none."""
+        """The id of an open request of a caller, of any that was sent, or of none."""
         sql = "SELECT request_id FROM task WHERE finished_at IS NULL ORDER BY id"
         rows = self._story.machine.rows(sql) if rng.random() < is_open else []
-        known = [row["request_id"] for row in rows] or list(self._story.sent)
+        sent = self._story.sent  # without the requests of resolvers
+        known = [row["request_id"] for row in rows if row["request_id"] in sent] or list(sent)
         return f"never-sent-{rng.random()}" if rng.random() < 0.1 else rng.choice(known)
 
     def _user(self, request_id: str, rng: random.Random) -> str | None:
