@@ -292,7 +292,8 @@ def add_taken(batch: Batch, row_id: int, owner: str, state: TaskState, order: Or
     """Record an order about a task that run *owner* has in flight, and carries out.
 
     If that run ends before the task has ended, recovery carries the order out. A conflict if the
-    task has ended already, was handed over, or was running in *state* and waits to be tried again.
+    task has ended already or was handed over; or if it runs by *state*, which is what its run
+    knows, and by its row waits to be tried again.
     """
     batch.add(sql.TAKE, to_json(order), row_id, owner, state.value, expect=1)
 
